@@ -97,6 +97,11 @@ def is_ready() -> bool:
     return _is_whole(_files(cache_home() / "embedded").folder)
 
 
+def has_draft() -> bool:
+    """Whether a trained draft is shipped with this version; without one the pair drafts by prompt lookup."""
+    return _draft_fingerprint() is not None
+
+
 def _files(home: Path) -> EmbeddedFiles:
     """Where the pair lies once it is ready."""
     draft = _draft_fingerprint()

@@ -74,10 +74,10 @@ EMBEDDED = Pair(
 PAIRS: tuple[Pair, ...] = (EMBEDDED,)
 
 
-def find_pair(name: str) -> Pair:
-    """The pair called `name`. Raises BadChoice, listing the names there are."""
+def find_pair(name: str, *, option: str = "--pair") -> Pair:
+    """The pair called `name`. Raises BadChoice, naming the `option` it came from and listing the names there are."""
     for pair in PAIRS:
         if pair.name == name:
             return pair
     names = ", ".join(pair.name for pair in PAIRS)
-    raise BadChoice(f"--pair {name!r} is not a pair this demo knows; choose one of {names}, or use --model.")
+    raise BadChoice(f"{option} {name!r} is not a pair this demo knows; choose one of {names}.")

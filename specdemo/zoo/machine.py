@@ -1,0 +1,42 @@
+"""What this machine has to offer a model: memory and processors, as far as this process may use them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes() -> int:
+    """Memory that this process may fill: the machine's, or its container's limit where that is lower. Bytes."""
+    import psutil
+
+    total = psutil.virtual_memory().total
+    for path in _CGROUP_LIMITS:
+        try:
+            total = min(total, int(path.read_text()))
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+    return total
+
+
+def processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe() -> str:
+    """The machine in one line: processor, count, memory."""
+    return f"{_processor_name()}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
