@@ -1,0 +1,53 @@
+# make demo: the page, from a fresh clone. make test: everything checked. Both are quick the second time: a stamp file
+# in .venv says that the requirements it is named after are installed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --retries 1 --quiet --disable-pip-version-check
+RUN_STAMP := $(VENV)/.requirements
+DEV_STAMP := $(VENV)/.requirements-dev
+ARGS ?=
+
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make setup   environment in .venv, embedded pair ready"
+	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
+	@echo "make test    all tests (ARGS='-k zoo' passes options to pytest)"
+	@echo "make bench   figures of this machine in results/"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specdemo needs Python 3.11 or later; run make PYTHON=python3.12, say.")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): requirements.txt | $(BIN)/python
+	@echo "Installing what the demo needs (first time only)"
+	$(PIP) -r requirements.txt
+	@touch $@
+
+$(DEV_STAMP): requirements.txt requirements-export.txt requirements-dev.txt | $(BIN)/python
+	@echo "Installing what the tests need (first time only)"
+	$(PIP) -r requirements-dev.txt
+	@touch $(RUN_STAMP) $@
+
+setup: $(RUN_STAMP)
+	@$(BIN)/python -m specdemo fetch embedded
+
+demo: setup
+	$(BIN)/python app.py $(ARGS)
+
+test: $(DEV_STAMP)
+	@sh .ci/chromium
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+
+bench: setup
+	@mkdir -p results
+	$(BIN)/python -m specdemo bench --pair embedded --peers openvino-genai \
+		--json results/bench.json --html results/bench.html $(ARGS)
+
+clean:
+	rm -rf $(VENV) results
