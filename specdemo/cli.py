@@ -186,7 +186,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=real_number(0, 10), metavar="T", default=0.0,
                        help="0 takes the likeliest token; above it, sample (default 0)")  # fmt: skip
     group.add_argument("--top-p", type=real_number(0, 1, open_below=True), metavar="P", default=1.0,
-                       help="sample among the likeliest tokens that hold this probability (default 1: all)")  # fmt: skip
+                       help="sample among the likeliest tokens that hold probability P (default 1)")  # fmt: skip
     group.add_argument("--top-k", type=whole_number(0), metavar="K", default=0,
                        help="sample among the K likeliest tokens (default 0: all)")  # fmt: skip
     group.add_argument("--seed", type=whole_number(0, 2**63 - 1), metavar="S", default=0, help="of the sampling")

@@ -1,4 +1,4 @@
-"""What several test files share: the embedded pair (fetched once, by the real path, into the usual cache), a browser."""
+"""What several test files share: the embedded pair (fetched once, the real way, into the usual cache), a browser."""
 
 from __future__ import annotations
 

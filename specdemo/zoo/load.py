@@ -1,4 +1,4 @@
-"""From a pair's name to files on this disk with a tokenizer and a template: all a session needs, nothing compiled yet."""
+"""From a pair to files on this disk with a tokenizer and a template: all a session needs, nothing compiled yet."""
 
 from __future__ import annotations
 
