@@ -33,7 +33,7 @@ class Tokenizer:
 
     What some cannot: GPT-NeoX tokenizers first bring text to Unicode's composed form NFC, as in training, so the
     composed text comes back. SmolLM2's vocabulary lacks the bytes of six control characters (04, 06, 13, 14, 16
-    and 1D, hexadecimal) and of Unicode's unassigned planes 4 to 15; its tokenizer leaves those out.
+    and 1D, hexadecimal) and of Unicode's unassigned planes 4 to 11; its tokenizer leaves those out.
     """
 
     def __init__(self, path: Path) -> None:
