@@ -1,0 +1,307 @@
+"""The algorithm: plain and speculative decoding, as one generator that asks for forwards and yields rounds.
+
+It does no I/O and reads no clock: a runner performs its requests and says how long they took. Output is a function
+of the target, the prompt and the seed; drafters only change how fast it comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .drafters import Draft, Drafter, Forward, Reply
+from .lookahead import Lookahead
+from .model import PagedModel, Run, Sequence, prefill_chunks
+from .sampling import (
+    ACCEPT,
+    RESIDUAL,
+    Sampling,
+    acceptance_probability,
+    distribution,
+    draw,
+    point_mass,
+    probability,
+    residual,
+    uniform,
+)
+from .trace import DraftToken, EmittedToken, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where an answer ends: after one of `stop_ids` (which is part of it), after `max_new_tokens`, or when prompt
+    and answer fill `context_limit` tokens."""
+
+    max_new_tokens: int
+    context_limit: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that was run: its ids, the logits of the token after them (float32 [vocabulary]), and the seconds that
+    took."""
+
+    tokens: tuple[int, ...]
+    logits: np.ndarray
+    seconds: float = 0.0
+
+
+Decoding = Generator[Forward | Round, Reply | None, str]
+
+
+def prefill(target: Sequence, tokens: tuple[int, ...]) -> Generator[Forward, Reply, Prompt]:
+    """Run what of a prompt the sequence does not hold yet, in chunks; it must hold a proper prefix of it."""
+    seconds = 0.0
+    for chunk, rows in prefill_chunks(list(tokens[target.length :]), 1):
+        reply = yield Forward("target", Run(target, chunk, rows))
+        seconds += reply.seconds
+    return Prompt(tokens, reply.logits[-1].copy(), seconds)
+
+
+def decode(
+    prompt: Prompt,
+    *,
+    target: Sequence,
+    drafter: Drafter | None,
+    lookahead: Lookahead,
+    sampling: Sampling,
+    limits: Limits,
+) -> Decoding:
+    """Decode an answer; without a drafter, autoregressively.
+
+    `target` holds the prompt; afterwards it holds the prompt and the answer but for its last token. Yields a Forward
+    to be answered with a Reply, or a Round (`shown_at` unset) to be answered with None. Returns the finish reason:
+    "stop", "length" or "context". Raises ValueError when the prompt leaves no room for an answer.
+    """
+    budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
+    if budget < 1:
+        raise ValueError(f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}")
+    exhausted = "length" if budget == limits.max_new_tokens else "context"
+    context = list(prompt.tokens)
+    token = choose(prompt.logits, sampling, len(context))
+    context.append(token)
+    yield Round((), EmittedToken(token, "first", probability(prompt.logits, token)), 0.0, prompt.seconds, 0.0)
+    try:
+        while token not in limits.stop_ids:
+            budget -= 1
+            if not budget:
+                return exhausted
+            draft = Draft()
+            if drafter is not None and budget > 1:
+                draft = yield from drafter.propose(context, budget - 1)
+            run = Run(target, [token, *draft.tokens], len(draft.tokens) + 1)
+            reply = yield Forward("target", run)
+            verdict = verify(reply.logits, draft, len(context), sampling)
+            round_, added = settle(draft, verdict, limits.stop_ids, reply.seconds)
+            context += added
+            budget -= len(added) - 1
+            token = added[-1]
+            target.truncate(len(context) - 1)
+            _learn(lookahead, draft, round_, reply.seconds)
+            yield round_
+        return "stop"
+    finally:
+        target.truncate(min(target.length, len(context) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target said of a draft: how many tokens it accepted, the token it adds after those, and its
+    probabilities of the accepted tokens and, where one was rejected, of that; then of the added token."""
+
+    accepted: int
+    token: int
+    probabilities: tuple[float, ...]
+    token_probability: float
+
+
+def choose(row: np.ndarray, sampling: Sampling, position: int) -> int:
+    """The target's own choice at a position from its logits, float32 [vocabulary]."""
+    if sampling.greedy:
+        return int(row.argmax())
+    return draw(distribution(row, sampling), sampling.seed, position)
+
+
+def verify(rows: np.ndarray, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+    """Judge a draft by the target's logits, float32 [draft tokens + 1, vocabulary]; `position` is the first one's.
+
+    Greedy decoding and the shared coupling accept while the target's own choice is the draft token: the output is
+    then, by construction, what the target alone would have chosen.
+    """
+    if not sampling.greedy and sampling.coupling == "maximal":
+        return _verify_maximal(rows, draft, position, sampling)
+    probabilities = []
+    for at, drafted in enumerate(draft.tokens):
+        token = choose(rows[at], sampling, position + at)
+        probabilities.append(probability(rows[at], drafted))
+        if token != drafted:
+            return Verdict(at, token, tuple(probabilities), probability(rows[at], token))
+    last = len(draft.tokens)
+    token = choose(rows[last], sampling, position + last)
+    return Verdict(last, token, tuple(probabilities), probability(rows[last], token))
+
+
+def _verify_maximal(rows: np.ndarray, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+    """Algorithm 2 of Chen et al.: accept with min(1, q/p), redraw a rejected token from max(0, q - p)."""
+    probabilities = []
+    for at, drafted in enumerate(draft.tokens):
+        q = distribution(rows[at], sampling)
+        p = draft.distributions[at] if draft.distributions else point_mass(drafted)
+        probabilities.append(q.probability(drafted))
+        chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
+        if uniform(sampling.seed, position + at, ACCEPT) >= chance:
+            token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
+            return Verdict(at, token, tuple(probabilities), q.probability(token))
+    last = len(draft.tokens)
+    q = distribution(rows[last], sampling)
+    token = draw(q, sampling.seed, position + last)
+    return Verdict(last, token, tuple(probabilities), q.probability(token))
+
+
+def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: float) -> tuple[Round, list[int]]:
+    """The round that a verdict makes, ended at the first stop token, and the tokens it adds."""
+    accepted = list(draft.tokens[: verdict.accepted])
+    stopped = next((at for at, token in enumerate(accepted) if token in stop_ids), None)
+    kept = verdict.accepted if stopped is None else stopped + 1
+    tokens = tuple(
+        DraftToken(
+            id=token,
+            draft_probability=draft.probabilities[at],
+            target_probability=verdict.probabilities[at] if at < len(verdict.probabilities) else None,
+            accepted=at < kept,
+            source=draft.source,
+        )
+        for at, token in enumerate(draft.tokens)
+    )
+    if stopped is not None:
+        return Round(tokens, None, draft.seconds, seconds, 0.0), accepted[:kept]
+    kind = "plain" if not draft.tokens else "bonus" if kept == len(draft.tokens) else "correction"
+    emitted = EmittedToken(verdict.token, kind, verdict.token_probability)
+    return Round(tokens, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
+
+
+def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verify_seconds: float) -> None:
+    """Tell the lookahead what the round cost and which guesses held."""
+    lookahead.costs.saw_verify(len(draft.tokens) + 1, verify_seconds)
+    lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
+    if draft.source == "model":
+        calibration = lookahead.calibrated("model")
+        examined = round_.accepted + (round_.emitted is not None and round_.emitted.kind == "correction")
+        for at in range(examined):
+            calibration.saw(draft.confidences[at], at < round_.accepted)
+
+
+def follow(prompt: Prompt, answer: tuple[int, ...], target: Sequence, sampling: Sampling) -> Decoding:
+    """Autoregressive decoding along an answer that is known to be the target's: one token a forward, nothing drafted.
+
+    This is the timed baseline. The work of a step does not depend on which token is fed, so where a one-token forward
+    rounds a near tie to another token than the answer has, the round says so (its `correction` is the answer's token,
+    its rejected "draft" the one-token forward's choice) and decoding goes on along the answer.
+    """
+    yield Round((), EmittedToken(answer[0], "first"), 0.0, prompt.seconds, 0.0)
+    position = len(prompt.tokens)
+    for fed, token in zip(answer, answer[1:], strict=False):
+        reply = yield Forward("target", Run(target, [fed], 1))
+        position += 1
+        own = choose(reply.logits[0], sampling, position)
+        tie = () if own == token else (_near_tie(reply.logits[0], own, token),)
+        yield Round(tie, EmittedToken(token, "correction" if tie else "plain"), 0.0, reply.seconds, 0.0)
+    return "length"
+
+
+def _near_tie(row: np.ndarray, own: int, token: int) -> DraftToken:
+    margin = abs(float(row[own]) - float(row[token]))
+    return DraftToken(own, draft_probability=margin, target_probability=None, accepted=False, source="near tie")
+
+
+def certify(
+    prompt: Prompt, answer: tuple[int, ...], target: Sequence, sampling: Sampling, chunk: int
+) -> Generator[Forward, Reply, tuple[int | None, float]]:
+    """Check an answer against the target in parallel, `chunk` tokens a forward: each token must be what the logits
+    before it choose. Gives the first answer position where it is not (None: certified), and seconds.
+
+    `target` holds the prompt. Together with logits that do not depend on how many tokens run together, this proves
+    by induction that plain decoding would have given the same answer.
+    """
+    if choose(prompt.logits, sampling, len(prompt.tokens)) != answer[0]:
+        return 0, 0.0
+    seconds = 0.0
+    position = len(prompt.tokens)
+    for begin in range(0, len(answer) - 1, chunk):
+        tokens = list(answer[begin : min(begin + chunk, len(answer) - 1)])
+        reply = yield Forward("target", Run(target, tokens, len(tokens)))
+        seconds += reply.seconds
+        for at, row in enumerate(reply.logits, start=begin + 1):
+            if choose(row, sampling, position + at) != answer[at]:
+                return at, seconds
+    return None, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a run: why, and the seconds from its start (prefill included)."""
+
+    reason: str
+    seconds: float
+
+
+def run(
+    decoding: Decoding,
+    models: dict[str, PagedModel],
+    *,
+    stop: threading.Event | None = None,
+    since: float | None = None,
+) -> Iterator[Round | Finished]:
+    """Perform one decoding's requests on the models, one at a time; yields its rounds with their times, then Finished.
+
+    Times count from `since` (a perf_counter reading; now, by default). When `stop` is set, ends before the next
+    forward with the reason "cancelled".
+    """
+    start = perf_counter() if since is None else since
+    reply = None
+    try:
+        while True:
+            try:
+                event = decoding.send(reply)
+            except StopIteration as done:
+                yield Finished(done.value, perf_counter() - start)
+                return
+            reply = None
+            if isinstance(event, Round):
+                yield replace(event, shown_at=perf_counter() - start)
+            elif stop is not None and stop.is_set():
+                yield Finished("cancelled", perf_counter() - start)
+                return
+            else:
+                reply = answer(event, models)
+    finally:
+        decoding.close()
+
+
+def perform(
+    requests: Generator[Forward, Reply, Any], models: dict[str, PagedModel], *, stop: threading.Event | None = None
+) -> Any:
+    """Perform requests that yield no rounds (`prefill`, `certify`); gives what they return, or None when stopped."""
+    reply = None
+    while True:
+        try:
+            request = requests.send(reply)
+        except StopIteration as done:
+            return done.value
+        if stop is not None and stop.is_set():
+            requests.close()
+            return None
+        reply = answer(request, models)
+
+
+def answer(request: Forward, models: dict[str, PagedModel]) -> Reply:
+    """Perform one request."""
+    before = perf_counter()
+    logits = models[request.model].forward([request.run])[0]
+    return Reply(logits, perf_counter() - before)

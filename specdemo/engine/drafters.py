@@ -1,0 +1,254 @@
+"""Who proposes tokens: a draft model, an n-gram lookup in the text so far, or whichever of the two promises more.
+
+Drafters run no model themselves: like decoding, they are generators that ask for forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .lookahead import Lookahead
+from .model import Run, Sequence
+from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
+
+LONGEST_MATCH = 7
+"""Tokens; a longer match says no more than this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A request: run this on the `target` or the `draft` model."""
+
+    model: str
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a Forward: logits float32 [rows, vocabulary], valid until that model's next forward."""
+
+    logits: np.ndarray
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens. `confidences` ([0, 1], for the calibration) and `probabilities` (the draft model's, or None
+    for a drafter that has none) go with the tokens; `distributions` only where the coupling needs them."""
+
+    tokens: tuple[int, ...] = ()
+    source: str = ""
+    confidences: tuple[float, ...] = ()
+    probabilities: tuple[float | None, ...] = ()
+    distributions: tuple[Distribution, ...] = ()
+    seconds: float = 0.0
+
+
+class Drafter(Protocol):
+    """Proposes a continuation of `context`, which only ever grows from call to call."""
+
+    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
+        """At most `limit` tokens; the empty Draft when nothing is worth it."""
+        ...
+
+
+class ModelDrafter:
+    """Drafts with a second, smaller model.
+
+    `vocabulary` is the target's size: ids past it are masked out, which renormalises the rest. `head_tokens` maps
+    the columns of a trimmed head to token ids. The sequence may hold any text; what it shares with the context
+    is kept.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        lookahead: Lookahead,
+        sampling: Sampling,
+        vocabulary: int,
+        head_tokens: np.ndarray | None = None,
+        context_limit: int | None = None,
+    ):
+        self.sequence = sequence
+        self.lookahead = lookahead
+        self.sampling = sampling
+        self.vocabulary = vocabulary
+        self.head_tokens = head_tokens
+        self.context_limit = context_limit
+        self._agreed = 0
+
+    def expected(self) -> tuple[list[float], float]:
+        """Acceptance to expect of each further token, and seconds to draft one."""
+        rate = self.lookahead.calibrated("model").overall.value
+        return [rate] * self.lookahead.limit, self.lookahead.costs.draft_step
+
+    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
+        if self.context_limit is not None:
+            limit = min(limit, self.context_limit - len(context))
+        length = self._wanted(limit)
+        if not length:
+            return Draft()
+        lookahead, calibration = self.lookahead, self.lookahead.calibrated("model")
+        self._rewind(context)
+        pending = context[self.sequence.length :]
+        tokens: list[int] = []
+        confidences: list[float] = []
+        probabilities: list[float] = []
+        distributions: list[Distribution] = []
+        acceptances: list[float] = []
+        survival, seconds = 1.0, 0.0
+        while True:
+            reply = yield Forward("draft", Run(self.sequence, pending, 1))
+            seconds += reply.seconds
+            if len(pending) == 1:
+                lookahead.costs.saw_draft(reply.seconds)
+            token, probability, source = self._choose(reply.logits[0], len(context) + len(tokens))
+            tokens.append(token)
+            confidences.append(probability)
+            probabilities.append(probability)
+            if source is not None:
+                distributions.append(source)
+            acceptances.append(calibration(probability))
+            survival *= acceptances[-1]
+            if len(tokens) >= length or not lookahead.worth_drafting(
+                drafted=len(tokens),
+                survival=survival,
+                expected=calibration.overall.value,
+                step=lookahead.costs.draft_step,
+            ):
+                break
+            pending = [token]
+        keep, _ = lookahead.best_draft(acceptances)
+        keep = max(keep, 1)
+        return Draft(
+            tuple(tokens[:keep]),
+            "model",
+            tuple(confidences[:keep]),
+            tuple(probabilities[:keep]),
+            tuple(distributions[:keep]),
+            seconds,
+        )
+
+    def _wanted(self, limit: int) -> int:
+        """The most tokens to draft now: 0 when none pays, unless it is time to look whether that is still so."""
+        limit = min(limit, self.lookahead.limit)
+        if limit <= 0:
+            return 0
+        best, saved = self.lookahead.best_draft(*self.expected())
+        if self.lookahead.fixed is not None:
+            return min(limit, best)
+        if saved > 0:
+            self.lookahead.probe_paid()
+            return limit
+        return 1 if self.lookahead.probe_due() else 0
+
+    def _rewind(self, context: list[int]) -> None:
+        """Keep of the sequence what it shares with the context, all but the last token of it at most.
+
+        Only what was appended since the last call can differ, so only that is compared.
+        """
+        tokens = self.sequence.tokens
+        same = min(self._agreed, len(tokens))
+        most = min(len(tokens), len(context) - 1)
+        while same < most and tokens[same] == context[same]:
+            same += 1
+        self.sequence.truncate(min(same, most))
+        self._agreed = len(context)
+
+    def _choose(self, row: np.ndarray, position: int) -> tuple[int, float, Distribution | None]:
+        if self.head_tokens is None and len(row) > self.vocabulary:
+            row = row[: self.vocabulary]
+        if self.sampling.greedy:
+            column = int(row.argmax())
+            token = column if self.head_tokens is None else int(self.head_tokens[column])
+            return token, float(1 / np.exp(row - row[column]).sum()), None
+        source = distribution(row, self.sampling)
+        if self.head_tokens is not None:
+            source = Distribution(self.head_tokens[source.ids], source.probabilities)
+        maximal = self.sampling.coupling == "maximal"
+        token = draw(source, self.sampling.seed, position, DRAFT if maximal else TOKEN)
+        return token, source.probability(token), source if maximal else None
+
+
+class LookupDrafter:
+    """Prompt lookup: what followed the last occurrence of the longest repeated ending of the text so far.
+
+    Every token costs the same few dictionary entries, however long the text. How good its guesses are is counted
+    for each match length on every token, whether the guess was put to the target or not, since that is free.
+    """
+
+    def __init__(self, lookahead: Lookahead):
+        self.lookahead = lookahead
+        self._tokens: list[int] = []
+        self._last_end: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST_MATCH + 1)]
+        self._match = (0, 0)
+
+    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
+        """Up to `limit` (tokens, confidences), longest match first; empty when nothing repeats."""
+        self._read(context)
+        size, start = self._match
+        if not size:
+            return [], []
+        text = self._tokens
+        tokens: list[int] = []
+        for at in range(start, start + limit):
+            # Past the end of the text the match repeats itself.
+            tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
+        return tokens, [_match_confidence(size + i) for i in range(len(tokens))]
+
+    def expected(self, confidences: list[float]) -> list[float]:
+        calibration = self.lookahead.calibrated("lookup")
+        return [calibration(confidence) for confidence in confidences]
+
+    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
+        tokens, confidences = self.guess(context, min(limit, self.lookahead.limit))
+        length, _ = self.lookahead.best_draft(self.expected(confidences))
+        return _looked_up(tokens[:length], confidences)
+        yield  # a generator that asks for nothing
+
+    def _read(self, context: list[int]) -> None:
+        calibration = self.lookahead.calibrated("lookup")
+        text = self._tokens
+        for token in context[len(text) :]:
+            size, start = self._match
+            if size:
+                calibration.saw(_match_confidence(size), text[start] == token)
+            text.append(token)
+            end = len(text)
+            self._match = (0, 0)
+            for n in range(1, min(LONGEST_MATCH, end) + 1):
+                ending = tuple(text[end - n :])
+                before = self._last_end[n].get(ending)
+                if before is not None:
+                    self._match = (n, before)
+                self._last_end[n][ending] = end
+
+
+class AutoDrafter:
+    """Lookup where its match promises to save more time than the draft model would, the draft model otherwise."""
+
+    def __init__(self, model: ModelDrafter, lookup: LookupDrafter):
+        self.model = model
+        self.lookup = lookup
+
+    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
+        lookahead = self.model.lookahead
+        tokens, confidences = self.lookup.guess(context, min(limit, lookahead.limit))
+        if tokens:
+            acceptances = self.lookup.expected(confidences)
+            length, saved = lookahead.best_draft(acceptances)
+            if saved > lookahead.best_draft(*self.model.expected())[1] and length:
+                return _looked_up(tokens[:length], confidences)
+        return (yield from self.model.propose(context, limit))
+
+
+def _match_confidence(size: int) -> float:
+    return min(size, LONGEST_MATCH) / (LONGEST_MATCH + 1)
+
+
+def _looked_up(tokens: list[int], confidences: list[float]) -> Draft:
+    return Draft(tuple(tokens), "lookup", tuple(confidences[: len(tokens)]), (None,) * len(tokens))

@@ -1,0 +1,210 @@
+"""How many tokens to draft: a fixed number, or as many as are expected to pay for themselves.
+
+Knows costs (seconds, measured as it runs) and acceptance rates (counted as it runs); no models, no tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+MAX_DRAFT = 15
+"""Longest adaptive draft: with the token before it, 16 rows of verification."""
+
+
+class Costs:
+    """Seconds a draft step and a verification of n tokens take here, from medians of the last measurements.
+
+    A verification size that was not seen yet is interpolated between its neighbours, or extended from the last
+    slope: never below the cost of a smaller one.
+    """
+
+    def __init__(self, window: int = 9):
+        self._verify: dict[int, deque[float]] = {}
+        self._draft: deque[float] = deque(maxlen=window)
+        self._window = window
+        self._table: list[float] = []
+
+    def saw_verify(self, tokens: int, seconds: float) -> None:
+        self._verify.setdefault(tokens, deque(maxlen=self._window)).append(seconds)
+        self._table = []
+
+    def saw_draft(self, seconds: float) -> None:
+        self._draft.append(seconds)
+
+    @property
+    def draft_step(self) -> float:
+        """Seconds for one draft token; 0 until one was seen (so that it is tried)."""
+        return _median(self._draft) if self._draft else 0.0
+
+    def verify(self, tokens: int) -> float:
+        """Seconds for one target forward of `tokens` tokens; 0 until any was seen."""
+        if not self._table:
+            self._table = self._interpolate()
+        return self._table[min(tokens, len(self._table) - 1)]
+
+    def _interpolate(self) -> list[float]:
+        known = sorted((tokens, _median(seconds)) for tokens, seconds in self._verify.items() if tokens <= MAX_DRAFT + 1)
+        if not known:
+            return [0.0]
+        table = [0.0] * (MAX_DRAFT + 2)
+        for tokens in range(1, MAX_DRAFT + 2):
+            below = max((k for k in known if k[0] <= tokens), default=None)
+            above = min((k for k in known if k[0] >= tokens), default=None)
+            if below and above:
+                span = above[0] - below[0]
+                share = (tokens - below[0]) / span if span else 0.0
+                table[tokens] = below[1] + share * (above[1] - below[1])
+            elif below:
+                slope = (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]) if len(known) > 1 else 0.1 * below[1]
+                table[tokens] = below[1] + max(slope, 0.0) * (tokens - below[0])
+            else:
+                table[tokens] = above[1]
+            # A larger verification cannot truly be cheaper; where it measures so, the difference is noise.
+            table[tokens] = max(table[tokens], table[tokens - 1])
+        return table
+
+
+@dataclass
+class Rate:
+    """An acceptance rate that forgets: decayed counts over a prior of `prior` worth `weight` observations."""
+
+    prior: float
+    weight: float = 3.0
+    decay: float = 0.97
+    accepted: float = 0.0
+    seen: float = 0.0
+
+    def saw(self, accepted: bool) -> None:
+        self.accepted = self.accepted * self.decay + accepted
+        self.seen = self.seen * self.decay + 1
+
+    @property
+    def value(self) -> float:
+        return (self.accepted + self.prior * self.weight) / (self.seen + self.weight)
+
+
+class Calibration:
+    """What a drafter's confidence is worth: the observed acceptance rate in each band of confidence.
+
+    `bands` splits [0, 1]; a drafter's own probability is only a hint, since drafts are over-confident off their
+    training text.
+    """
+
+    def __init__(self, bands: int = 8):
+        self.bands = [Rate(prior=(i + 0.5) / bands) for i in range(bands)]
+        self.overall = Rate(prior=0.6, decay=0.98)
+
+    def __call__(self, confidence: float) -> float:
+        """Expected acceptance of a token drafted with this confidence."""
+        return self._band(confidence).value
+
+    def saw(self, confidence: float, accepted: bool) -> None:
+        self._band(confidence).saw(accepted)
+        self.overall.saw(accepted)
+
+    def _band(self, confidence: float) -> Rate:
+        return self.bands[min(int(confidence * len(self.bands)), len(self.bands) - 1)]
+
+
+@dataclass
+class Lookahead:
+    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt.
+
+    The adaptive rule is the renewal-reward one: while decoding runs at `pace` seconds a token, a draft token is
+    worth drafting when the chance that it ends up in the answer, times `pace`, exceeds the seconds it adds.
+    Leviathan et al. (section 3.5) choose one length from one acceptance rate; here both vary token by token.
+    """
+
+    fixed: int | None = None
+    limit: int = MAX_DRAFT
+    costs: Costs = field(default_factory=Costs)
+    calibration: dict[str, Calibration] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _tokens: float = 0.0
+    _idle: int = 0
+    _patience: int = 8
+
+    def calibrated(self, source: str) -> Calibration:
+        return self.calibration.setdefault(source, Calibration())
+
+    @property
+    def pace(self) -> float:
+        """Seconds a token of late; before the first round, those of plain decoding."""
+        plain = self.costs.verify(1)
+        return min(plain, self._seconds / self._tokens) if self._tokens else plain
+
+    def saw_round(self, seconds: float, tokens: int) -> None:
+        self._seconds = 0.9 * self._seconds + seconds
+        self._tokens = 0.9 * self._tokens + tokens
+
+    def worth_drafting(self, *, drafted: int, survival: float, expected: float, step: float) -> bool:
+        """Whether to draft one more token, after `drafted` of which all are accepted with chance `survival`.
+
+        `expected` is the acceptance to expect of each further token and `step` the seconds to draft it. Looks as
+        far ahead as the limit, since verification costs rise in steps.
+        """
+        if self.fixed is not None:
+            return drafted < self.fixed
+        here = self.costs.verify(drafted + 1)
+        gain = 0.0
+        for further in range(1, self.limit - drafted + 1):
+            survival *= expected
+            gain += survival * self.pace
+            if gain > further * step + self.costs.verify(drafted + further + 1) - here:
+                return True
+            if survival < 0.02:
+                break
+        return False
+
+    def best_draft(self, acceptances: list[float], step: float = 0.0) -> tuple[int, float]:
+        """The best number of tokens to have verified, and the seconds that is expected to save over none.
+
+        `acceptances` are each token's chance to be accepted if all before it are; `step` the seconds each one
+        still costs to draft (0 for tokens that are there already).
+        """
+        best, saved = 0, 0.0
+        survival, gain = 1.0, 0.0
+        plain = self.costs.verify(1)
+        for length, acceptance in enumerate(acceptances[: self.limit], start=1):
+            survival *= acceptance
+            gain += survival * self.pace
+            value = gain - length * step - (self.costs.verify(length + 1) - plain)
+            if value > saved:
+                best, saved = length, value
+            if survival < 0.02:
+                break
+        if self.fixed is not None:
+            best = min(self.fixed, len(acceptances))
+        return best, saved
+
+    def probe_due(self) -> bool:
+        """Called when nothing seems worth drafting: true now and then, ever more rarely, to notice a change."""
+        self._idle += 1
+        if self._idle < self._patience:
+            return False
+        self._idle = 0
+        self._patience = min(2 * self._patience, 64)
+        return True
+
+    def probe_paid(self) -> None:
+        self._idle, self._patience = 0, 8
+
+
+def expected_tokens(acceptance: float, draft_tokens: int) -> float:
+    """Tokens a round yields: (1 - a^(k+1)) / (1 - a), Leviathan et al. equation 1."""
+    if math.isclose(acceptance, 1.0):
+        return draft_tokens + 1.0
+    return (1 - acceptance ** (draft_tokens + 1)) / (1 - acceptance)
+
+
+def expected_speedup(acceptance: float, draft_tokens: int, *, draft_step: float, verify: float, plain: float) -> float:
+    """Speed-up over plain decoding: Leviathan et al. theorem 3.8, with a verification that need not cost what one
+    plain step does. All costs in the same unit."""
+    return expected_tokens(acceptance, draft_tokens) * plain / (draft_tokens * draft_step + verify)
+
+
+def _median(values: deque[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

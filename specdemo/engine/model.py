@@ -1,0 +1,433 @@
+"""A compiled decoder over a paged KV cache: token ids in, rows of logits out.
+
+Knows numpy and OpenVINO only. A `Sequence` is a block table and the tokens whose keys and values those blocks
+hold; forgetting tokens is arithmetic on it, never a copy of the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+PREFILL_CHUNK = 256
+"""Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
+
+FIRST_BLOCKS = 32
+
+
+class ModelError(RuntimeError):
+    """The model cannot be used; the message is one sentence that says why."""
+
+
+class CacheFull(RuntimeError):
+    """The KV cache has no free block left and may not grow."""
+
+
+class BlockPool:
+    """Which cache blocks are free, and how many sequences share each used one. Holds no tensors."""
+
+    def __init__(self, blocks: int, limit: int | None = None):
+        self.limit = limit
+        self.references = [0] * blocks
+        self.free = list(range(blocks - 1, -1, -1))
+
+    @property
+    def used(self) -> int:
+        return len(self.references) - len(self.free)
+
+    def take(self) -> int | None:
+        """A free block, now referenced once, or None when there is none."""
+        if not self.free:
+            return None
+        block = self.free.pop()
+        self.references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        assert self.references[block] > 0, "only a used block can be shared"
+        self.references[block] += 1
+
+    def give_back(self, block: int) -> None:
+        assert self.references[block] > 0, "a block was given back twice"
+        self.references[block] -= 1
+        if not self.references[block]:
+            self.free.append(block)
+
+    def grown_size(self, wanted: int) -> int:
+        """The pool size that gives `wanted` more free blocks: doubling, up to the limit. Raises CacheFull."""
+        needed = self.used + wanted
+        if self.limit is not None and needed > self.limit:
+            raise CacheFull(f"The KV cache is full: {needed} blocks wanted, {self.limit} allowed.")
+        size = max(len(self.references), 1)
+        while size < needed:
+            size *= 2
+        return size if self.limit is None else min(size, self.limit)
+
+    def grow(self, size: int) -> None:
+        old = len(self.references)
+        self.references.extend([0] * (size - old))
+        self.free[:0] = range(size - 1, old - 1, -1)
+
+
+class Sequence:
+    """The tokens whose keys and values are in the cache, and the blocks that hold them.
+
+    Made by `PagedModel.new_sequence` and `fork`; `release` it when done (also a context manager). `min_tokens` is the
+    least number of tokens it contributes to a forward: with 2, no kernel for a single token is ever taken, and logits
+    do not depend on how many tokens are run together (docs/numerics.md).
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, min_tokens: int):
+        self._pool = pool
+        self._block_size = block_size
+        self.min_tokens = min_tokens
+        self.tokens: list[int] = []
+        self.blocks: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget every token past the first `length`: O(tokens forgotten), whatever the context.
+
+        Blocks stay in the table: the next forward writes over the forgotten slots.
+        """
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot truncate a sequence of {len(self.tokens)} tokens to {length}")
+        del self.tokens[length:]
+
+    def trim_blocks(self) -> None:
+        """Give back the blocks past the last token."""
+        keep = -(-len(self.tokens) // self._block_size)
+        while len(self.blocks) > keep:
+            self._pool.give_back(self.blocks.pop())
+
+    def release(self) -> None:
+        """Give every block back; the sequence is empty afterwards. Twice is harmless."""
+        self.tokens.clear()
+        self.trim_blocks()
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...] | list[int]
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a decoder is compiled.
+
+    `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in blocks, which is then
+    allocated at once; with None it grows as needed.
+    """
+
+    device: str = "CPU"
+    properties: tuple[tuple[str, str], ...] = ()
+    block_limit: int | None = None
+
+
+class PagedModel:
+    """An OpenVINO decoder IR (stateful, with SDPA), compiled once, its KV cache in blocks we own.
+
+    `head_tokens` (int array [h], ascending) trims the output head to those token ids: logits then have h columns,
+    column j standing for token `head_tokens[j]`. Thread safe: forwards are serialised by a lock.
+
+    Raises ModelError when the file is not such a decoder or the device cannot compile it.
+    """
+
+    def __init__(
+        self,
+        xml: Path | str,
+        settings: ModelSettings = ModelSettings(),
+        *,
+        head_tokens: np.ndarray | None = None,
+        core: ov.Core | None = None,
+    ):
+        self.settings = settings
+        self.head_tokens = head_tokens
+        self._lock = threading.RLock()
+        core = core or ov.Core()
+        try:
+            model = core.read_model(str(xml))
+        except RuntimeError as error:
+            raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
+        to_paged(model, head_tokens)
+        try:
+            compiled = core.compile_model(model, settings.device, dict(settings.properties))
+        except RuntimeError as error:
+            raise ModelError(f"{settings.device} cannot run this model with paged attention: {_last_line(error)}") from error
+        self._request = compiled.create_infer_request()
+        inputs = {port.any_name: port for port in compiled.inputs}
+        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
+        self._cache_ports = [port for name, port in inputs.items() if "_cache." in name]
+        values = next(port for name, port in inputs.items() if name.startswith("value_cache."))
+        self.block_size = values.partial_shape[2].get_length()
+        self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
+        self._caches: list[ov.Tensor] = []
+        self.pool = BlockPool(0, settings.block_limit)
+        self._grow(FIRST_BLOCKS if settings.block_limit is None else settings.block_limit)
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
+        self._bound: dict[str, int] = {}
+        self.seconds = 0.0
+        self.forwards = 0
+
+    # Sequences
+
+    def new_sequence(self, *, min_tokens: int = 1) -> Sequence:
+        return Sequence(self.pool, self.block_size, min_tokens)
+
+    def fork(self, source: Sequence, length: int, *, min_tokens: int | None = None) -> Sequence:
+        """A new sequence that starts as the first `length` tokens of `source`.
+
+        Whole blocks are shared; a partly used last block is copied, since both sequences will write to it.
+        """
+        if not 0 <= length <= source.length:
+            raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
+        with self._lock:
+            fork = self.new_sequence(min_tokens=min_tokens or source.min_tokens)
+            whole, rest = divmod(length, self.block_size)
+            if rest:
+                [copy] = self._take_blocks(1)
+                for cache in self._caches:
+                    _copy_block(cache, source.blocks[whole], copy)
+            for block in source.blocks[:whole]:
+                self.pool.share(block)
+                fork.blocks.append(block)
+            if rest:
+                fork.blocks.append(copy)
+            fork.tokens = source.tokens[:length]
+            return fork
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes one cache block takes over all layers."""
+        return sum(cache.byte_size for cache in self._caches) // max(1, len(self.pool.references))
+
+    # Forwards
+
+    def forward(self, batch: list[Run]) -> list[np.ndarray]:
+        """Run every sequence's tokens in one inference and append them to the sequences.
+
+        Returns one float32 array [run.rows, vocabulary] per run: views that are valid until the next forward of
+        this model. Nothing is appended when it raises (CacheFull, or ModelError when inference fails).
+        """
+        with self._lock:
+            return self._forward(batch)
+
+    def _forward(self, batch: list[Run]) -> list[np.ndarray]:
+        ids: list[int] = []
+        positions: list[int] = []
+        past: list[int] = []
+        begins = [0]
+        blocks: list[int] = []
+        block_begins = [0]
+        wanted: list[int] = []
+        for run in batch:
+            sequence = run.sequence
+            tokens = run.tokens
+            if not tokens or not 0 <= run.rows <= len(tokens):
+                raise ValueError(f"cannot give {run.rows} rows of logits for {len(tokens)} tokens")
+            start = len(sequence.tokens)
+            missing = sequence.min_tokens - len(tokens)
+            padding = 0
+            if missing > 0:
+                # The tokens before are run again: they write the very keys and values that are there already.
+                again = min(missing, start)
+                padding = missing - again
+                tokens = [*sequence.tokens[start - again :], *tokens, *[0] * padding]
+                start -= again
+            end = start + len(tokens)
+            self._reserve(sequence, end)
+            ids += tokens
+            positions += range(start, end)
+            past.append(start)
+            begins.append(len(ids))
+            last = len(ids) - padding
+            wanted += range(last - run.rows, last)
+            blocks += sequence.blocks[: -(-end // self.block_size)]
+            block_begins.append(len(blocks))
+        longest = max(begin + size for begin, size in zip(past, np.diff(begins).tolist(), strict=True))
+        self._bind("input_ids", ids)
+        self._bind("position_ids", positions)
+        self._bind("past_lens", past)
+        self._bind("subsequence_begins", begins)
+        self._bind("block_indices", blocks)
+        self._bind("block_indices_begins", block_begins)
+        self._bind("max_context_len", [longest])
+        self._bind(ROWS_INPUT, wanted or [0])
+        before = perf_counter()
+        try:
+            self._request.infer()
+        except RuntimeError as error:
+            raise ModelError(f"The inference failed: {_last_line(error)}") from error
+        self.seconds += perf_counter() - before
+        self.forwards += 1
+        logits = self._request.get_output_tensor(0).data.reshape(-1, self.vocabulary_size)
+        results = []
+        row = 0
+        for run in batch:
+            run.sequence.tokens.extend(run.tokens)
+            results.append(logits[row : row + run.rows])
+            row += run.rows
+        return results
+
+    # Cache memory
+
+    def _reserve(self, sequence: Sequence, length: int) -> None:
+        missing = -(-length // self.block_size) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self._take_blocks(missing)
+
+    def _take_blocks(self, count: int) -> list[int]:
+        if len(self.pool.free) < count:
+            self._grow(self.pool.grown_size(count))
+        return [self.pool.take() for _ in range(count)]
+
+    def _grow(self, blocks: int) -> None:
+        """Make the cache tensors `blocks` long, keeping what they hold. Doubling keeps the copies amortised."""
+        caches = []
+        for index, port in enumerate(self._cache_ports):
+            shape = [blocks, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
+            cache = ov.Tensor(port.element_type, ov.Shape(shape))
+            view = _raw(cache)
+            view[:] = 0
+            if self._caches:
+                old = _raw(self._caches[index])
+                view[: old.size] = old
+            caches.append(cache)
+        self._caches = caches
+        for port, cache in zip(self._cache_ports, caches, strict=True):
+            self._request.set_tensor(port, cache)
+        self.pool.grow(blocks)
+
+    def _bind(self, name: str, values: list[int]) -> None:
+        """Put `values` into the input `name`, through a tensor kept for that size: allocation costs more than this."""
+        size = len(values)
+        buffer = self._buffers.get((name, size))
+        if buffer is None:
+            port = self._ports[name]
+            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
+            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
+            if len(self._buffers) > 4096:
+                self._buffers.clear()
+                self._bound.clear()
+            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1))
+        buffer[1][:] = values
+        if self._bound.get(name) != size:
+            self._request.set_tensor(self._ports[name], buffer[0])
+            self._bound[name] = size
+
+
+ROWS_INPUT = "logits_rows"
+"""Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
+
+
+def prefill_chunks(tokens: list[int], rows: int, size: int = PREFILL_CHUNK) -> list[tuple[list[int], int]]:
+    """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no chunk is of
+    one token unless there is only one in all."""
+    if len(tokens) <= size + max(1, rows):
+        return [(tokens, rows)]
+    return [(tokens[:size], 0), *prefill_chunks(tokens[size:], rows, size)]
+
+
+def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
+    """Turn a stateful decoder IR into a paged one, in place, whose head computes only the rows asked for.
+
+    Raises ModelError when the graph is not a decoder with scaled dot-product attention and a language-model head.
+    """
+    names = {port.any_name for port in model.inputs}
+    if "input_ids" not in names or not model.get_sinks():
+        raise ModelError("The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state.")
+    try:
+        paged_attention_transformation(model, False, False)
+    except RuntimeError as error:
+        raise ModelError(f"The IR cannot be turned to paged attention: {_last_line(error)}") from error
+    head = _head(model)
+    if head_tokens is not None:
+        head.input(1).replace_source_output(_trim_rows(head.input_value(1), head_tokens))
+    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
+    rows.output(0).get_tensor().set_names({ROWS_INPUT})
+    head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(0)).output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def _head(model: ov.Model) -> ov.Node:
+    """The last MatMul before the logits."""
+    node = model.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        if not node.get_input_size():
+            raise ModelError("The IR has no language-model head: no matrix product leads to its logits.")
+        node = node.input_value(0).get_node()
+    return node
+
+
+def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:
+    """The head's weight expression with every [vocabulary, ...] constant in it cut down to `rows`.
+
+    The expression (constant, zero point, scale, converts) is rebuilt as it stands, so that the plugin still sees
+    compressed weights. Raises ModelError for an expression that it does not know.
+    """
+    size = weights.get_partial_shape()[0].get_length()
+
+    def cut(output: ov.Output) -> ov.Output:
+        node = output.get_node()
+        kind = node.get_type_name()
+        if kind == "Constant":
+            return output if node.get_output_shape(0)[:1] != [size] else _constant_rows(node, rows).output(0)
+        inputs = [cut(value) for value in node.input_values()]
+        if kind == "Convert":
+            return ops.convert(inputs[0], node.get_output_element_type(0).to_string()).output(0)
+        if kind == "Reshape":
+            shape = node.input_value(1).get_node().get_data().copy()
+            shape[shape == size] = len(rows)
+            return ops.reshape(inputs[0], ops.constant(shape), False).output(0)
+        if kind in ("Multiply", "Subtract"):
+            return {"Multiply": ops.multiply, "Subtract": ops.subtract}[kind](*inputs).output(0)
+        raise ModelError(f"The head's weights pass through a {kind}, which cannot be trimmed.")
+
+    return cut(weights)
+
+
+def _constant_rows(constant: ov.Node, rows: np.ndarray) -> ov.Node:
+    """Some rows of a constant of any element type, as long as its rows are whole bytes."""
+    shape = list(constant.get_output_shape(0))
+    raw = _raw(constant.get_tensor_view())
+    if raw.size % shape[0]:
+        raise ModelError("The head's rows do not end on whole bytes and cannot be trimmed.")
+    trimmed = ov.Tensor(constant.get_output_element_type(0), ov.Shape([len(rows), *shape[1:]]))
+    _raw(trimmed)[:] = raw.reshape(shape[0], -1)[rows].reshape(-1)
+    return ops.constant(trimmed)
+
+
+def _raw(tensor: ov.Tensor) -> np.ndarray:
+    """A tensor's memory as bytes, uint8 [bytes], whatever its element type."""
+    return tensor.data.reshape(-1).view(np.uint8)
+
+
+def _copy_block(cache: ov.Tensor, source: int, destination: int) -> None:
+    view = _raw(cache).reshape(cache.shape[0], -1)
+    view[destination] = view[source]
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__

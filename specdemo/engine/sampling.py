@@ -1,0 +1,173 @@
+"""From logits to tokens: the filtered distribution, seeded draws, and the accept/reject rule. Pure numpy.
+
+The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the target's.
+
+Randomness is addressed, not consumed: each uniform is a hash of (seed, position in the text, stream, token id). So a
+draw at a position is a function of the distribution and the seed alone, whatever was drafted, accepted or asked
+for before. Two couplings of draft and target build on that, both with exactly q as the output distribution:
+
+- `shared`: draft and target draw with the *same* noise (an exponential race, also called the Gumbel-max trick), and
+  a draft token is accepted when the target's own draw is that token (drafter-invariant speculative decoding,
+  Daliri et al., arXiv 2408.07978). Same seed, same output, with any drafter, any draft length, or none.
+- `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from max(0, q - p). It
+  accepts as often as any rule can (one minus the total variation distance), and its output for a seed depends on
+  what was drafted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
+"""Streams of randomness at one position."""
+
+HEAD_PROBABILITY = 1e-4
+"""Tokens at least this probable race one by one; the rest enter the race as one, so that a draw needs noise for
+hundreds of tokens and not for the whole vocabulary."""
+
+_GAPS = (16.0, 64.0, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+
+    Filters apply in the usual order: temperature, the `top_k` likeliest, then the smallest set of them that holds
+    `top_p` of their mass.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    coupling: str = "shared"
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others have none."""
+
+    ids: np.ndarray
+    probabilities: np.ndarray
+
+    def probability(self, token: int) -> float:
+        at = int(np.searchsorted(self.ids, token))
+        return float(self.probabilities[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
+
+
+def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
+    """The distribution that `sampling` (with temperature > 0) makes of one row of logits, float [vocabulary].
+
+    Ties at a filter's edge go to the lower id.
+    """
+    top = logits.max()
+    unnormalised = np.exp((logits - top) * np.float32(1 / sampling.temperature))
+    if sampling.top_k <= 0 and sampling.top_p >= 1:
+        ids = np.flatnonzero(unnormalised)
+        kept = unnormalised[ids].astype(np.float64)
+        return Distribution(ids, kept / kept.sum())
+    # Both filters keep a prefix of the ranking; only the few tokens near the top are worth ranking.
+    total = float(unnormalised.sum(dtype=np.float64))
+    for gap in _GAPS:
+        ids = np.flatnonzero(unnormalised >= np.exp(-gap)) if np.isfinite(gap) else np.arange(len(logits))
+        ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
+        kept = unnormalised[ranked].astype(np.float64)
+        if sampling.top_k > 0:
+            if len(ranked) < min(sampling.top_k, len(logits)) and np.isfinite(gap):
+                continue
+            ranked, kept = ranked[: sampling.top_k], kept[: sampling.top_k]
+            total = kept.sum()
+        if sampling.top_p < 1:
+            mass = np.cumsum(kept)
+            if mass[-1] < sampling.top_p * total and np.isfinite(gap):
+                continue
+            size = int(np.searchsorted(mass, sampling.top_p * total)) + 1
+            ranked, kept = ranked[:size], kept[:size]
+        order = np.argsort(ranked)
+        return Distribution(ranked[order], kept[order] / kept.sum())
+    raise AssertionError("the last gap keeps every token")
+
+
+def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
+    """float64 [n] in (0, 1): the noise of each token id at a position, by the SplitMix64 finaliser."""
+    mask = (1 << 64) - 1
+    key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
+    x = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _mix_int(x: int) -> int:
+    mask = (1 << 64) - 1
+    x = (x + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+def uniform(seed: int, position: int, stream: int) -> float:
+    return float(uniforms(seed, position, stream, np.zeros(1, np.int64))[0])
+
+
+def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
+    """A token from `source`: the winner of a race in which token x arrives at Exponential(1) / probability(x).
+
+    The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart by inversion.
+    Either way P(token) is exactly its probability, and two similar distributions mostly draw the same token.
+    """
+    ids, probabilities = source.ids, source.probabilities
+    head = probabilities >= HEAD_PROBABILITY
+    tail_mass = 0.0
+    if not head.all():
+        tail_ids, tail = ids[~head], probabilities[~head]
+        ids, probabilities = ids[head], probabilities[head]
+        tail_mass = float(tail.sum())
+    arrivals = -np.log(uniforms(seed, position, stream, ids)) / probabilities
+    winner = int(arrivals.argmin()) if len(arrivals) else -1
+    if tail_mass > 0:
+        arrival = -np.log(uniform(seed, position, stream + 8)) / tail_mass
+        if winner < 0 or arrival < arrivals[winner]:
+            at = np.searchsorted(np.cumsum(tail), uniform(seed, position, stream + 16) * tail_mass)
+            return int(tail_ids[min(int(at), len(tail_ids) - 1)])
+    return int(ids[winner])
+
+
+def acceptance_probability(p: float, q: float) -> float:
+    """min(1, q/p): the chance to accept a token that the draft drew with probability p (> 0)."""
+    return min(1.0, q / p)
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, q - p), normalised: what a rejected token is redrawn from (Chen et al., equation 2).
+
+    Where p equals q but for rounding nothing is left; q itself is then right, since rejection has no mass.
+    """
+    at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
+    drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
+    left = np.maximum(q.probabilities - drafted, 0.0)
+    mass = left.sum()
+    if mass <= 0:
+        return q
+    keep = left > 0
+    return Distribution(q.ids[keep], left[keep] / mass)
+
+
+def point_mass(token: int) -> Distribution:
+    """The distribution of a drafter that names a token without doubt."""
+    return Distribution(np.array([token]), np.ones(1))
+
+
+def probability(logits: np.ndarray, token: int) -> float:
+    """Softmax of one row at one token, temperature 1."""
+    top = logits.max()
+    return float(np.exp(logits[token] - top) / np.exp(logits - top).sum())
