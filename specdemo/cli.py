@@ -264,7 +264,7 @@ def _sentence(error: Exception) -> str:
 def _exit_code(error: Exception) -> int:
     if hasattr(error, "exit_code"):
         return error.exit_code
-    return BAD_INPUT if _is_for_the_user(error) else FAILURE
+    return BAD_INPUT if _is_for_the_user(error) and isinstance(error, ValueError) else FAILURE
 
 
 def _is_for_the_user(error: Exception) -> bool:

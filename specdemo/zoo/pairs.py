@@ -71,7 +71,60 @@ EMBEDDED = Pair(
     note="Comes from PyPI; needs no Hub. Runs on anything.",
 )
 
-PAIRS: tuple[Pair, ...] = (EMBEDDED,)
+_DOLLY_3B_INT4 = Source("OpenVINO/dolly-v2-3b-int4-ov", "dolly-v2-3b-int4-ov", 1_570 * MB, "375b0f2")
+_DOLLY_3B_INT8 = Source("OpenVINO/dolly-v2-3b-int8-ov", "dolly-v2-3b-int8-ov", 2_780 * MB, "3934949")
+_DOLLY_7B_INT8 = Source("OpenVINO/dolly-v2-7b-int8-ov", "dolly-v2-7b-int8-ov", 6_900 * MB, "a18d4df")
+_DOLLY_12B_INT8 = Source("OpenVINO/dolly-v2-12b-int8-ov", "dolly-v2-12b-int8-ov", 11_900 * MB, "a74f842")
+_PYTHIA_1B_INT4 = Source("OpenVINO/pythia-1b-int4-ov", "pythia-1b-int4-ov", 627 * MB, "962eba4")
+# Not pythia-1.4b-int4-ov or -int8-ov: the files under those names are a model of 12 billion weights.
+
+_DOLLY_END = frozenset({50277})  # "### End"
+
+
+def _dolly(name: str, title: str, target: Source, draft: Source, memory_bytes: int, note: str) -> Pair:
+    return Pair(
+        name,
+        title,
+        target,
+        draft,
+        template="dolly",
+        licence="MIT (Dolly V2), Apache-2.0 (Pythia)",
+        memory_bytes=memory_bytes,
+        stop_ids=_DOLLY_END,
+        context_limit=2048,
+        note=note,
+    )
+
+
+# Memory: the weights twice (the mapped file, and beside it the form the processor computes with), the KV cache of a
+# full context, and 1 GB to work in. A smaller machine can run them, paging while it loads.
+PAIRS: tuple[Pair, ...] = (
+    EMBEDDED,
+    _dolly("dolly-3b", "Dolly V2 3B with Pythia 1B", _DOLLY_3B_INT8, _PYTHIA_1B_INT4, 8_700 * MB,
+           "Fits a free Space. The draft is dear here: about 0.4 of the target's time a step."),
+    _dolly("dolly-7b", "Dolly V2 7B with Pythia 1B", _DOLLY_7B_INT8, _PYTHIA_1B_INT4, 17_600 * MB,
+           "About ten to one in size, as the paper advises."),
+    _dolly("dolly-12b", "Dolly V2 12B with Pythia 1B", _DOLLY_12B_INT8, _PYTHIA_1B_INT4, 28_500 * MB,
+           "The paper's target with a draft a tenth its size."),
+    _dolly("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", _DOLLY_12B_INT8, _DOLLY_3B_INT4, 31_000 * MB,
+           "The pair that the paper ran."),
+    Pair(
+        "gpt2-xl",
+        "GPT-2 XL with GPT-2",
+        Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8"),
+        Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8"),
+        template="plain",
+        licence="MIT",
+        memory_bytes=15_000 * MB,
+        stop_ids=frozenset({50256}),
+        context_limit=1024,
+        note="Also the paper's. A checkpoint, exported here on first use: needs requirements-export.txt. "
+        "It completes text rather than follows instructions.",
+    ),
+)  # fmt: skip
+
+BY_SIZE = ("dolly-12b", "dolly-7b", "dolly-3b")
+"""The Dolly pairs from large to small: the default is the first that fits."""
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
