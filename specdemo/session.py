@@ -30,7 +30,7 @@ from specdemo.engine.decode import (
 )
 from specdemo.engine.drafters import AutoDrafter, Drafter, LookupDrafter, ModelDrafter
 from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
-from specdemo.engine.model import PREFILL_CHUNK, ModelError, ModelSettings, PagedModel, Sequence
+from specdemo.engine.model import PREFILL_CHUNK, ModelSettings, PagedModel, Sequence
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.trace import (
     Baseline,
@@ -196,7 +196,12 @@ class Session:
                 follow(cached.prompt, answer, sequence, sampling)
                 if certified
                 else decode(
-                    cached.prompt, target=sequence, drafter=None, lookahead=Lookahead(), sampling=sampling, limits=limits
+                    cached.prompt,
+                    target=sequence,
+                    drafter=None,
+                    lookahead=Lookahead(),
+                    sampling=sampling,
+                    limits=limits,
                 )
             )
             shown: list[BaselineToken] = []
@@ -244,7 +249,9 @@ class Session:
             if value not in choices:
                 raise RequestError(f"{name} is {value!r}; it must be one of {', '.join(choices)}.")
         if settings.drafter == "model" and self._loaded.draft_xml is None:
-            raise RequestError(f"The pair {self._loaded.info.name} has no draft model; choose the drafter lookup or auto.")
+            raise RequestError(
+                f"The pair {self._loaded.info.name} has no draft model; choose the drafter lookup or auto."
+            )
         tokens = tuple(self._loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:
             raise RequestError(
@@ -267,7 +274,9 @@ class Session:
             if found.tokens:
                 engine.lookahead.limit = min(MAX_DRAFT, found.tokens - 1)
         else:
-            engine = _Engine(PagedModel(xml, ModelSettings(device), core=self._core), 1, 0, "fast: the plugin's own choice")
+            engine = _Engine(
+                PagedModel(xml, ModelSettings(device), core=self._core), 1, 0, "fast: the plugin's own choice"
+            )
         for size, seconds in numerics.measure_costs(engine.target, WARM_UP_SIZES, min_tokens=engine.min_tokens):
             engine.lookahead.costs.saw_verify(size, seconds)
         return engine
@@ -297,7 +306,9 @@ class Session:
             ):
                 reused += PREFILL_CHUNK
         sequence = (
-            engine.target.fork(old.sequence, reused) if reused else engine.target.new_sequence(min_tokens=engine.min_tokens)
+            engine.target.fork(old.sequence, reused)
+            if reused
+            else engine.target.new_sequence(min_tokens=engine.min_tokens)
         )
         if old is not None:
             old.sequence.release()
@@ -330,7 +341,12 @@ class Session:
         return model if settings.drafter == "model" else AutoDrafter(model, lookup)
 
     def _certificate(
-        self, engine: _Engine, cached: _PromptCache, rounds: list[Round], sampling: Sampling, stop: threading.Event | None
+        self,
+        engine: _Engine,
+        cached: _PromptCache,
+        rounds: list[Round],
+        sampling: Sampling,
+        stop: threading.Event | None,
     ) -> Certificate | None:
         if not engine.chunk or (not sampling.greedy and sampling.coupling == "maximal"):
             return None

@@ -45,7 +45,9 @@ class Costs:
         return self._table[min(tokens, len(self._table) - 1)]
 
     def _interpolate(self) -> list[float]:
-        known = sorted((tokens, _median(seconds)) for tokens, seconds in self._verify.items() if tokens <= MAX_DRAFT + 1)
+        known = sorted(
+            (tokens, _median(seconds)) for tokens, seconds in self._verify.items() if tokens <= MAX_DRAFT + 1
+        )
         if not known:
             return [0.0]
         table = [0.0] * (MAX_DRAFT + 2)
@@ -57,7 +59,9 @@ class Costs:
                 share = (tokens - below[0]) / span if span else 0.0
                 table[tokens] = below[1] + share * (above[1] - below[1])
             elif below:
-                slope = (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]) if len(known) > 1 else 0.1 * below[1]
+                slope = (
+                    (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]) if len(known) > 1 else 0.1 * below[1]
+                )
                 table[tokens] = below[1] + max(slope, 0.0) * (tokens - below[0])
             else:
                 table[tokens] = above[1]

@@ -173,7 +173,9 @@ class PagedModel:
         try:
             compiled = core.compile_model(model, settings.device, dict(settings.properties))
         except RuntimeError as error:
-            raise ModelError(f"{settings.device} cannot run this model with paged attention: {_last_line(error)}") from error
+            raise ModelError(
+                f"{settings.device} cannot run this model with paged attention: {_last_line(error)}"
+            ) from error
         self._request = compiled.create_infer_request()
         inputs = {port.any_name: port for port in compiled.inputs}
         self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}

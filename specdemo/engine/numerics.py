@@ -108,7 +108,9 @@ def _step_seconds(model: PagedModel, steps: int = 12) -> float:
     return statistics.median(times)
 
 
-def measure_costs(model: PagedModel, sizes: tuple[int, ...], *, min_tokens: int, repeats: int = 3) -> list[tuple[int, float]]:
+def measure_costs(
+    model: PagedModel, sizes: tuple[int, ...], *, min_tokens: int, repeats: int = 3
+) -> list[tuple[int, float]]:
     """(tokens, seconds) of forwards at a short context, to start a cost table from; interleaved against drift."""
     measured = []
     with model.new_sequence(min_tokens=min_tokens) as sequence:

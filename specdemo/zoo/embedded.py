@@ -34,7 +34,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised when the layout or the conversion changes, so that older folders are not taken for new ones."""
 
 _DRAFT_PACKAGE = "specdemo.zoo.embedded_draft"
