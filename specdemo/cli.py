@@ -225,15 +225,26 @@ def from_environment(variable: str, parse: Callable[[str], Any], default: Any) -
 
 
 def pair_from(args: argparse.Namespace) -> Pair:
-    """The pair that the options of `add_pair_arguments` name; which one was chosen unasked is said on stderr."""
-    from specdemo.zoo import pairs
+    """The pair that the options of `add_pair_arguments` name; which one is taken unasked is said on stderr.
+
+    Raises BadChoice for an unknown pair or options that do not go together.
+    """
+    from specdemo.zoo import catalogue, models, pairs
     from specdemo.zoo.errors import BadChoice
 
     if args.model:
-        raise BadChoice("--model is not available yet; use --pair.")
+        target = models.source_of(args.model, "--model", args.weight_format)
+        draft = None
+        if args.assistant_model:
+            draft = models.source_of(args.assistant_model, "--assistant-model", args.weight_format)
+        return pairs.own_pair(target, draft)
     if args.assistant_model:
-        raise BadChoice("--assistant-model needs --model beside it, or use --pair.")
-    return pairs.find_pair(args.pair or "embedded")
+        raise BadChoice("--assistant-model needs --model beside it: it is the draft for a target of your own.")
+    if args.pair:
+        return pairs.find_pair(args.pair)
+    choice = catalogue.default_pair()
+    print(f"pair {choice.why}", file=sys.stderr)
+    return choice.pair
 
 
 def write_json(text: str, destination: str) -> None:

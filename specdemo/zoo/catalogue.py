@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdemo.zoo import embedded, machine
-from specdemo.zoo.pairs import PAIRS, Pair
+from specdemo.zoo import embedded, hub, machine, models
+from specdemo.zoo.pairs import BY_SIZE, EMBEDDED, PAIRS, Pair, find_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,34 @@ def survey() -> list[Surveyed]:
 
 def is_ready(pair: Pair) -> bool:
     """Whether everything `pair` needs is on this disk."""
-    return embedded.is_ready()
+    if pair.embedded:
+        return embedded.is_ready()
+    return models.is_ready([source for source in (pair.target, pair.draft) if source])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The pair that is used when none was asked for, and why, in one sentence for the user."""
+
+    pair: Pair
+    why: str
+
+
+def default_pair() -> Choice:
+    """The largest Dolly pair that fits this machine, if it is here or the Hub answers; else the embedded pair.
+
+    Asks the network (for two seconds at most) only if no fitting Dolly pair is here.
+    """
+    memory = machine.memory_bytes()
+    fitting = [pair for pair in map(find_pair, BY_SIZE) if pair.memory_bytes <= memory]
+    if not fitting:
+        return Choice(EMBEDDED, f"{EMBEDDED.name}: no Dolly pair fits the {memory / 1e9:.0f} GB of this machine.")
+    for pair in fitting:
+        if is_ready(pair):
+            return Choice(pair, f"{pair.name}: the largest Dolly pair that fits this machine and is here already.")
+    if hub.answers():
+        return Choice(fitting[0], f"{fitting[0].name}: the largest Dolly pair that fits this machine.")
+    return Choice(EMBEDDED, f"{EMBEDDED.name}: the Hub cannot be reached and no Dolly pair is here.")
 
 
 def _draft(pair: Pair) -> str | None:

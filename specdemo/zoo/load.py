@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from specdemo.engine.trace import PairInfo
-from specdemo.zoo import embedded
+from specdemo.zoo import embedded, ir, models
 from specdemo.zoo.pairs import Pair
 from specdemo.zoo.progress import Progress, silent
-from specdemo.zoo.templates import NAMED, Template
+from specdemo.zoo.templates import NAMED, PLAIN, Template, chat_template
 from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.zoo.vocabulary import require_same_vocabulary
+
+UNSAID_CONTEXT = 2048
+"""Tokens, for a model whose configuration names no limit."""
 
 
 @dataclass
@@ -38,7 +42,46 @@ class LoadedPair:
 
 def load_pair(pair: Pair, *, progress: Callable[[Progress], None] | None = None) -> LoadedPair:
     """Fetch what of `pair` is missing and open its tokenizer. Raises ZooError with one sentence for the user."""
-    return _load_embedded(pair, progress or silent)
+    report = progress or silent
+    return _load_embedded(pair, report) if pair.embedded else _load_models(pair, report)
+
+
+def _load_models(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair:
+    sources = [pair.target] if pair.draft is None else [pair.target, pair.draft]
+    target, *drafts = models.prepare(sources, report)
+    draft = drafts[0] if drafts else None
+    tokenizer = Tokenizer(target.folder / "tokenizer.json")
+    if draft and pair.draft:
+        draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")
+        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
+    config = ir.read_config(target.folder)
+    return LoadedPair(
+        info=PairInfo(
+            name=pair.name,
+            target=pair.target.name,
+            draft=pair.draft.name if pair.draft else None,
+            target_revision=target.revision,
+            draft_revision=draft.revision if draft else "",
+        ),
+        target_xml=target.folder / ir.MODEL,
+        draft_xml=draft.folder / ir.MODEL if draft else None,
+        tokenizer=tokenizer,
+        template=_template(pair, target.folder),
+        stop_ids=pair.stop_ids | config.stop_ids,
+        context_limit=_context(pair, config, draft),
+    )
+
+
+def _template(pair: Pair, folder: Path) -> Template:
+    if pair.template != "auto":
+        return NAMED[pair.template]
+    return chat_template(folder) or PLAIN
+
+
+def _context(pair: Pair, config: ir.ModelConfig, draft: models.Model | None) -> int:
+    """Tokens both models were made for: learned positions beyond it would fail, rotary ones would be nonsense."""
+    limits = [pair.context_limit, config.context_limit, ir.read_config(draft.folder).context_limit if draft else 0]
+    return min((limit for limit in limits if limit), default=UNSAID_CONTEXT)
 
 
 def _load_embedded(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair:

@@ -127,6 +127,12 @@ BY_SIZE = ("dolly-12b", "dolly-7b", "dolly-3b")
 """The Dolly pairs from large to small: the default is the first that fits."""
 
 
+def own_pair(target: Source, draft: Source | None) -> Pair:
+    """A pair of the user's own: chat template, stop ids and context come from the model's own files."""
+    title = target.name if draft is None else f"{target.name} with {draft.name}"
+    return Pair("own", title, target, draft, template="auto", licence="the models' own", memory_bytes=0)
+
+
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
     """The pair called `name`. Raises BadChoice, naming the `option` it came from and listing the names there are."""
     for pair in PAIRS:

@@ -1,0 +1,51 @@
+"""`python -m specdemo.zoo.export_child SOURCE OUT FORMAT GROUP_SIZE`: the export itself, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+GROUP_SIZES = (128, 64, 32)
+KEPT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def main(source: Path, out: Path, weight_format: str, group_size: int) -> int:
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig
+
+    if weight_format == "fp16":
+        config = OVConfig(dtype="fp16")
+    else:
+        from optimum.intel import OVWeightQuantizationConfig
+
+        if weight_format == "int8":
+            quantization = OVWeightQuantizationConfig(bits=8, sym=True)
+        else:
+            size = group_size or fitting_group_size(json.loads((source / "config.json").read_text(encoding="utf-8")))
+            quantization = OVWeightQuantizationConfig(bits=4, sym=True, group_size=size)
+        config = OVConfig(quantization_config=quantization)
+    main_export(
+        str(source),
+        output=str(out),
+        task="text-generation-with-past",
+        ov_config=config,
+        library_name="transformers",
+        stateful=True,
+    )
+    for name in KEPT:  # the checkpoint's own files, where transformers wrote none or another form
+        if (source / name).is_file() and (name == "tokenizer.json" or not (out / name).exists()):
+            shutil.copyfile(source / name, out / name)
+    return 0
+
+
+def fitting_group_size(config: dict) -> int:
+    """The largest group that divides the model's widths, -1 (one scale for a whole row) if none does."""
+    names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
+    widths = [config[name] for name in names if isinstance(config.get(name), int)]
+    return next((size for size in GROUP_SIZES if widths and all(width % size == 0 for width in widths)), -1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
