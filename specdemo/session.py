@@ -335,8 +335,7 @@ class Session:
             self._draft_sequence,
             lookahead,
             sampling,
-            vocabulary=self._engines[settings.numerics].target.vocabulary_size,
-            head_tokens=self._loaded.draft_head_tokens,
+            head_tokens=self._draft.head_tokens,
         )
         return model if settings.drafter == "model" else AutoDrafter(model, lookup)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from .drafters import Draft, Drafter, Forward, Reply
 from .lookahead import Lookahead
-from .model import PagedModel, Run, Sequence, prefill_chunks
+from .model import Logits, PagedModel, Run, Sequence, prefill_chunks
 from .sampling import (
     ACCEPT,
     RESIDUAL,
@@ -25,7 +25,6 @@ from .sampling import (
     distribution,
     draw,
     point_mass,
-    probability,
     residual,
     uniform,
 )
@@ -44,11 +43,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that was run: its ids, the logits of the token after them (float32 [vocabulary]), and the seconds that
-    took."""
+    """A prompt that was run: its ids, the logits of the token after them (one row), and the seconds that took."""
 
     tokens: tuple[int, ...]
-    logits: np.ndarray
+    logits: Logits
     seconds: float = 0.0
 
 
@@ -61,7 +59,7 @@ def prefill(target: Sequence, tokens: tuple[int, ...]) -> Generator[Forward, Rep
     for chunk, rows in prefill_chunks(list(tokens[target.length :]), 1):
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds
-    return Prompt(tokens, reply.logits[-1].copy(), seconds)
+    return Prompt(tokens, reply.logits.last(), seconds)
 
 
 def decode(
@@ -84,9 +82,9 @@ def decode(
         raise ValueError(f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context = list(prompt.tokens)
-    token = choose(prompt.logits, sampling, len(context))
+    token = choose(prompt.logits, 0, sampling, len(context))
     context.append(token)
-    yield Round((), EmittedToken(token, "first", probability(prompt.logits, token)), 0.0, prompt.seconds, 0.0)
+    yield Round((), EmittedToken(token, "first", prompt.logits.probability(0, token)), 0.0, prompt.seconds, 0.0)
     try:
         while token not in limits.stop_ids:
             budget -= 1
@@ -121,37 +119,37 @@ class Verdict:
     token_probability: float
 
 
-def choose(row: np.ndarray, sampling: Sampling, position: int) -> int:
-    """The target's own choice at a position from its logits, float32 [vocabulary]."""
+def choose(logits: Logits, at: int, sampling: Sampling, position: int) -> int:
+    """The target's own choice at a text position, from row `at` of its logits."""
     if sampling.greedy:
-        return int(row.argmax())
-    return draw(distribution(row, sampling), sampling.seed, position)
+        return int(logits.best[at])
+    return draw(distribution(logits.rows[at], sampling), sampling.seed, position)
 
 
-def verify(rows: np.ndarray, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Judge a draft by the target's logits, float32 [draft tokens + 1, vocabulary]; `position` is the first one's.
+def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the first one's.
 
     Greedy decoding and the shared coupling accept while the target's own choice is the draft token: the output is
     then, by construction, what the target alone would have chosen.
     """
     if not sampling.greedy and sampling.coupling == "maximal":
-        return _verify_maximal(rows, draft, position, sampling)
+        return _verify_maximal(logits, draft, position, sampling)
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
-        token = choose(rows[at], sampling, position + at)
-        probabilities.append(probability(rows[at], drafted))
+        token = choose(logits, at, sampling, position + at)
+        probabilities.append(logits.probability(at, drafted))
         if token != drafted:
-            return Verdict(at, token, tuple(probabilities), probability(rows[at], token))
+            return Verdict(at, token, tuple(probabilities), logits.probability(at, token))
     last = len(draft.tokens)
-    token = choose(rows[last], sampling, position + last)
-    return Verdict(last, token, tuple(probabilities), probability(rows[last], token))
+    token = choose(logits, last, sampling, position + last)
+    return Verdict(last, token, tuple(probabilities), logits.probability(last, token))
 
 
-def _verify_maximal(rows: np.ndarray, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
     """Algorithm 2 of Chen et al.: accept with min(1, q/p), redraw a rejected token from max(0, q - p)."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
-        q = distribution(rows[at], sampling)
+        q = distribution(logits.rows[at], sampling)
         p = draft.distributions[at] if draft.distributions else point_mass(drafted)
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
@@ -159,7 +157,7 @@ def _verify_maximal(rows: np.ndarray, draft: Draft, position: int, sampling: Sam
             token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
             return Verdict(at, token, tuple(probabilities), q.probability(token))
     last = len(draft.tokens)
-    q = distribution(rows[last], sampling)
+    q = distribution(logits.rows[last], sampling)
     token = draw(q, sampling.seed, position + last)
     return Verdict(last, token, tuple(probabilities), q.probability(token))
 
@@ -209,8 +207,8 @@ def follow(prompt: Prompt, answer: tuple[int, ...], target: Sequence, sampling: 
     for fed, token in zip(answer, answer[1:], strict=False):
         reply = yield Forward("target", Run(target, [fed], 1))
         position += 1
-        own = choose(reply.logits[0], sampling, position)
-        tie = () if own == token else (_near_tie(reply.logits[0], own, token),)
+        own = choose(reply.logits, 0, sampling, position)
+        tie = () if own == token else (_near_tie(reply.logits.rows[0], own, token),)
         yield Round(tie, EmittedToken(token, "correction" if tie else "plain"), 0.0, reply.seconds, 0.0)
     return "length"
 
@@ -229,7 +227,7 @@ def certify(
     `target` holds the prompt. Together with logits that do not depend on how many tokens run together, this proves
     by induction that plain decoding would have given the same answer.
     """
-    if choose(prompt.logits, sampling, len(prompt.tokens)) != answer[0]:
+    if choose(prompt.logits, 0, sampling, len(prompt.tokens)) != answer[0]:
         return 0, 0.0
     seconds = 0.0
     position = len(prompt.tokens)
@@ -237,8 +235,9 @@ def certify(
         tokens = list(answer[begin : min(begin + chunk, len(answer) - 1)])
         reply = yield Forward("target", Run(target, tokens, len(tokens)))
         seconds += reply.seconds
-        for at, row in enumerate(reply.logits, start=begin + 1):
-            if choose(row, sampling, position + at) != answer[at]:
+        for row in range(len(tokens)):
+            at = begin + row + 1
+            if choose(reply.logits, row, sampling, position + at) != answer[at]:
                 return at, seconds
     return None, seconds
 

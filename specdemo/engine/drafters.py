@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from .lookahead import Lookahead
-from .model import Run, Sequence
+from .model import Logits, Run, Sequence
 from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
 
 LONGEST_MATCH = 7
@@ -29,9 +29,9 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a Forward: logits float32 [rows, vocabulary], valid until that model's next forward."""
+    """The answer to a Forward: its logits, valid until that model's next forward."""
 
-    logits: np.ndarray
+    logits: Logits
     seconds: float
 
 
@@ -59,9 +59,8 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Drafts with a second, smaller model.
 
-    `vocabulary` is the target's size: ids past it are masked out, which renormalises the rest. `head_tokens` maps
-    the columns of a trimmed head to token ids. The sequence may hold any text; what it shares with the context
-    is kept.
+    `head_tokens` maps the columns of a trimmed head to token ids: that is also how ids that the target lacks are
+    masked out and the rest renormalised. The sequence may hold any text; what it shares with the context is kept.
     """
 
     def __init__(
@@ -69,14 +68,12 @@ class ModelDrafter:
         sequence: Sequence,
         lookahead: Lookahead,
         sampling: Sampling,
-        vocabulary: int,
         head_tokens: np.ndarray | None = None,
         context_limit: int | None = None,
     ):
         self.sequence = sequence
         self.lookahead = lookahead
         self.sampling = sampling
-        self.vocabulary = vocabulary
         self.head_tokens = head_tokens
         self.context_limit = context_limit
         self._agreed = 0
@@ -106,7 +103,7 @@ class ModelDrafter:
             seconds += reply.seconds
             if len(pending) == 1:
                 lookahead.costs.saw_draft(reply.seconds)
-            token, probability, source = self._choose(reply.logits[0], len(context) + len(tokens))
+            token, probability, source = self._choose(reply.logits, len(context) + len(tokens))
             tokens.append(token)
             confidences.append(probability)
             probabilities.append(probability)
@@ -159,14 +156,12 @@ class ModelDrafter:
         self.sequence.truncate(min(same, most))
         self._agreed = len(context)
 
-    def _choose(self, row: np.ndarray, position: int) -> tuple[int, float, Distribution | None]:
-        if self.head_tokens is None and len(row) > self.vocabulary:
-            row = row[: self.vocabulary]
+    def _choose(self, logits: Logits, position: int) -> tuple[int, float, Distribution | None]:
         if self.sampling.greedy:
-            column = int(row.argmax())
+            column = int(logits.best[0])
             token = column if self.head_tokens is None else int(self.head_tokens[column])
-            return token, float(1 / np.exp(row - row[column]).sum()), None
-        source = distribution(row, self.sampling)
+            return token, logits.probability(0, column), None
+        source = distribution(logits.rows[0], self.sampling)
         if self.head_tokens is not None:
             source = Distribution(self.head_tokens[source.ids], source.probabilities)
         maximal = self.sampling.coupling == "maximal"

@@ -9,6 +9,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 MAX_DRAFT = 15
 """Longest adaptive draft: with the token before it, 16 rows of verification."""
 
@@ -45,29 +47,16 @@ class Costs:
         return self._table[min(tokens, len(self._table) - 1)]
 
     def _interpolate(self) -> list[float]:
-        known = sorted(
-            (tokens, _median(seconds)) for tokens, seconds in self._verify.items() if tokens <= MAX_DRAFT + 1
-        )
-        if not known:
+        sizes = sorted(tokens for tokens in self._verify if tokens <= MAX_DRAFT + 1)
+        if not sizes:
             return [0.0]
-        table = [0.0] * (MAX_DRAFT + 2)
-        for tokens in range(1, MAX_DRAFT + 2):
-            below = max((k for k in known if k[0] <= tokens), default=None)
-            above = min((k for k in known if k[0] >= tokens), default=None)
-            if below and above:
-                span = above[0] - below[0]
-                share = (tokens - below[0]) / span if span else 0.0
-                table[tokens] = below[1] + share * (above[1] - below[1])
-            elif below:
-                slope = (
-                    (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]) if len(known) > 1 else 0.1 * below[1]
-                )
-                table[tokens] = below[1] + max(slope, 0.0) * (tokens - below[0])
-            else:
-                table[tokens] = above[1]
-            # A larger verification cannot truly be cheaper; where it measures so, the difference is noise.
-            table[tokens] = max(table[tokens], table[tokens - 1])
-        return table
+        seconds = [_median(self._verify[tokens]) for tokens in sizes]
+        if sizes[-1] <= MAX_DRAFT:
+            slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.1 * seconds[0]
+            seconds.append(seconds[-1] + max(slope, 0.0) * (MAX_DRAFT + 1 - sizes[-1]))
+            sizes.append(MAX_DRAFT + 1)
+        # A larger verification cannot truly be cheaper; where it measures so, the difference is noise.
+        return np.maximum.accumulate(np.interp(range(MAX_DRAFT + 2), sizes, seconds)).tolist()
 
 
 @dataclass

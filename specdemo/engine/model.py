@@ -6,6 +6,7 @@ hold; forgetting tokens is arithmetic on it, never a copy of the cache.
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,37 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Logits:
+    """What a forward says of the tokens to come: `rows` float32 [n, vocabulary]; `best` int32 [n], each row's argmax;
+    `log_sum` float32 [n], its log-sum-exp.
+
+    The last two are computed in the graph: there the rows are still in the processor's cache, here they would be
+    read from memory again.
+    """
+
+    rows: np.ndarray
+    best: np.ndarray
+    log_sum: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Logits:
+        """The same from rows alone, computed here."""
+        top = rows.max(axis=-1)
+        return cls(rows, rows.argmax(axis=-1), top + np.log(np.exp(rows - top[:, None]).sum(axis=-1)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def probability(self, at: int, column: int) -> float:
+        """Softmax of row `at` at `column`, temperature 1."""
+        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
+
+    def last(self) -> Logits:
+        """A copy of the last row, that later forwards leave alone."""
+        return Logits(self.rows[-1:].copy(), self.best[-1:].copy(), self.log_sum[-1:].copy())
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them."""
 
@@ -225,16 +257,16 @@ class PagedModel:
 
     # Forwards
 
-    def forward(self, batch: list[Run]) -> list[np.ndarray]:
+    def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences.
 
-        Returns one float32 array [run.rows, vocabulary] per run: views that are valid until the next forward of
-        this model. Nothing is appended when it raises (CacheFull, or ModelError when inference fails).
+        Returns the logits of each run's last `rows` tokens: views that are valid until the next forward of this
+        model. Nothing is appended when it raises (CacheFull, or ModelError when inference fails).
         """
         with self._lock:
             return self._forward(batch)
 
-    def _forward(self, batch: list[Run]) -> list[np.ndarray]:
+    def _forward(self, batch: list[Run]) -> list[Logits]:
         ids: list[int] = []
         positions: list[int] = []
         past: list[int] = []
@@ -242,6 +274,7 @@ class PagedModel:
         blocks: list[int] = []
         block_begins = [0]
         wanted: list[int] = []
+        longest = 0
         for run in batch:
             sequence = run.sequence
             tokens = run.tokens
@@ -257,6 +290,7 @@ class PagedModel:
                 tokens = [*sequence.tokens[start - again :], *tokens, *[0] * padding]
                 start -= again
             end = start + len(tokens)
+            longest = max(longest, end)
             self._reserve(sequence, end)
             ids += tokens
             positions += range(start, end)
@@ -266,7 +300,6 @@ class PagedModel:
             wanted += range(last - run.rows, last)
             blocks += sequence.blocks[: -(-end // self.block_size)]
             block_begins.append(len(blocks))
-        longest = max(begin + size for begin, size in zip(past, np.diff(begins).tolist(), strict=True))
         self._bind("input_ids", ids)
         self._bind("position_ids", positions)
         self._bind("past_lens", past)
@@ -282,13 +315,15 @@ class PagedModel:
             raise ModelError(f"The inference failed: {_last_line(error)}") from error
         self.seconds += perf_counter() - before
         self.forwards += 1
-        logits = self._request.get_output_tensor(0).data.reshape(-1, self.vocabulary_size)
+        rows, log_sum, best = (self._request.get_output_tensor(index).data for index in range(3))
+        rows, log_sum, best = rows.reshape(-1, self.vocabulary_size), log_sum.reshape(-1), best.reshape(-1)
         results = []
-        row = 0
+        begin = 0
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-            results.append(logits[row : row + run.rows])
-            row += run.rows
+            part = slice(begin, begin + run.rows)
+            results.append(Logits(rows[part], best[part], log_sum[part]))
+            begin += run.rows
         return results
 
     # Cache memory
@@ -365,10 +400,16 @@ def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
     head = _head(model)
     if head_tokens is not None:
         head.input(1).replace_source_output(_trim_rows(head.input_value(1), head_tokens))
+        model.validate_nodes_and_infer_types()
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
     head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(0)).output(0))
     model.add_parameters([rows])
+    logits = model.get_results()[0].input_value(0)
+    top = ops.topk(logits, ops.constant(1), -1, "max", "none")
+    total = ops.reduce_sum(ops.exp(ops.subtract(logits, top.output(0))), ops.constant([-1]), True)
+    log_sum = ops.add(ops.log(total), top.output(0))
+    model.add_results([ops.result(log_sum.output(0)), ops.result(top.output(1))])
     model.validate_nodes_and_infer_types()
 
 

@@ -85,7 +85,7 @@ def _logits_in_pieces(model: PagedModel, base, text: list[int], size: int, total
     with model.fork(base, base.length) as sequence:
         for begin in range(0, total - total % size, size):
             piece = text[begin : begin + size]
-            rows.append(model.forward([Run(sequence, piece, len(piece))])[0].copy())
+            rows.append(model.forward([Run(sequence, piece, len(piece))])[0].rows.copy())
     return np.concatenate(rows)
 
 

@@ -165,9 +165,3 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 def point_mass(token: int) -> Distribution:
     """The distribution of a drafter that names a token without doubt."""
     return Distribution(np.array([token]), np.ones(1))
-
-
-def probability(logits: np.ndarray, token: int) -> float:
-    """Softmax of one row at one token, temperature 1."""
-    top = logits.max()
-    return float(np.exp(logits[token] - top) / np.exp(logits - top).sum())

@@ -150,8 +150,8 @@ class PairInfo:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache; `prefill_seconds` is what
-    running the prompt took when it was run. `cpu_seconds` (of all threads) and `outside_seconds` (wall time that was
+    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache; `prefill_seconds` what
+    running it took. `cpu_seconds` (of all threads) and `outside_seconds` (wall time that was
     not inference) are those of decoding, prefill and certificate left out."""
 
     instruction: str
