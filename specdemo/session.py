@@ -103,6 +103,11 @@ class Session:
     def has_draft_model(self) -> bool:
         return self._draft is not None
 
+    def target_properties(self, name: str) -> dict[str, str]:
+        """The OpenVINO properties that the target runs with in these numerics, "exact" or "fast"."""
+        with self._lock:
+            return dict(self._engine(name).target.settings.properties)
+
     def close(self) -> None:
         """Release the models; waits for a request that is being answered."""
         with self._lock:
@@ -242,7 +247,7 @@ class Session:
         if settings.top_k < 0:
             raise RequestError(f"top-k is {settings.top_k}; it must be 0 (off) or more.")
         for name, value, choices in (
-            ("drafter", settings.drafter, ("auto", "model", "lookup")),
+            ("drafter", settings.drafter, ("auto", "model", "lookup", "none")),
             ("numerics", settings.numerics, ("exact", "fast")),
             ("coupling", settings.coupling, ("shared", "maximal")),
         ):
@@ -327,7 +332,9 @@ class Session:
             fixed=settings.draft_tokens, limit=shared.limit, costs=shared.costs, calibration=shared.calibration
         )
 
-    def _drafter(self, settings: Settings, lookahead: Lookahead, sampling: Sampling) -> Drafter:
+    def _drafter(self, settings: Settings, lookahead: Lookahead, sampling: Sampling) -> Drafter | None:
+        if settings.drafter == "none":
+            return None
         lookup = LookupDrafter(lookahead)
         if self._draft is None or settings.drafter == "lookup":
             return lookup
