@@ -1,0 +1,1 @@
+"""Measures: what speculation saves prompt by prompt, beside what peers, and that it loses nothing."""
