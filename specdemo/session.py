@@ -95,7 +95,11 @@ class Session:
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=exact.found)
         if loaded.draft_xml is not None:
             self._draft = numerics.fastest_model(
-                loaded.draft_xml, loaded.draft_device, self._core, loaded.draft_head_tokens
+                loaded.draft_xml,
+                loaded.draft_device,
+                self._core,
+                head_tokens=loaded.draft_head_tokens,
+                vocabulary=exact.target.vocabulary_size,
             )
             self._draft_sequence = self._draft.new_sequence()
 

@@ -18,15 +18,14 @@ from .drafters import Draft, Drafter, Forward, Reply
 from .lookahead import Lookahead
 from .model import Logits, PagedModel, Run, Sequence, prefill_chunks
 from .sampling import (
-    ACCEPT,
     RESIDUAL,
     Sampling,
     acceptance_probability,
+    accepts,
     distribution,
     draw,
     point_mass,
     residual,
-    uniform,
 )
 from .trace import DraftToken, EmittedToken, Round
 
@@ -153,7 +152,7 @@ def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampl
         p = draft.distributions[at] if draft.distributions else point_mass(drafted)
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
-        if uniform(sampling.seed, position + at, ACCEPT) >= chance:
+        if not accepts(chance, sampling.seed, position + at):
             token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
             return Verdict(at, token, tuple(probabilities), q.probability(token))
     last = len(draft.tokens)

@@ -180,7 +180,8 @@ class PagedModel:
     """An OpenVINO decoder IR (stateful, with SDPA), compiled once, its KV cache in blocks we own.
 
     `head_tokens` (int array [h], ascending) trims the output head to those token ids: logits then have h columns,
-    column j standing for token `head_tokens[j]`. Thread safe: forwards are serialised by a lock.
+    column j standing for token `head_tokens[j]`. `vocabulary` does the same for the ids below it, where the model has
+    more. Thread safe: forwards are serialised by a lock.
 
     Raises ModelError when the file is not such a decoder or the device cannot compile it.
     """
@@ -191,16 +192,19 @@ class PagedModel:
         settings: ModelSettings = ModelSettings(),
         *,
         head_tokens: np.ndarray | None = None,
+        vocabulary: int | None = None,
         core: ov.Core | None = None,
     ):
         self.settings = settings
-        self.head_tokens = head_tokens
         self._lock = threading.RLock()
         core = core or ov.Core()
         try:
             model = core.read_model(str(xml))
         except RuntimeError as error:
             raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
+        if head_tokens is None and vocabulary is not None and _head_size(model) > vocabulary:
+            head_tokens = np.arange(vocabulary)
+        self.head_tokens = head_tokens
         to_paged(model, head_tokens)
         try:
             compiled = core.compile_model(model, settings.device, dict(settings.properties))
@@ -399,7 +403,7 @@ def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
         raise ModelError(f"The IR cannot be turned to paged attention: {_last_line(error)}") from error
     head = _head(model)
     if head_tokens is not None:
-        head.input(1).replace_source_output(_trim_rows(head.input_value(1), head_tokens))
+        _trim_head(model, head, head_tokens)
         model.validate_nodes_and_infer_types()
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
@@ -421,6 +425,22 @@ def _head(model: ov.Model) -> ov.Node:
             raise ModelError("The IR has no language-model head: no matrix product leads to its logits.")
         node = node.input_value(0).get_node()
     return node
+
+
+def _head_size(model: ov.Model) -> int:
+    size = model.outputs[0].partial_shape[-1]
+    return size.get_length() if size.is_static else 0
+
+
+def _trim_head(model: ov.Model, head: ov.Node, tokens: np.ndarray) -> None:
+    """Keep the logits of `tokens` only: by rows of the head's weights, which makes it that much cheaper, or where the
+    weights are stored in a way that cannot be cut, by picking columns of its result."""
+    try:
+        head.input(1).replace_source_output(_trim_rows(head.input_value(1), tokens))
+    except ModelError:
+        result = model.get_results()[0]
+        picked = ops.gather(result.input_value(0), ops.constant(tokens.astype(np.int32)), ops.constant(-1))
+        result.input(0).replace_source_output(picked.output(0))
 
 
 def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:

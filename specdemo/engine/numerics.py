@@ -51,7 +51,7 @@ def exact_candidates(xml: Path) -> list[tuple[tuple[str, str], ...]]:
     return [(_F32, cache), (_F32, cache, _NO_DYNAMIC)]
 
 
-def exact_model(xml: Path, device: str, core: ov.Core, vocabulary: int | None = None) -> tuple[PagedModel, Invariance]:
+def exact_model(xml: Path, device: str, core: ov.Core) -> tuple[PagedModel, Invariance]:
     """Compile a target in the first candidate setting that is invariant here; in the last one if none is."""
     for properties in exact_candidates(xml):
         model = PagedModel(xml, ModelSettings(device, properties), core=core)
@@ -89,10 +89,15 @@ def _logits_in_pieces(model: PagedModel, base, text: list[int], size: int, total
     return np.concatenate(rows)
 
 
-def fastest_model(xml: Path, device: str, core: ov.Core, head_tokens: np.ndarray | None) -> PagedModel:
+def fastest_model(
+    xml: Path, device: str, core: ov.Core, *, head_tokens: np.ndarray | None = None, vocabulary: int | None = None
+) -> PagedModel:
     """Compile a draft in the setting whose single step is fastest here; exactness does not matter for a draft."""
     candidates = [(), *exact_candidates(xml)[:1]]
-    models = [PagedModel(xml, ModelSettings(device, c), head_tokens=head_tokens, core=core) for c in candidates]
+    models = [
+        PagedModel(xml, ModelSettings(device, properties), head_tokens=head_tokens, vocabulary=vocabulary, core=core)
+        for properties in candidates
+    ]
     seconds = [_step_seconds(model) for model in models]
     return models[seconds.index(min(seconds))]
 

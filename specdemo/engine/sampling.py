@@ -147,6 +147,11 @@ def acceptance_probability(p: float, q: float) -> float:
     return min(1.0, q / p)
 
 
+def accepts(chance: float, seed: int, position: int) -> bool:
+    """Whether a draft token with this acceptance probability is accepted at a position."""
+    return uniform(seed, position, ACCEPT) < chance
+
+
 def residual(p: Distribution, q: Distribution) -> Distribution:
     """max(0, q - p), normalised: what a rejected token is redrawn from (Chen et al., equation 2).
 

@@ -1,0 +1,199 @@
+"""The paged KV cache on a real (tiny) model: whatever is appended, truncated, forked, batched or released, logits are
+those of computing the whole text anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from specdemo.engine.model import (
+    BlockPool,
+    CacheFull,
+    ModelError,
+    ModelSettings,
+    PagedModel,
+    Run,
+    prefill_chunks,
+)
+from specdemo.engine.numerics import measure_invariance
+
+EXACT = ModelSettings(properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")))
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def xml(tiny_llama_pair):
+    return tiny_llama_pair.target_xml
+
+
+@pytest.fixture(scope="module")
+def model(xml):
+    return PagedModel(xml, EXACT)
+
+
+def recomputed(model: PagedModel, tokens: list[int]) -> np.ndarray:
+    with model.new_sequence() as fresh:
+        return model.forward([Run(fresh, tokens, 1)])[0].rows[0].copy()
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random appends, truncations, forks, batches and releases, checked against a plain recompute."""
+
+    model: PagedModel
+
+    def __init__(self):
+        super().__init__()
+        self.used = self.model.pool.used
+        self.sequences = [self.model.new_sequence(min_tokens=2)]
+        self.texts: list[list[int]] = [[]]
+
+    @rule(data=st.data(), count=st.integers(1, 40))
+    def append(self, data, count):
+        at = data.draw(st.integers(0, len(self.sequences) - 1))
+        tokens = data.draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
+        logits = self.model.forward([Run(self.sequences[at], tokens, 1)])[0].rows[0].copy()
+        self.texts[at] += tokens
+        assert np.abs(logits - recomputed(self.model, self.texts[at])).max() < TOLERANCE
+
+    @rule(data=st.data())
+    def append_to_all(self, data):
+        pieces = [data.draw(st.lists(st.integers(0, 255), min_size=1, max_size=5)) for _ in self.sequences]
+        runs = [Run(sequence, piece, 1) for sequence, piece in zip(self.sequences, pieces, strict=True)]
+        rows = [logits.rows[0].copy() for logits in self.model.forward(runs)]
+        for text, piece, row in zip(self.texts, pieces, rows, strict=True):
+            text += piece
+            assert np.abs(row - recomputed(self.model, text)).max() < TOLERANCE
+
+    @rule(data=st.data())
+    def truncate(self, data):
+        at = data.draw(st.integers(0, len(self.sequences) - 1))
+        length = data.draw(st.integers(0, len(self.texts[at])))
+        self.sequences[at].truncate(length)
+        del self.texts[at][length:]
+
+    @precondition(lambda self: len(self.sequences) < 4)
+    @rule(data=st.data())
+    def fork(self, data):
+        at = data.draw(st.integers(0, len(self.sequences) - 1))
+        length = data.draw(st.integers(0, len(self.texts[at])))
+        self.sequences.append(self.model.fork(self.sequences[at], length))
+        self.texts.append(self.texts[at][:length])
+
+    @precondition(lambda self: len(self.sequences) > 1)
+    @rule(data=st.data())
+    def release(self, data):
+        at = data.draw(st.integers(0, len(self.sequences) - 1))
+        self.sequences.pop(at).release()
+        self.texts.pop(at)
+
+    @invariant()
+    def blocks_are_counted_once_each_holder(self):
+        held = [block for sequence in self.sequences for block in sequence.blocks]
+        for block in set(held):
+            assert self.model.pool.references[block] == held.count(block)
+        assert self.model.pool.used == self.used + len(set(held))
+
+    @invariant()
+    def sequences_hold_their_texts(self):
+        assert [sequence.tokens for sequence in self.sequences] == self.texts
+
+    def teardown(self):
+        for sequence in self.sequences:
+            sequence.release()
+        assert self.model.pool.used == self.used
+
+
+def test_cache_agrees_with_recomputing_after_any_history(model):
+    CacheMachine.model = model
+    machine = CacheMachine.TestCase
+    machine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+    machine().runTest()
+
+
+def test_forwards_of_two_or_more_tokens_agree_bitwise_up_to_what_was_measured(model):
+    found = measure_invariance(model)
+    assert found.tokens >= 8
+    text = np.random.default_rng(0).integers(0, 256, 60).tolist()
+    with model.new_sequence(min_tokens=2) as one, model.new_sequence(min_tokens=2) as other:
+        model.forward([Run(one, text[:40], 1)])
+        model.forward([Run(other, text[:40], 1)])
+        single = [model.forward([Run(one, [token], 1)])[0].rows[0].copy() for token in text[40:48]]
+        together = model.forward([Run(other, text[40:48], 8)])[0].rows
+        assert np.array_equal(np.array(single), together)
+
+
+def test_best_and_log_sum_are_those_of_the_rows(model):
+    with model.new_sequence() as sequence:
+        logits = model.forward([Run(sequence, [1, 2, 3, 4], 3)])[0]
+        assert logits.best.tolist() == logits.rows.argmax(axis=1).tolist()
+        assert logits.log_sum == pytest.approx(np.log(np.exp(logits.rows.astype(np.float64)).sum(axis=1)), abs=1e-4)
+
+
+def test_truncating_costs_nothing_to_speak_of_and_copies_nothing(model):
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [7] * 1000, 1)])
+        blocks = list(sequence.blocks)
+        sequence.truncate(990)
+        assert sequence.blocks == blocks and sequence.length == 990
+        with pytest.raises(ValueError, match="truncate"):
+            sequence.truncate(991)
+
+
+def test_the_cache_grows_and_keeps_what_it_holds(xml):
+    model = PagedModel(xml, EXACT)
+    text = np.random.default_rng(1).integers(0, 256, 600).tolist()
+    with model.new_sequence() as short, model.new_sequence() as long:
+        model.forward([Run(short, text[:50], 1)])
+        before = len(model.pool.references)
+        for begin in range(0, 5 * before * model.block_size, 500):
+            model.forward([Run(long, (text * 20)[begin : begin + 500], 1)])
+        assert len(model.pool.references) > before
+        row = model.forward([Run(short, text[50:52], 1)])[0].rows[0].copy()
+    assert np.abs(row - recomputed(model, text[:52])).max() < TOLERANCE
+
+
+def test_a_bounded_cache_refuses_and_stays_usable(xml):
+    model = PagedModel(xml, ModelSettings(properties=EXACT.properties, block_limit=3))
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1] * (2 * model.block_size), 1)])
+        with pytest.raises(CacheFull, match="3 allowed"):
+            model.forward([Run(sequence, [1] * (2 * model.block_size), 1)])
+        assert sequence.length == 2 * model.block_size
+        model.forward([Run(sequence, [1] * model.block_size, 1)])
+    assert model.pool.used == 0
+
+
+def test_a_block_is_not_given_back_twice():
+    pool = BlockPool(2)
+    block = pool.take()
+    pool.give_back(block)
+    with pytest.raises(AssertionError):
+        pool.give_back(block)
+
+
+def test_a_trimmed_head_gives_the_same_logits_for_fewer_tokens(xml, model):
+    kept = np.array([0, 3, 17, 200, 255])
+    trimmed = PagedModel(xml, EXACT, head_tokens=kept)
+    with trimmed.new_sequence() as short, model.new_sequence() as whole:
+        few = trimmed.forward([Run(short, [5, 6, 7], 1)])[0]
+        all_ = model.forward([Run(whole, [5, 6, 7], 1)])[0]
+        assert few.rows.shape == (1, 5)
+        assert few.rows[0] == pytest.approx(all_.rows[0][kept], abs=1e-4)
+
+
+def test_a_file_that_is_no_decoder_is_refused_with_a_sentence(tmp_path):
+    (tmp_path / "openvino_model.xml").write_text("<net/>")
+    with pytest.raises(ModelError, match="not a readable"):
+        PagedModel(tmp_path / "openvino_model.xml")
+
+
+def test_prefill_chunks_cover_the_prompt_and_never_leave_one_token_alone():
+    for length in range(1, 700):
+        tokens = list(range(length))
+        chunks = prefill_chunks(tokens, 1)
+        assert [token for chunk, _ in chunks for token in chunk] == tokens
+        assert [rows for _, rows in chunks] == [0] * (len(chunks) - 1) + [1]
+        assert length == 1 or min(len(chunk) for chunk, _ in chunks) > 1

@@ -1,0 +1,200 @@
+"""Speculative decoding against plain decoding on toy models: limits, stop tokens, drafters good and bad."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdemo.engine import decode
+from specdemo.engine.drafters import LookupDrafter
+from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.sampling import Sampling
+
+GREEDY = Sampling()
+PROMPT = (1, 4, 2)
+
+
+def run(table, *, drafter=None, limits, prompt=PROMPT, sampling=GREEDY):
+    target = toy.sequence(prompt)
+    decoding = decode.decode(
+        decode.Prompt(prompt, toy.logits_after(table, prompt[-1:])),
+        target=target,
+        drafter=drafter,
+        lookahead=Lookahead(),
+        sampling=sampling,
+        limits=limits,
+    )
+    rounds, reason = toy.drive(decoding, {"target": table})
+    return rounds, reason, target
+
+
+def plain_answer(table, limits, prompt=PROMPT):
+    """Greedy decoding spelled out."""
+    tokens = list(prompt)
+    budget = min(limits.max_new_tokens, limits.context_limit - len(prompt))
+    for _ in range(budget):
+        tokens.append(int(table[tokens[-1]].argmax()))
+        if tokens[-1] in limits.stop_ids:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def drafter_kinds(truth):
+    """Scripted drafters around the true text: always right, always wrong, random, right until the third token."""
+    rng = np.random.default_rng(0)
+    true = (*PROMPT, *truth)
+
+    def right(context, position):
+        return true[position] if position < len(true) else 0
+
+    return {
+        "right": right,
+        "wrong": lambda context, position: (right(context, position) + 1) % 9,
+        "random": lambda context, position: int(rng.integers(9)),
+        "half": lambda context, position: right(context, position) if position % 3 else 0,
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["right", "wrong", "random", "half"]),
+    st.integers(1, 9),
+    st.integers(1, 25),
+    st.integers(4, 25),
+    st.sets(st.integers(0, 8), max_size=3),
+)
+def test_output_is_plain_decodings_to_the_token(seed, kind, length, max_new, context, stops):
+    table = toy.random_table(np.random.default_rng(seed), 9)
+    limits = decode.Limits(max_new, context, frozenset(stops))
+    expected = plain_answer(table, limits)
+    rounds, reason, target = run(table, drafter=toy.ScriptDrafter(length, drafter_kinds(expected)[kind]), limits=limits)
+    assert toy.answer_ids(rounds) == expected
+    assert target.tokens == [*PROMPT, *expected][:-1]
+    if expected[-1] in stops:
+        assert reason == "stop"
+    else:
+        assert reason == ("length" if len(expected) == max_new else "context")
+
+
+def test_autoregressive_decoding_is_the_same_generator_without_a_drafter():
+    table = toy.random_table(np.random.default_rng(5), 9)
+    limits = decode.Limits(20, 100)
+    rounds, _, _ = run(table, limits=limits)
+    assert toy.answer_ids(rounds) == plain_answer(table, limits)
+    assert [round_.emitted.kind for round_ in rounds] == ["first"] + ["plain"] * 19
+
+
+def test_a_right_draft_ends_in_a_bonus_and_a_wrong_one_in_a_correction():
+    table = toy.random_table(np.random.default_rng(5), 9)
+    truth = plain_answer(table, decode.Limits(20, 100))
+    right = toy.ScriptDrafter(3, drafter_kinds(truth)["right"])
+    rounds, _, _ = run(table, drafter=right, limits=decode.Limits(9, 100))
+    assert [round_.emitted.kind for round_ in rounds] == ["first", "bonus", "bonus"]
+    assert [round_.accepted for round_ in rounds] == [0, 3, 3]
+    wrong = toy.ScriptDrafter(3, drafter_kinds(truth)["wrong"])
+    rounds, _, _ = run(table, drafter=wrong, limits=decode.Limits(9, 100))
+    assert {round_.emitted.kind for round_ in rounds[1:-1]} == {"correction"}
+    assert all(token.target_probability is None for token in rounds[1].drafted[1:])
+
+
+def test_a_stop_token_inside_an_accepted_draft_ends_the_answer_there():
+    table = np.zeros((6, 6), np.float32)
+    for token in range(6):
+        table[token, (token + 1) % 6] = 5.0
+    drafter = toy.ScriptDrafter(5, lambda context, position: position % 6)
+    rounds, reason, _ = run(table, drafter=drafter, limits=decode.Limits(50, 100, frozenset({5})), prompt=(0, 1))
+    assert toy.answer_ids(rounds) == (2, 3, 4, 5) and reason == "stop"
+    assert rounds[-1].emitted is None and [token.accepted for token in rounds[-1].drafted] == [True] * 3 + [False] * 2
+
+
+def test_no_room_for_an_answer_is_refused():
+    with pytest.raises(ValueError, match="no room"):
+        run(toy.random_table(np.random.default_rng(0), 9), limits=decode.Limits(5, 3))
+
+
+def test_leaving_early_keeps_the_sequence_consistent():
+    table = toy.random_table(np.random.default_rng(5), 9)
+    truth = plain_answer(table, decode.Limits(20, 100))
+    target = toy.sequence(PROMPT)
+    decoding = decode.decode(
+        decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:])),
+        target=target,
+        drafter=toy.ScriptDrafter(4, drafter_kinds(truth)["wrong"]),
+        lookahead=Lookahead(),
+        sampling=GREEDY,
+        limits=decode.Limits(20, 100),
+    )
+    decoding.send(None)
+    request = decoding.send(None)
+    target.tokens.extend(request.run.tokens)  # the forward ran, and then nobody came back
+    decoding.close()
+    assert target.tokens == list(PROMPT)
+
+
+def test_following_a_certified_answer_reports_where_one_token_forwards_choose_otherwise():
+    table = toy.random_table(np.random.default_rng(5), 9)
+    truth = plain_answer(table, decode.Limits(12, 100))
+    other = list(truth)
+    other[4] = (other[4] + 1) % 9
+    prompt = decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:]))
+    rounds, _ = toy.drive(decode.follow(prompt, tuple(other), toy.sequence(PROMPT), GREEDY), {"target": table})
+    assert toy.answer_ids(rounds) == tuple(other)
+    assert rounds[4].drafted[0].id == truth[4] and not rounds[3].drafted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.8]), st.integers(2, 7), st.integers(0, 11), st.integers(1, 8))
+def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, temperature, chunk, at, shift):
+    table = toy.random_table(np.random.default_rng(seed), 9)
+    sampling = Sampling(temperature=temperature, seed=seed)
+    rounds, _, _ = run(table, limits=decode.Limits(12, 100), sampling=sampling)
+    truth = toy.answer_ids(rounds)
+    prompt = decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:]))
+
+    def checked(answer):
+        from specdemo.engine.drafters import Reply
+
+        requests = decode.certify(prompt, answer, toy.sequence(PROMPT), sampling, chunk)
+        reply = None
+        while True:
+            try:
+                tokens = requests.send(reply).run.tokens
+            except StopIteration as done:
+                return done.value[0]
+            reply = Reply(toy.logits_after(table, tokens), 0.0)
+
+    assert checked(truth) is None
+    wrong = list(truth)
+    wrong[at] = (wrong[at] + shift) % 9
+    assert checked(tuple(wrong)) == at
+
+
+def test_lookup_proposes_what_followed_the_longest_repeated_ending():
+    lookup = LookupDrafter(Lookahead())
+    context = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
+    assert lookup.guess(context, 3)[0] == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
+    assert lookup.guess([*context, 50], 3)[0] == []
+
+
+def test_lookup_runs_on_through_a_loop():
+    assert LookupDrafter(Lookahead()).guess([5, 6, 5, 6, 5], 6)[0] == [6, 5, 6, 5, 6, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+def test_lookup_index_agrees_with_searching_the_whole_text(text):
+    lookup = LookupDrafter(Lookahead())
+    for end in range(1, len(text) + 1):
+        context = text[:end]
+        found, _ = lookup.guess(context, 1)
+        expected = []
+        for size in range(min(7, end - 1), 0, -1):
+            starts = [s for s in range(end - size) if context[s : s + size] == context[end - size :]]
+            if starts:
+                expected = [context[starts[-1] + size]]
+                break
+        assert found == expected

@@ -1,0 +1,143 @@
+"""The accept/reject rule, exactly: on toy vocabularies every execution is enumerated, with its probability."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdemo.engine import decode, drafters
+from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.sampling import Distribution, Sampling, distribution
+
+LENGTH = 3
+
+
+class Branching:
+    """Replays a decoding once for every outcome of its random decisions, weighing each execution."""
+
+    def __init__(self):
+        self.script: list[int] = []
+
+    def executions(self, run):
+        """Yields (result, probability) of `run()` for every path through its decisions."""
+        self.script = []
+        while True:
+            self.made: list[tuple[int, int]] = []
+            self.weight = 1.0
+            result = run()
+            yield result, self.weight
+            while self.made and self.made[-1][0] == self.made[-1][1] - 1:
+                self.made.pop()
+            if not self.made:
+                return
+            self.script = [choice for choice, _ in self.made]
+            self.script[-1] += 1
+
+    def decide(self, probabilities) -> int:
+        at = len(self.made)
+        choice = self.script[at] if at < len(self.script) else 0
+        self.made.append((choice, len(probabilities)))
+        self.weight *= probabilities[choice]
+        return choice
+
+    def draw(self, source: Distribution, seed, position, stream=0) -> int:
+        return int(source.ids[self.decide(source.probabilities)])
+
+    def accepts(self, chance, seed, position) -> bool:
+        return self.decide([chance, 1 - chance]) == 0
+
+
+def target_distribution(table, prompt, sampling) -> dict[tuple[int, ...], float]:
+    """The probability of every answer of LENGTH tokens under the target alone."""
+    found = {}
+    for answer in itertools.product(range(len(table)), repeat=LENGTH):
+        weight, last = 1.0, prompt[-1]
+        for token in answer:
+            weight *= distribution(table[last], sampling).probability(token)
+            last = token
+        found[answer] = weight
+    return found
+
+
+def enumerate_output(target, draft, sampling, make_drafter, monkeypatch) -> Counter:
+    branching = Branching()
+    monkeypatch.setattr(decode, "draw", branching.draw)
+    monkeypatch.setattr(decode, "accepts", branching.accepts)
+    monkeypatch.setattr(drafters, "draw", branching.draw)
+    prompt = (0,)
+
+    def once():
+        decoding = decode.decode(
+            decode.Prompt(prompt, toy.logits_after(target, prompt)),
+            target=toy.sequence(prompt),
+            drafter=make_drafter(sampling),
+            lookahead=Lookahead(fixed=2),
+            sampling=sampling,
+            limits=decode.Limits(LENGTH, 100),
+        )
+        rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
+        return toy.answer_ids(rounds)
+
+    output = Counter()
+    for answer, weight in branching.executions(once):
+        output[answer] += weight
+    return output
+
+
+def model_drafter(length):
+    return lambda sampling: drafters.ModelDrafter(toy.sequence(), Lookahead(fixed=length), sampling)
+
+
+def point_drafter(length):
+    return lambda sampling: toy.ScriptDrafter(
+        length, lambda context, position: (context[-1] + position) % toy.VOCABULARY
+    )
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([0.6, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 2]),
+    coupling=st.sampled_from(["shared", "maximal"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), samplings, st.integers(1, 3), st.booleans())
+def test_output_distribution_is_the_targets_for_every_drafter(seed, sampling, length, has_probabilities):
+    rng = np.random.default_rng(seed)
+    target, draft = toy.random_table(rng), toy.random_table(rng)
+    make = model_drafter(length) if has_probabilities else point_drafter(length)
+    with pytest.MonkeyPatch.context() as patch:
+        output = enumerate_output(target, draft, sampling, make, patch)
+    for answer, weight in target_distribution(target, (0,), sampling).items():
+        assert output[answer] == pytest.approx(weight, abs=1e-9)
+
+
+@pytest.mark.parametrize("broken", ["residual", "acceptance_probability"])
+def test_a_broken_rule_is_caught(broken, monkeypatch):
+    rule = {"residual": lambda p, q: q, "acceptance_probability": lambda p, q: 1.0 if q > 0.1 else 0.0}[broken]
+    monkeypatch.setattr(decode, broken, rule)
+    rng = np.random.default_rng(1)
+    target, draft = toy.random_table(rng), toy.random_table(rng)
+    sampling = Sampling(temperature=1.0, coupling="maximal")
+    output = enumerate_output(target, draft, sampling, model_drafter(2), monkeypatch)
+    worst = max(abs(output[a] - w) for a, w in target_distribution(target, (0,), sampling).items())
+    assert worst > 0.01
+
+
+def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
+    rng = np.random.default_rng(3)
+    p, q = (distribution(toy.random_table(rng, 5)[0], Sampling(temperature=1.0)) for _ in range(2))
+    accepted = sum(
+        p.probability(token) * decode.acceptance_probability(p.probability(token), q.probability(token))
+        for token in range(5)
+    )
+    assert accepted == pytest.approx(1 - 0.5 * np.abs(p.probabilities - q.probabilities).sum())
