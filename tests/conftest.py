@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +39,9 @@ def tiny(tmp_path_factory) -> TinyModels:
     home = tmp_path_factory.mktemp("tiny")
     write_dolly_pair(home / "dolly", home / "pythia")
     write_gpt2_pair(home / "gpt2-xl", home / "gpt2")
-    for name in ("dolly", "pythia"):
-        export(home / name, home / f"{name}-ov", ExportSettings("int8"))
+    with ThreadPoolExecutor(2) as both:
+        names = ("dolly", "pythia")
+        list(both.map(lambda name: export(home / name, home / f"{name}-ov", ExportSettings("int8")), names))
     return TinyModels(home / "dolly-ov", home / "pythia-ov", home / "gpt2-xl", home / "gpt2")
 
 

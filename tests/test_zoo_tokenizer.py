@@ -16,7 +16,7 @@ from specdemo.zoo.tokenizer import Tokenizer
 # SmolLM2's vocabulary has no token for these; see Tokenizer.
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=UNSPEAKABLE, max_codepoint=0x3FFFF))
-PIECES = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "  ", "user", "<|endoftext|>", "é"])
+PIECES = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "  ", "<|endoftext|>", "é"])
 HOSTILE = st.lists(PIECES | TEXT, max_size=8).map("".join)
 
 
@@ -66,7 +66,8 @@ def test_any_text_comes_back_unchanged(tokenizer, text):
 def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
     openvino_genai = pytest.importorskip("openvino_genai")
     other = openvino_genai.Tokenizer(str(embedded_pair.target_xml.parent))
-    for text in ("Hello  world", " \n x\t\ty 12345 3.14", "日本語 👩‍👩‍👧 é", "<|im_start|>user\nhi<|im_end|>\n", "we've"):
+    texts = ("Hello  world", " \n x\t\ty 12345 3.14", "日本語 👩‍👩‍👧 é", "<|im_start|>user\nhi<|im_end|>\n", "we've")
+    for text in texts:
         assert tokenizer.encode(text) == other.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
 
 
@@ -144,7 +145,8 @@ def write_config(folder, template) -> None:
 
 
 def test_a_tokenizers_own_chat_template_is_used(tmp_path):
-    write_config(tmp_path, "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [assistant]")
+    turns = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    write_config(tmp_path, "{{ bos_token }}" + turns + " [assistant]")
     template = chat_template(tmp_path)
     assert (template.before, template.after) == ("<s>[user] ", " [assistant]")
 

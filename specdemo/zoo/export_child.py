@@ -33,6 +33,7 @@ def main(source: Path, out: Path, weight_format: str, group_size: int) -> int:
         ov_config=config,
         library_name="transformers",
         stateful=True,
+        convert_tokenizer=True,
     )
     for name in KEPT:  # the checkpoint's own files, where transformers wrote none or another form
         if (source / name).is_file() and (name == "tokenizer.json" or not (out / name).exists()):

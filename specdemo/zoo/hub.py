@@ -29,6 +29,10 @@ Choose = Callable[[Sequence[str]], list[str]]
 """From the names in a repository, those that are needed; raises BadChoice if it has not got what is needed."""
 
 
+Check = Callable[[Path], None]
+"""Looks at a folder and raises ZooError if it is not what it should be."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """`size` in bytes; the hash is SHA-256 for large files, git's blob hash for small ones, "" if the Hub has none."""
@@ -79,11 +83,11 @@ def answers(timeout: float = 2.0) -> bool:
         return False
 
 
-def cached(repo: str, choose: Choose) -> Snapshot | None:
+def cached(repo: str, choose: Choose, check: Check | None = None) -> Snapshot | None:
     """The whole snapshot of `repo` on this disk, or None. Never asks the network.
 
     Besides what `download` fetched it accepts what another program (a Space's preload, say) put into the Hub's cache,
-    if everything that `choose` wants is there.
+    if everything that `choose` wants is there and `check` does not raise.
     """
     name, revision = split(repo)
     try:
@@ -103,10 +107,13 @@ def cached(repo: str, choose: Choose) -> Snapshot | None:
     folder = storage / "snapshots" / commit
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     try:
-        choose(names)
+        wanted = choose(names)
+        if check:
+            check(folder)
     except ZooError:
         return None
-    return Snapshot(folder, commit) if names else None
+    _write_manifest(repo, commit, folder, {name: _size(folder / name) for name in wanted})
+    return Snapshot(folder, commit)
 
 
 def split(repo: str) -> tuple[str, str]:
@@ -148,7 +155,7 @@ def require_disk(listings: Sequence[Listing]) -> None:
         require_space(_cache(), missing + 50_000_000, what)
 
 
-def download(listing: Listing, report: Report = silent, *, check: Callable[[Path], None] | None = None) -> Snapshot:
+def download(listing: Listing, report: Report = silent, *, check: Check | None = None) -> Snapshot:
     """Fetch what is missing of `listing`, verify it and return the whole snapshot.
 
     `check` looks at the folder before it counts as whole. Raises ZooError with one sentence for every failure.
@@ -165,12 +172,7 @@ def download(listing: Listing, report: Report = silent, *, check: Callable[[Path
     if check:
         check(folder)
     spec = listing.repo if listing.revision == "main" else f"{listing.repo}@{listing.revision}"
-    path = _manifest(spec)
-    make_folder(path.parent)
-    sizes = {file.path: file.size for file in listing.files}
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(json.dumps({"commit": listing.commit, "folder": str(folder), "files": sizes}), encoding="utf-8")
-    os.replace(scratch, path)
+    _write_manifest(spec, listing.commit, folder, {file.path: file.size for file in listing.files})
     return Snapshot(folder, listing.commit)
 
 
@@ -269,6 +271,9 @@ def _fetch_file(listing: Listing, file: RemoteFile, meter: _Meter) -> None:
 
     pointer = _storage(listing.repo) / "snapshots" / listing.commit / file.path
     blob = _blob(listing, file)
+    if pointer.exists() and _size(pointer) != file.size:  # damaged since it came
+        pointer.resolve().unlink(missing_ok=True)
+        pointer.unlink(missing_ok=True)
     if not pointer.exists() and blob is not None:
         make_folder(blob.parent)
         part = blob.with_name(blob.name + ".part")
@@ -320,7 +325,7 @@ def _hash(path: Path, file: RemoteFile) -> str:
 
 def _already(listing: Listing, file: RemoteFile) -> int:
     """Bytes of `file` that are on this disk, whole or begun."""
-    if (_storage(listing.repo) / "snapshots" / listing.commit / file.path).exists():
+    if _size(_storage(listing.repo) / "snapshots" / listing.commit / file.path) == file.size:
         return file.size
     blob = _blob(listing, file)
     if blob is None:
@@ -349,6 +354,14 @@ def _cache() -> Path:
 
 def _storage(repo: str) -> Path:
     return _cache() / f"models--{repo.replace('/', '--')}"
+
+
+def _write_manifest(repo: str, commit: str, folder: Path, sizes: dict[str, int]) -> None:
+    path = _manifest(repo)
+    make_folder(path.parent)
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps({"commit": commit, "folder": str(folder), "files": sizes}), encoding="utf-8")
+    os.replace(scratch, path)
 
 
 def _manifest(repo: str) -> Path:

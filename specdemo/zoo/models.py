@@ -61,7 +61,7 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Model]:
     Disk and memory are checked against the Hub's own sizes for all of them before the first byte is fetched. Raises
     ZooError or BadChoice, one sentence for the user.
     """
-    here = [None if Path(source.repo).is_dir() else hub.cached(source.repo, choose_files) for source in sources]
+    here = [_cached(source) for source in sources]
     listings = [
         None if found or Path(source.repo).is_dir() else hub.list_repository(source.repo, choose_files)
         for source, found in zip(sources, here, strict=True)
@@ -82,7 +82,7 @@ def checkpoint(source: Source, report: Report = silent) -> Path:
     """The folder of a PyTorch checkpoint, downloaded if it is not here. Raises BadChoice if it is IR already."""
     folder = Path(source.repo)
     if not folder.is_dir():
-        found = hub.cached(source.repo, choose_files)
+        found = hub.cached(source.repo, choose_files, _check_snapshot)
         if found is None:
             listing = hub.list_repository(source.repo, choose_files)
             hub.require_disk([listing])
@@ -102,6 +102,11 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         raise BadChoice(f"{option} {text!r} is neither a folder here nor a Hub repository (owner/name).")
     return Source(text, text.partition("@")[0], 0, export=weight_format)
+
+
+def _cached(source: Source) -> hub.Snapshot | None:
+    """The repository's snapshot on this disk; None if there is none, or if the source is a folder."""
+    return None if Path(source.repo).is_dir() else hub.cached(source.repo, choose_files, _check_snapshot)
 
 
 def _check_snapshot(folder: Path) -> None:
@@ -150,7 +155,7 @@ def _recorded_revision(folder: Path) -> str:
 
 
 def _ready(source: Source) -> bool:
-    found = None if Path(source.repo).is_dir() else hub.cached(source.repo, choose_files)
+    found = _cached(source)
     folder = found.folder if found else Path(source.repo)
     if not folder.is_dir():
         return False
