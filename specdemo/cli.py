@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from specdemo.engine.trace import Settings
+    from specdemo.zoo.load import LoadedPair
     from specdemo.zoo.pairs import Pair
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
@@ -245,6 +246,25 @@ def pair_from(args: argparse.Namespace) -> Pair:
     choice = catalogue.default_pair()
     print(f"pair {choice.why}", file=sys.stderr)
     return choice.pair
+
+
+def load_from(args: argparse.Namespace) -> LoadedPair:
+    """The pair and the devices that `args` name, fetched with a progress bar on stderr, ready for a Session."""
+    import dataclasses
+
+    from specdemo.commands.progress_bar import ProgressBar
+    from specdemo.zoo.load import load_pair
+    from specdemo.zoo.machine import require_device
+
+    for option, device in (("--device", args.device), ("--draft-device", args.draft_device)):
+        require_device(device, option)
+    pair = pair_from(args)
+    bar = ProgressBar()
+    try:
+        loaded = load_pair(pair, progress=bar)
+    finally:
+        bar.close()
+    return dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device)
 
 
 def write_json(text: str, destination: str) -> None:

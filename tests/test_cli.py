@@ -77,6 +77,7 @@ def test_every_command_has_help(capsys, command):
         (["run", "Hi", "--drafter", "oracle"], ["--drafter", "oracle", "lookup"]),
         (["run", "Hi", "--numerics", "quick"], ["--numerics", "exact"]),
         (["run", "Hi", "--pair", "unheard-of"], ["--pair", "'unheard-of'", "embedded"]),
+        (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU", "AUTO"]),
         (["run", "Hi", "--assistant-model", "x"], ["--assistant-model", "--model"]),
         (["fetch", "unheard-of"], ["PAIR", "'unheard-of'", "embedded"]),
     ],

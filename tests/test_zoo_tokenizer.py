@@ -171,6 +171,36 @@ def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path
         chat_template(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory) -> Tokenizer:
+    """A tokenizer of Llama 2's kind: words with a mark for the space before them, bytes for the rest."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
+
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"Helowrd,."]
+    vocabulary += ["▁Hello", "▁w", "▁H", "el", "lo", "Hello", "▁Hel"]
+    ids = {string: id for id, string in enumerate(vocabulary)}
+    merges = [("▁", "H"), ("e", "l"), ("l", "o"), ("▁H", "el"), ("▁Hel", "lo"), ("▁", "w")]
+    model = models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.add_special_tokens(["<s>", "</s>"])
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.json"
+    made.save(str(path))
+    return Tokenizer(path)
+
+
+@pytest.mark.parametrize("text", ["Hello world", " Hello  world ", "Hello, wörld 👍🏽", "日本\nHello", ""])
+def test_sentencepiece_text_streams_whole_and_comes_back_unchanged(sentencepiece, text):
+    ids = sentencepiece.encode(text, special=False)
+    stream = sentencepiece.stream()
+    pieces = [stream.push(id) for id in ids]
+    assert "".join(pieces) + stream.finish() == text
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+
+
 def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path):
     with pytest.raises(ZooError, match=r"no tokenizer\.json"):
         Tokenizer(tmp_path / "tokenizer.json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 import unicodedata
@@ -34,22 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from specdemo.cli import pair_from, settings_from, write_json
-    from specdemo.commands.progress_bar import ProgressBar
+    from specdemo.cli import load_from, settings_from, write_json
     from specdemo.engine.trace import to_json
     from specdemo.zoo.errors import BadChoice
-    from specdemo.zoo.load import load_pair
 
     if not args.instruction.strip():
         raise BadChoice("The instruction is empty; write what the model should answer.")
     settings = settings_from(args)
-    pair = pair_from(args)
-    bar = ProgressBar()
-    try:
-        loaded = load_pair(pair, progress=bar)
-    finally:
-        bar.close()
-    loaded = dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device)
+    loaded = load_from(args)
 
     from specdemo.session import Session  # openvino is imported here, after the cheap refusals above
 

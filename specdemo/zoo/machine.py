@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+from specdemo.zoo.errors import BadChoice
+
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -25,6 +27,22 @@ def memory_bytes() -> int:
 def processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def devices() -> list[str]:
+    """OpenVINO's names of the devices here, such as CPU and GPU, with AUTO, which chooses among them."""
+    import openvino
+
+    return [*openvino.Core().available_devices, "AUTO"]
+
+
+def require_device(name: str, option: str) -> None:
+    """Raise BadChoice, naming the `option` and what there is, if OpenVINO has no such device here."""
+    if name == "CPU":  # always there; saves importing OpenVINO for it
+        return
+    there = devices()
+    if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
+        raise BadChoice(f"{option} {name!r} is not a device OpenVINO finds here; choose one of {', '.join(there)}.")
 
 
 def describe() -> str:

@@ -112,15 +112,15 @@ class Tokenizer:
 class TokenStream:
     """Text of a growing token list, never half a character.
 
-    Byte-level vocabularies are decoded byte by byte. Others (SentencePiece-like) are decoded over the tokens since the
-    last settled place, because what a token says there depends on its neighbours.
+    Byte-level vocabularies are decoded byte by byte. Others (SentencePiece-like) are decoded together with the tokens
+    just before, because what a token says there (a space in front or not) depends on its neighbours.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._window: list[int] = []
-        self._said = 0
+        self._before: list[int] = []  # the tokens of the last text that was given out
+        self._pending: list[int] = []  # tokens after those, whose text has not been given out
 
     def push(self, id: int) -> str:
         """The text that `id` adds: "" while a character is incomplete, and for special tokens."""
@@ -129,23 +129,25 @@ class TokenStream:
             return self._utf8.decode(self._tokenizer._bytes_of(id))
         if id in self._tokenizer.special_ids or self._tokenizer.token_string(id) is None:
             return ""
-        self._window.append(id)
-        text = self._decoded()
+        self._pending.append(id)
+        text = self._new_text()
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        new, self._said = text[self._said :], len(text)
-        return new
+        self._before, self._pending = self._pending, []
+        return text
 
     def finish(self) -> str:
         """The text still held back: a replacement character for one that never became whole, usually ""."""
         if self._tokenizer._byte_level:
             return self._utf8.decode(b"", final=True)
-        text = self._decoded()
-        new, self._said = text[self._said :], len(text)
-        return new
+        text = self._new_text() if self._pending else ""
+        self._before, self._pending = self._pending or self._before, []
+        return text
 
-    def _decoded(self) -> str:
-        return self._tokenizer._parsing.decode(self._window, skip_special_tokens=True)
+    def _new_text(self) -> str:
+        """What the pending tokens say after the ones before them."""
+        decode = self._tokenizer._parsing.decode
+        return decode(self._before + self._pending).removeprefix(decode(self._before))
 
 
 def _is_byte_level(decoder: dict | None) -> bool:
