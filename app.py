@@ -1,0 +1,36 @@
+"""Builds the page and serves it. On a Hugging Face Space it just runs; locally it listens on 127.0.0.1."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve the page until interrupted. Returns the exit code: 2 for bad input, 1 for a failure."""
+    on_space = "SPACE_ID" in os.environ
+    parser = argparse.ArgumentParser(description="Serve the speculative decoding demo.")
+    parser.add_argument("--share", action="store_true", default=os.environ.get("SPECDEMO_SHARE") == "1",
+                        help="also print a public link through Gradio's tunnel (SPECDEMO_SHARE=1)")
+    parser.add_argument("--host", default=os.environ.get("SPECDEMO_HOST", "0.0.0.0" if on_space else "127.0.0.1"),
+                        help="address to listen on (SPECDEMO_HOST; default: 127.0.0.1, on a Space 0.0.0.0)")
+    parser.add_argument("--port", default=os.environ.get("SPECDEMO_PORT", "7860"),
+                        help="port to listen on (SPECDEMO_PORT; default: 7860, or the next free one)")
+    parser.add_argument("--pair", default=os.environ.get("SPECDEMO_PAIR", "embedded"),
+                        help="pair of models to start with (SPECDEMO_PAIR; see `python -m specdemo pairs`)")
+    parser.add_argument("--max-new-tokens", default=os.environ.get("SPECDEMO_MAX_NEW_TOKENS", "100"),
+                        help="where the page's setting of that name starts (SPECDEMO_MAX_NEW_TOKENS)")
+    options = parser.parse_args(arguments)
+
+    from specdemo.ui import serve
+
+    try:
+        return serve.main(options)
+    except serve.BadOption as error:
+        print(f"app.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The settings panel: its components, their limits and help, and the link that restores them. Decides nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from specdemo.engine.trace import Settings
+
+DRAFT_TOKENS = ["auto", *(str(k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16))]
+DRAFTERS = ["auto", "model", "lookup"]
+NUMERICS = ["exact", "fast"]
+LONGEST_ANSWER = 2000
+LONGEST_LINK_QUESTION = 2000
+
+NAMES = ("question", "pair", "max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed",
+         "numerics")
+"""The inputs of a run, in the order in which the page and the endpoints pass them; also the names in a link."""
+
+
+class InputError(ValueError):
+    """A setting that cannot be used; the message is one sentence for the visitor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a visitor asked for."""
+
+    question: str
+    pair: str
+    settings: Settings
+
+
+def parse(question, pair, max_new_tokens, draft_tokens, drafter, temperature, top_p, top_k, seed, numerics) -> Request:
+    """The components' values as a Request. Raises InputError for an empty question or a cleared or impossible number."""
+    question = question if isinstance(question, str) else ""
+    if not question.strip():
+        raise InputError("Please type a question or an instruction first; the box is empty.")
+    return Request(question, str(pair), Settings(
+        max_new_tokens=_number("Maximum tokens", max_new_tokens, 1, LONGEST_ANSWER, int),
+        draft_tokens=_draft_tokens(draft_tokens),
+        drafter=_choice("Drafter", drafter, DRAFTERS),
+        temperature=_number("Temperature", temperature, 0, 5, float),
+        top_p=_number("Top-p", top_p, 0.01, 1, float),
+        top_k=_number("Top-k", top_k, 0, 100_000, int),
+        seed=_number("Seed", seed, 0, 2**31 - 1, int),
+        numerics=_choice("Numerics", numerics, NUMERICS),
+    ))
+
+
+def _number(label: str, value, low: float, high: float, kind: type):
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or not low <= number <= high or number != float(value):
+        whole = "a whole number" if kind is int else "a number"
+        raise InputError(f"{label} should be {whole} from {low:,} to {high:,}, not {_shown(value)}.")
+    return number
+
+
+def _choice(label: str, value, options: list[str]) -> str:
+    if value not in options:
+        raise InputError(f"{label} should be one of {', '.join(options)}, not {_shown(value)}.")
+    return value
+
+
+def _draft_tokens(value) -> int | None:
+    if value is None or str(value).strip().lower() == "auto":
+        return None
+    try:
+        return _number("Draft length", value, 1, 64, int)
+    except InputError:
+        raise InputError(f"Draft length should be auto or a whole number from 1 to 64, not {_shown(value)}.") from None
+
+
+def _shown(value) -> str:
+    return "nothing" if value is None or value == "" else f"{value!r:.40}"
+
+
+def link_query(values: Mapping[str, object]) -> str:
+    """The query string that restores these values (question shortened to LONGEST_LINK_QUESTION characters)."""
+    kept = {name: str(values[name]) for name in NAMES if values.get(name) not in (None, "")}
+    kept["question"] = kept.get("question", "")[:LONGEST_LINK_QUESTION]
+    return urlencode(kept)
+
+
+def from_link(query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, object]) -> dict[str, object]:
+    """The components' values that a link asks for; whatever is missing or impossible stays at its default."""
+    values = dict(defaults)
+    values["question"] = query.get("question", "")[:LONGEST_LINK_QUESTION]
+    if query.get("pair") in pairs:
+        values["pair"] = query["pair"]
+    readers = {
+        "max_new_tokens": lambda text: _number("", text, 1, LONGEST_ANSWER, int),
+        "draft_tokens": lambda text: _choice("", text, DRAFT_TOKENS),
+        "drafter": lambda text: _choice("", text, DRAFTERS),
+        "temperature": lambda text: _number("", text, 0, 2, float),
+        "top_p": lambda text: _number("", text, 0.05, 1, float),
+        "top_k": lambda text: _number("", text, 0, 1000, int),
+        "seed": lambda text: _number("", text, 0, 2**31 - 1, int),
+        "numerics": lambda text: _choice("", text, NUMERICS),
+    }
+    for name, read in readers.items():
+        if name in query:
+            try:
+                values[name] = read(query[name])
+            except InputError:
+                continue
+    return values

@@ -1,0 +1,151 @@
+"""Turns what a session yields into page updates: one generator for a run, one for the loading line, one to open a trace."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
+from specdemo.ui import controls, wire
+from specdemo.ui.pump import Pump
+from specdemo.ui.service import Service, sentence
+
+UPDATE_EVERY = 0.08
+"""Seconds between two envelopes. The script spreads the tokens in one over the times at which they were made, so
+bursts look smooth however few envelopes there are; fewer leave more of the processor to the models."""
+
+
+class Runs:
+    """The stop signals of the runs in progress, by browser session, so that Stop reaches the right one."""
+
+    def __init__(self):
+        self._stops: dict[str, threading.Event] = {}
+
+    def begin(self, session: str | None) -> threading.Event:
+        self.stop(session)
+        event = threading.Event()
+        if session:
+            self._stops[session] = event
+        return event
+
+    def stop(self, session: str | None) -> None:
+        event = self._stops.get(session or "")
+        if event is not None:
+            event.set()
+
+    def end(self, session: str | None, event: threading.Event) -> None:
+        if session and self._stops.get(session) is event:
+            del self._stops[session]
+
+
+def run(service: Service, runs: Runs, session_id: str | None, values: tuple) -> Iterator[tuple[str, Trace | None]]:
+    """One race: (envelope, None) as it goes, and last (envelope, trace), or (envelope, None) after an error."""
+    run_id = uuid.uuid4().hex[:8]
+    try:
+        request = controls.parse(*values)
+    except controls.InputError as error:
+        yield wire.error(run_id, str(error)), None
+        return
+    stop = runs.begin(session_id)
+    channel = wire.Channel(run_id, request.settings.max_new_tokens, request.question)
+    try:
+        yield from _load_and_race(service, channel, request, stop)
+    except Exception as error:
+        yield wire.error(run_id, sentence(error)), None
+    finally:
+        stop.set()  # also when the browser has gone: the thread that decodes must not go on for nobody
+        runs.end(session_id, stop)
+
+
+def _load_and_race(service: Service, channel: wire.Channel, request: controls.Request, stop: threading.Event):
+    yield channel.envelope("loading", "Starting"), None
+    for state in service.states(request.pair, stop):
+        if state.kind == "failed":
+            yield wire.error(channel.run, state.text), None
+            return
+        if state.kind == "loading":
+            yield channel.envelope("loading", loading_line(state) + ". Your question is next."), None
+    if stop.is_set():
+        yield wire.error(channel.run, "Stopped before the models were ready."), None
+        return
+    with service.session(request.pair) as session:
+        trace = None
+        ahead = service.users - 1
+        note = f"Waiting: {ahead} other question{'s' if ahead > 1 else ''} in work" if ahead else "Reading the question"
+        yield channel.envelope("waiting" if ahead else "speculative", note), None
+
+        def first():
+            return session.answer(request.question, request.settings, stop=stop)
+
+        for batch in Pump(first, stop).batches(UPDATE_EVERY):
+            trace = _last_trace(batch) or trace
+            channel.rounds += [event for event in batch if not isinstance(event, Trace)]
+            if batch and trace is None:
+                yield channel.envelope("speculative", "Answering with the draft's help"), None
+        if trace.finish_reason == "cancelled" or stop.is_set():
+            yield channel.finished(trace, "stopped", "Stopped."), trace
+            return
+        yield channel.envelope("plain", "Answering again, without the draft"), None
+        speculative, trace = trace, None
+
+        def second():
+            return session.baseline(speculative, stop=stop)
+
+        for batch in Pump(second, stop).batches(UPDATE_EVERY):
+            trace = _last_trace(batch) or trace
+            channel.plain += [event for event in batch if not isinstance(event, Trace)]
+            if batch and trace is None:
+                yield channel.envelope("plain", "Answering again, without the draft"), None
+    if stop.is_set():
+        yield channel.finished(trace or speculative, "stopped", "Stopped during plain decoding."), trace or speculative
+    else:
+        yield channel.finished(trace, "done", ""), trace
+
+
+def _last_trace(batch: list) -> Trace | None:
+    return batch[-1] if batch and isinstance(batch[-1], Trace) else None
+
+
+def loading_line(state) -> str:
+    percent = "" if state.fraction is None else f" ({state.fraction:.0%})".replace("%", " %")
+    return state.text + percent
+
+
+def loading(service: Service) -> Iterator[str]:
+    """Text for the line under the title, until the pair is ready or has failed. Starts nothing."""
+    shown = None
+    while True:
+        state = service.state
+        line = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[state.kind] + loading_line(state)
+        if line != shown:
+            shown = line
+            yield line
+        if state.kind != "loading":
+            return
+        time.sleep(0.2)
+
+
+def open_trace(path: str | None) -> tuple[str, Trace | None]:
+    """The envelope that shows a saved trace, and the trace; or one sentence on what is wrong with the file."""
+    run_id = uuid.uuid4().hex[:8]
+    if not path:
+        return wire.error(run_id, "No file was chosen."), None
+    try:
+        if Path(path).stat().st_size > MAX_JSON_BYTES:
+            raise TraceError(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; a run never writes that much.")
+        trace = from_json(Path(path).read_bytes())
+    except TraceError as error:
+        return wire.error(run_id, str(error)), None
+    except (OSError, UnicodeDecodeError):
+        return wire.error(run_id, "The file could not be read; choose a trace that this demo saved."), None
+    channel = wire.Channel(run_id, trace.settings.max_new_tokens, trace.instruction)
+    note = f"A saved run: {_short(trace.instruction)}"
+    return channel.finished(trace, "opened", note), trace
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,0 +1,73 @@
+"""Starts the server: checks the options, begins loading the models, and puts the page up in front of that."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from argparse import Namespace
+
+from specdemo.ui import controls
+from specdemo.zoo.errors import BadChoice
+from specdemo.zoo.pairs import PAIRS, find_pair
+
+
+class BadOption(ValueError):
+    """A command line option that cannot be used; the message names it, its value and what would be accepted."""
+
+
+def _whole(option: str, value: str, low: int, high: int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise BadOption(f"{option} {value!r} should be a whole number from {low} to {high}.")
+    return number
+
+
+def free_port(host: str, wanted: int, tries: int = 50) -> int:
+    """`wanted`, or the next port that nobody listens on. Raises BadOption when there is none or the host is not ours."""
+    for port in range(wanted, min(wanted + tries, 65536)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except socket.gaierror as error:
+                raise BadOption(f"--host {host!r} is not an address of this machine; try 127.0.0.1.") from error
+            except OSError as error:
+                if error.errno in (98, 48, 13):  # in use (Linux, macOS), or not allowed
+                    continue
+                raise BadOption(f"--host {host!r} is not an address of this machine; try 127.0.0.1.") from error
+            return port
+    raise BadOption(f"--port {wanted}: no free port from {wanted} on; choose another.")
+
+
+def main(options: Namespace) -> int:
+    """Serve until interrupted; returns the exit code."""
+    max_new_tokens = _whole("--max-new-tokens", options.max_new_tokens, 1, controls.LONGEST_ANSWER)
+    port = free_port(options.host, _whole("--port", options.port, 1, 65535))
+    try:
+        find_pair(options.pair)
+    except BadChoice as error:
+        raise BadOption(str(error)) from error
+
+    from specdemo.ui import page
+    from specdemo.ui.service import Service
+
+    service = Service(options.pair)
+    built = page.build(service, {pair.name: pair.title for pair in PAIRS}, options.pair, max_new_tokens)
+    _, url, public = built.blocks.queue(max_size=64).launch(
+        server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
+        show_error=False, mcp_server=True, **built.launch)
+    print(f"The page is up: {url}", flush=True)
+    if options.share:
+        _share(built.blocks)
+    try:
+        built.blocks.block_thread()
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _share(blocks) -> None:
+    print("--share: not here yet", file=sys.stderr)

@@ -1,0 +1,128 @@
+"""Holds the loaded pair: opens it in a background thread, and tells the page how far that is. Answers nothing itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdemo.session import Session
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str, float | None], None]
+Opener = Callable[[str, Report], "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the service is doing. `kind` is "loading", "ready" or "failed"; `text` a line for the page; `fraction` 0 to 1."""
+
+    kind: str
+    pair: str
+    text: str
+    fraction: float | None = None
+
+
+def open_session(name: str, report: Report) -> Session:
+    """Fetch what is missing of the pair called `name`, compile it, and return its session. Slow; imports OpenVINO."""
+    from specdemo.zoo.load import load_pair
+    from specdemo.zoo.pairs import find_pair
+
+    pair = find_pair(name)
+    loaded = load_pair(pair, progress=lambda progress: report(progress.line, progress.fraction))
+    report("Compiling the models for this processor", None)
+    from specdemo.session import Session
+
+    return Session(loaded)
+
+
+def sentence(error: BaseException) -> str:
+    """One sentence for the page: the message of an error made for users, else its kind (the log has the rest)."""
+    from specdemo.zoo.errors import ZooError
+
+    if isinstance(error, ZooError) or type(error).__name__ == "RequestError":
+        return str(error)
+    log.error("The page shows only a sentence of this.", exc_info=error)
+    return f"Something went wrong inside ({type(error).__name__}); the terminal that runs this page has the details."
+
+
+class Service:
+    """One pair at a time. Loading a second one first waits until nobody uses the first, then closes it."""
+
+    def __init__(self, pair: str, opener: Opener = open_session):
+        self._opener = opener
+        self._changed = threading.Condition()
+        self._session: Session | None = None
+        self._users = 0
+        self.state = State("loading", pair, "Getting the models ready")
+        self._begin(pair)
+
+    def _set(self, state: State) -> None:
+        with self._changed:
+            self.state = state
+            self._changed.notify_all()
+
+    def _begin(self, pair: str) -> None:
+        self._set(State("loading", pair, "Getting the models ready"))
+        threading.Thread(target=self._load, args=(pair,), name=f"load-{pair}", daemon=True).start()
+
+    def _load(self, pair: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._users == 0)
+            old, self._session = self._session, None
+        try:
+            if old is not None:
+                old.close()
+            session = self._opener(pair, lambda text, fraction: self._set(State("loading", pair, text, fraction)))
+        except Exception as error:
+            self._set(State("failed", pair, sentence(error)))
+            return
+        with self._changed:
+            self._session = session
+        draft = session.info.draft or "prompt lookup (no draft model)"
+        self._set(State("ready", pair, f"Ready: {session.info.target}, guesses by {draft}"))
+
+    def states(self, pair: str, stop: threading.Event | None = None) -> Iterator[State]:
+        """The states on the way to `pair` being ready, the last one "ready" or "failed"; starts loading if need be.
+
+        Ends early, with a "loading" state, when `stop` is set.
+        """
+        with self._changed:
+            if self.state.pair != pair or self.state.kind == "failed":
+                if self.state.kind == "loading":
+                    self._changed.wait_for(lambda: self.state.kind != "loading", timeout=600)
+                self._begin(pair)
+        seen = None
+        while True:
+            state = self.state
+            if state != seen:
+                seen = state
+                yield state
+            if state.pair == pair and state.kind != "loading" or stop is not None and stop.is_set():
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self.state != seen, timeout=0.25)
+
+    @contextmanager
+    def session(self, pair: str) -> Iterator[Session]:
+        """The session of a ready pair, kept open while in use. Raises LookupError when another pair took its place."""
+        with self._changed:
+            if self._session is None or self.state.pair != pair or self.state.kind != "ready":
+                raise LookupError(pair)
+            self._users += 1
+            session = self._session
+        try:
+            yield session
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
+    @property
+    def users(self) -> int:
+        return self._users
