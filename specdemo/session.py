@@ -102,6 +102,8 @@ class Session:
                 vocabulary=exact.target.vocabulary_size,
             )
             self._draft_sequence = self._draft.new_sequence()
+            self._draft_step = numerics.step_seconds(self._draft)
+            exact.lookahead.costs.saw_draft(self._draft_step)
 
     @property
     def has_draft_model(self) -> bool:

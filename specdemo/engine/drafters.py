@@ -80,18 +80,18 @@ class ModelDrafter:
 
     def expected(self) -> tuple[list[float], float]:
         """Acceptance to expect of each further token, and seconds to draft one."""
-        rate = self.lookahead.calibrated("model").overall.value
+        rate = self.lookahead.calibrated("model").overall
         return [rate] * self.lookahead.limit, self.lookahead.costs.draft_step
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
         if self.context_limit is not None:
             limit = min(limit, self.context_limit - len(context))
-        length = self._wanted(limit)
+        self._rewind(context)
+        pending = context[self.sequence.length :]
+        length = self._wanted(limit, len(pending))
         if not length:
             return Draft()
         lookahead, calibration = self.lookahead, self.lookahead.calibrated("model")
-        self._rewind(context)
-        pending = context[self.sequence.length :]
         tokens: list[int] = []
         confidences: list[float] = []
         probabilities: list[float] = []
@@ -114,7 +114,7 @@ class ModelDrafter:
             if len(tokens) >= length or not lookahead.worth_drafting(
                 drafted=len(tokens),
                 survival=survival,
-                expected=calibration.overall.value,
+                expected=calibration.overall,
                 step=lookahead.costs.draft_step,
             ):
                 break
@@ -130,8 +130,11 @@ class ModelDrafter:
             seconds,
         )
 
-    def _wanted(self, limit: int) -> int:
-        """The most tokens to draft now: 0 when none pays, unless it is time to look whether that is still so."""
+    def _wanted(self, limit: int, behind: int) -> int:
+        """The most tokens to draft now: 0 when none pays, unless it is time to look whether that is still so.
+
+        `behind` is how many tokens the draft model has to read first; reading is cheaper by the token than drafting.
+        """
         limit = min(limit, self.lookahead.limit)
         if limit <= 0:
             return 0
@@ -139,9 +142,10 @@ class ModelDrafter:
         if self.lookahead.fixed is not None:
             return min(limit, best)
         if saved > 0:
-            self.lookahead.probe_paid()
             return limit
-        return 1 if self.lookahead.probe_due() else 0
+        costs = self.lookahead.costs
+        probe = costs.draft_step * (1 + behind / 16) + costs.verify(2) - costs.verify(1)
+        return 1 if self.lookahead.probe_due(probe) else 0
 
     def _rewind(self, context: list[int]) -> None:
         """Keep of the sequence what it shares with the context, all but the last token of it at most.

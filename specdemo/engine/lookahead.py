@@ -15,6 +15,10 @@ MAX_DRAFT = 15
 """Longest adaptive draft: with the token before it, 16 rows of verification."""
 
 
+PROBE_SHARE = 0.02
+"""Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
+
+
 class Costs:
     """Seconds a draft step and a verification of n tokens take here, from medians of the last measurements.
 
@@ -61,11 +65,9 @@ class Costs:
 
 @dataclass
 class Rate:
-    """An acceptance rate that forgets: decayed counts over a prior of `prior` worth `weight` observations."""
+    """A share of successes that forgets: counts of which each new observation leaves `decay`."""
 
-    prior: float
-    weight: float = 3.0
-    decay: float = 0.97
+    decay: float
     accepted: float = 0.0
     seen: float = 0.0
 
@@ -73,32 +75,42 @@ class Rate:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
 
-    @property
-    def value(self) -> float:
-        return (self.accepted + self.prior * self.weight) / (self.seen + self.weight)
+    def value(self, prior: float = 0.0, weight: float = 0.0) -> float:
+        """The share, with `prior` counted as `weight` observations more."""
+        return (self.accepted + prior * weight) / (self.seen + weight)
 
 
 class Calibration:
     """What a drafter's confidence is worth: the observed acceptance rate in each band of confidence.
 
-    `bands` splits [0, 1]; a drafter's own probability is only a hint, since drafts are over-confident off their
-    training text.
+    A drafter's own probability is only a hint, since drafts are over-confident off their training text. A band that
+    has seen little leans on the overall rate, and that, at first, on hope, which is forgotten like everything else: a
+    draft that is never tried teaches nothing.
     """
 
-    def __init__(self, bands: int = 8):
-        self.bands = [Rate(prior=(i + 0.5) / bands) for i in range(bands)]
-        self.overall = Rate(prior=0.6, decay=0.98)
+    FIRST_HOPE = 0.75
+    HOPES = 6.0
+    BANDS = 8
+
+    def __init__(self):
+        self.bands = [Rate(decay=0.98) for _ in range(self.BANDS)]
+        self.total = Rate(0.985, self.FIRST_HOPE * self.HOPES, self.HOPES)
+
+    @property
+    def overall(self) -> float:
+        """Expected acceptance of a token about which nothing is known yet."""
+        return self.total.value()
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token drafted with this confidence."""
-        return self._band(confidence).value
+        return self._band(confidence).value(self.overall, 2.0)
 
     def saw(self, confidence: float, accepted: bool) -> None:
         self._band(confidence).saw(accepted)
-        self.overall.saw(accepted)
+        self.total.saw(accepted)
 
     def _band(self, confidence: float) -> Rate:
-        return self.bands[min(int(confidence * len(self.bands)), len(self.bands) - 1)]
+        return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
 
 
 @dataclass
@@ -116,8 +128,7 @@ class Lookahead:
     calibration: dict[str, Calibration] = field(default_factory=dict)
     _seconds: float = 0.0
     _tokens: float = 0.0
-    _idle: int = 0
-    _patience: int = 8
+    _since_probe: float = 0.0
 
     def calibrated(self, source: str) -> Calibration:
         return self.calibration.setdefault(source, Calibration())
@@ -129,6 +140,7 @@ class Lookahead:
         return min(plain, self._seconds / self._tokens) if self._tokens else plain
 
     def saw_round(self, seconds: float, tokens: int) -> None:
+        self._since_probe += seconds
         self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
 
@@ -172,17 +184,15 @@ class Lookahead:
             best = min(self.fixed, len(acceptances))
         return best, saved
 
-    def probe_due(self) -> bool:
-        """Called when nothing seems worth drafting: true now and then, ever more rarely, to notice a change."""
-        self._idle += 1
-        if self._idle < self._patience:
-            return False
-        self._idle = 0
-        self._patience = min(2 * self._patience, 64)
-        return True
+    def probe_due(self, seconds: float) -> bool:
+        """Called when nothing seems worth drafting: true now and then, to notice a change.
 
-    def probe_paid(self) -> None:
-        self._idle, self._patience = 0, 8
+        A probe that will take `seconds` is due once it is a small enough share of the time since the last one.
+        """
+        if seconds > PROBE_SHARE * self._since_probe:
+            return False
+        self._since_probe = 0.0
+        return True
 
 
 def expected_tokens(acceptance: float, draft_tokens: int) -> float:
