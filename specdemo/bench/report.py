@@ -252,17 +252,29 @@ def spread_of(rows: Sequence[Row]) -> Spread | None:
     return Spread(*(speedups[round(last * share)] for share in (0.25, 0.5, 0.75)))
 
 
+def variant_rates(rows: Sequence[PeerRow]) -> dict[tuple[str, str], float | None]:
+    """Tokens a second of each (peer, variant): totals over totals."""
+    return {
+        key: _over(
+            sum(row.decoded for row in rows if (row.peer, row.variant) == key),
+            sum(row.seconds for row in rows if (row.peer, row.variant) == key),
+        )
+        for key in dict.fromkeys((row.peer, row.variant) for row in rows)
+    }
+
+
 def peer_figures(rows: Sequence[PeerRow], settings: dict[tuple[str, str], dict[str, str]]) -> dict[str, PeerFigures]:
-    """Each peer by its fastest variant; `settings` belong to (peer, variant)."""
-    best: dict[str, PeerFigures] = {}
-    for peer, variant in dict.fromkeys((row.peer, row.variant) for row in rows):
-        mine = [row for row in rows if (row.peer, row.variant) == (peer, variant)]
-        rate = _over(sum(row.decoded for row in mine), sum(row.seconds for row in mine))
-        compared = [row.identical for row in mine]
+    """Each peer by its fastest variant among those that ran the most prompts; `settings` belong to (peer, variant)."""
+    figures: dict[str, PeerFigures] = {}
+    rates = variant_rates(rows)
+    for peer in dict.fromkeys(row.peer for row in rows):
+        count = {key: sum((row.peer, row.variant) == key for row in rows) for key in rates if key[0] == peer}
+        most = max(count.values())
+        best = max((key for key in count if count[key] == most), key=lambda key: rates[key] or 0.0)
+        compared = [row.identical for row in rows if (row.peer, row.variant) == best]
         same = all(compared) if None not in compared else None
-        if peer not in best or (rate or 0.0) > (best[peer].tokens_per_s or 0.0):
-            best[peer] = PeerFigures(rate, settings.get((peer, variant), {}), same)
-    return best
+        figures[peer] = PeerFigures(rates[best], settings.get(best, {}), same)
+    return figures
 
 
 def to_json(report: Report, *, indent: int | None = 1) -> str:

@@ -32,10 +32,15 @@ from specdemo.bench.report import (
     peer_figures,
     spread_of,
     summarize_rows,
+    variant_rates,
 )
 from specdemo.engine.trace import Settings, Trace, acceptance_by_position, summarize
 from specdemo.session import RequestError, Session
 from specdemo.zoo.machine import describe
+
+PILOT_PROMPTS = 6
+BEHIND = 0.9
+"""Variants of a peer slower than this share of its fastest one are dropped after the pilot prompts."""
 
 SWEEP = (1, 2, 3, 4, 5, 6, 8, 12)
 """Draft lengths that the sweep tries besides the adaptive one."""
@@ -72,8 +77,13 @@ class PeerAnswer:
     seconds: float
 
 
+class PeerError(RuntimeError):
+    """A peer failed on a prompt; the message is one sentence."""
+
+
 class Peer(Protocol):
-    """Another engine on the same models. Among variants of one name the report takes the fastest."""
+    """Another engine on the same models. Among variants of one name the report takes the fastest, so a variant that has
+    fallen behind after a few prompts is not run any further. `answer` raises PeerError when the peer fails."""
 
     name: str
     variant: str
@@ -125,7 +135,7 @@ class _Bench:
         self.session = session
         self.prompts = tuple(prompts)
         self.plan = plan
-        self.peers = tuple(peers)
+        self.peers = self.all_peers = tuple(peers)
         self.stop = stop
         self.meter = Meter()
         self.measured: list[_Measured] = []
@@ -138,17 +148,17 @@ class _Bench:
         since = perf_counter()
         settings = self.plan.settings
         sweep_prompts = self.prompts[: self.plan.sweep_prompts]
-        total = 1 + len(self.prompts) * (1 + len(self.peers)) + len(sweep_prompts)
+        total = 1 + len(self.prompts) * (1 + len(self.all_peers)) + len(sweep_prompts)
         yield Step(0, total, "warming up")
         self._warm_up()
         self.done = 1
-        for prompt in self.prompts:
+        for place, prompt in enumerate(self.prompts):
+            self.done = 1 + place * (1 + len(self.all_peers))
             yield Step(self.done, total, f"{prompt.task}: {prompt.id}")
             try:
                 measured = self._measure(prompt)
             except RequestError as error:
                 self.skipped.append(Skipped(prompt.id, str(error)))
-                self.done += 1 + len(self.peers)
                 yield self.skipped[-1]
                 continue
             if measured is None:
@@ -157,6 +167,7 @@ class _Bench:
             self.done += 1
             yield _row(measured)
             yield from self._peers(measured, total)
+        self.done = total - len(sweep_prompts)
         usable = {measured.prompt.id for measured in self.measured}
         for prompt in sweep_prompts:
             if self.stop.is_set() or prompt.id not in usable:
@@ -176,7 +187,7 @@ class _Bench:
             self._baseline(trace)
         for peer in self.peers:
             if not self.stop.is_set():
-                peer.answer(WARM_UP, settings)
+                self._ask(peer, WARM_UP, settings)
 
     def _answer(self, instruction: str, settings: Settings) -> tuple[Trace | None, float | None]:
         """A finished trace with the joules of its decoding; None when stopped."""
@@ -234,13 +245,38 @@ class _Bench:
             if self.stop.is_set():
                 return
             yield Step(self.done, total, f"{peer.name} ({peer.variant}), {measured.prompt.task}: {measured.prompt.id}")
-            theirs = peer.answer(measured.prompt.instruction, settings)
+            theirs = self._ask(peer, measured.prompt.instruction, settings)
+            self.done += 1
+            if theirs is None:
+                yield self.skipped[-1]
+                continue
             # Two engines draw different random numbers, so sampled answers are not compared.
             same = theirs.tokens == ours if settings.temperature == 0 else None
             row = PeerRow(peer.name, peer.variant, measured.prompt.id, theirs.decoded, theirs.seconds, same)
             self.peer_rows.append(row)
-            self.done += 1
             yield row
+        self._drop_slow_variants()
+
+    def _ask(self, peer: Peer, instruction: str, settings: Settings) -> PeerAnswer | None:
+        """A peer's answer; None when it failed, and it is then not asked again."""
+        try:
+            return peer.answer(instruction, settings)
+        except PeerError as error:
+            self.skipped.append(Skipped(f"{peer.name} ({peer.variant})", str(error)))
+            self.peers = tuple(other for other in self.peers if other is not peer)
+            return None
+
+    def _drop_slow_variants(self) -> None:
+        if len(self.measured) < PILOT_PROMPTS:
+            return
+        rates = {key: rate for key, rate in variant_rates(self.peer_rows).items() if rate is not None}
+        best = {
+            peer.name: max((r for (name, _), r in rates.items() if name == peer.name), default=0.0)
+            for peer in self.peers
+        }
+        self.peers = tuple(
+            peer for peer in self.peers if rates.get((peer.name, peer.variant), 0.0) >= BEHIND * best[peer.name]
+        )
 
     def _sweep(self, prompt: BenchPrompt, settings: Settings) -> None:
         """The prompt with every draft length, all or (when stopped) nothing of it kept."""
@@ -261,8 +297,7 @@ class _Bench:
         costs = predict.measured_costs(traces)
         rows = tuple(_row(measured) for measured in self.measured)
         details = tuple(_detail(measured, costs) for measured in self.measured)
-        # A stop may have come between the peers of one prompt: each is summed up over the prompts it ran.
-        settings = {(peer.name, peer.variant): peer.settings for peer in self.peers}
+        settings = {(peer.name, peer.variant): peer.settings for peer in self.all_peers}
         return Report(
             machine=describe(),
             versions=versions(),
