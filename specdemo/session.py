@@ -90,6 +90,7 @@ class Session:
         self.context_limit = loaded.context_limit
         self._draft: PagedModel | None = None
         self._draft_sequence: Sequence | None = None
+        self._draft_seconds = 0.0
         self._engines: dict[str, _Engine] = {}
         exact = self._engine("exact")
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=exact.found)
@@ -102,8 +103,8 @@ class Session:
                 vocabulary=exact.target.vocabulary_size,
             )
             self._draft_sequence = self._draft.new_sequence()
-            self._draft_step = numerics.step_seconds(self._draft)
-            exact.lookahead.costs.saw_draft(self._draft_step)
+            self._draft_seconds = numerics.step_seconds(self._draft)
+            exact.lookahead.costs.saw_draft(self._draft_seconds)
 
     @property
     def has_draft_model(self) -> bool:
@@ -290,6 +291,8 @@ class Session:
             )
         for size, seconds in numerics.measure_costs(engine.target, WARM_UP_SIZES, min_tokens=engine.min_tokens):
             engine.lookahead.costs.saw_verify(size, seconds)
+        if self._draft is not None:
+            engine.lookahead.costs.saw_draft(self._draft_seconds)
         return engine
 
     def _models(self, engine: _Engine) -> dict[str, PagedModel]:
