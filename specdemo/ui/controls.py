@@ -33,31 +33,32 @@ class Request:
 
 
 def parse(question, pair, max_new_tokens, draft_tokens, drafter, temperature, top_p, top_k, seed, numerics) -> Request:
-    """The components' values as a Request. Raises InputError for an empty question or a cleared or impossible number."""
+    """The components' values as a Request. Raises InputError for an empty question or an impossible value."""
     question = question if isinstance(question, str) else ""
     if not question.strip():
         raise InputError("Please type a question or an instruction first; the box is empty.")
     return Request(question, str(pair), Settings(
-        max_new_tokens=_number("Maximum tokens", max_new_tokens, 1, LONGEST_ANSWER, int),
+        max_new_tokens=number("Maximum tokens", max_new_tokens, 1, LONGEST_ANSWER, int),
         draft_tokens=_draft_tokens(draft_tokens),
         drafter=_choice("Drafter", drafter, DRAFTERS),
-        temperature=_number("Temperature", temperature, 0, 5, float),
-        top_p=_number("Top-p", top_p, 0.01, 1, float),
-        top_k=_number("Top-k", top_k, 0, 100_000, int),
-        seed=_number("Seed", seed, 0, 2**31 - 1, int),
+        temperature=number("Temperature", temperature, 0, 5, float),
+        top_p=number("Top-p", top_p, 0.01, 1, float),
+        top_k=number("Top-k", top_k, 0, 100_000, int),
+        seed=number("Seed", seed, 0, 2**31 - 1, int),
         numerics=_choice("Numerics", numerics, NUMERICS),
     ))
 
 
-def _number(label: str, value, low: float, high: float, kind: type):
+def number(label: str, value, low: float, high: float, kind: type):
+    """`value` as an int or a float within limits. Raises InputError, naming the `label`."""
     try:
-        number = kind(value)
+        found = kind(value)
     except (TypeError, ValueError, OverflowError):
-        number = None
-    if number is None or not low <= number <= high or number != float(value):
+        found = None
+    if found is None or not low <= found <= high or found != float(value):
         whole = "a whole number" if kind is int else "a number"
         raise InputError(f"{label} should be {whole} from {low:,} to {high:,}, not {_shown(value)}.")
-    return number
+    return found
 
 
 def _choice(label: str, value, options: list[str]) -> str:
@@ -70,7 +71,7 @@ def _draft_tokens(value) -> int | None:
     if value is None or str(value).strip().lower() == "auto":
         return None
     try:
-        return _number("Draft length", value, 1, 64, int)
+        return number("Draft length", value, 1, 64, int)
     except InputError:
         raise InputError(f"Draft length should be auto or a whole number from 1 to 64, not {_shown(value)}.") from None
 
@@ -93,13 +94,13 @@ def from_link(query: Mapping[str, str], pairs: list[str], defaults: Mapping[str,
     if query.get("pair") in pairs:
         values["pair"] = query["pair"]
     readers = {
-        "max_new_tokens": lambda text: _number("", text, 1, LONGEST_ANSWER, int),
+        "max_new_tokens": lambda text: number("", text, 1, LONGEST_ANSWER, int),
         "draft_tokens": lambda text: _choice("", text, DRAFT_TOKENS),
         "drafter": lambda text: _choice("", text, DRAFTERS),
-        "temperature": lambda text: _number("", text, 0, 2, float),
-        "top_p": lambda text: _number("", text, 0.05, 1, float),
-        "top_k": lambda text: _number("", text, 0, 1000, int),
-        "seed": lambda text: _number("", text, 0, 2**31 - 1, int),
+        "temperature": lambda text: number("", text, 0, 2, float),
+        "top_p": lambda text: number("", text, 0.05, 1, float),
+        "top_k": lambda text: number("", text, 0, 1000, int),
+        "seed": lambda text: number("", text, 0, 2**31 - 1, int),
         "numerics": lambda text: _choice("", text, NUMERICS),
     }
     for name, read in readers.items():

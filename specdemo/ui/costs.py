@@ -70,7 +70,7 @@ def measured_costs(trace: Trace) -> Costs | None:
 
 
 def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Intercept and slope through the median of each x, by least squares; never falling (a bigger forward costs no less)."""
+    """Intercept and slope through the median of each x, by least squares; the slope is never negative."""
     groups: dict[int, list[float]] = {}
     for x, y in points:
         groups.setdefault(x, []).append(y)

@@ -1,4 +1,4 @@
-"""Plotly figures of one run, as pure functions of its trace. Text and grid colours come from style.css, in light and dark."""
+"""Plotly figures of one run, as pure functions of its trace. style.css sets text and grid colours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specdemo.ui.verdict import seconds
 
 SPECULATIVE, PLAIN = "#0072B2", "#E69F00"
 DRAFT, VERIFY, PREFILL, OUTSIDE = "#009E73", "#0072B2", "#999999", "#CC79A7"
+STAR = {"size": 14, "symbol": "star", "color": "#F0E442", "line": {"width": 1.5, "color": "#000"}}
 HEIGHT = 340
 LONGEST = 12
 """Largest draft length shown in the what-if figure."""
@@ -18,12 +19,13 @@ LONGEST = 12
 def _figure(title: str, x: str, y: str, message: str = "") -> go.Figure:
     figure = go.Figure()
     figure.update_layout(
-        title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "xref": "paper", "yref": "container",
-               "y": 0.96},
-        height=HEIGHT, margin={"l": 56, "r": 16, "t": 64, "b": 48}, paper_bgcolor="rgba(0,0,0,0)",
+        title={"text": title, "font": {"size": 15}, "x": 0.01, "xanchor": "left", "xref": "container",
+               "yref": "container", "y": 0.97, "yanchor": "top"},
+        height=HEIGHT, margin={"l": 56, "r": 16, "t": 44, "b": 88}, paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)", template="none", font={"family": "system-ui, sans-serif", "size": 12},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}, hovermode="closest",
-        xaxis={"title": {"text": x}, "gridcolor": "#ccc", "zeroline": False},
+        legend={"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0.5, "xanchor": "center",
+                "traceorder": "normal"}, hovermode="closest",
+        xaxis={"title": {"text": x, "standoff": 8}, "gridcolor": "#ccc", "zeroline": False},
         yaxis={"title": {"text": y}, "gridcolor": "#ccc", "zeroline": False, "rangemode": "tozero"},
     )
     if message:
@@ -144,7 +146,7 @@ def what_if(trace: Trace | None) -> go.Figure:
     measured = summarize(trace).speedup
     figure.add_scatter(x=[min(costs.draft_length, LONGEST)], y=[costs.acceptance], mode="markers+text", name="this run",
                        text=[f" {measured:.2f}×"], textposition="middle right", textfont={"color": "#000000"},
-                       marker={"size": 14, "symbol": "star", "color": "#F0E442", "line": {"width": 1.5, "color": "#000"}},
+                       marker=STAR, cliponaxis=False,
                        hovertemplate=f"this run: measured {measured:.2f} times<extra></extra>")
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(tickformat=".0%", rangemode="normal", range=[0, 1])
@@ -164,17 +166,18 @@ def draft_size(trace: Trace | None) -> go.Figure:
         ours = index == len(rates) - 1
         figure.add_scatter(x=ratios, y=[_best(costs, rate, ratio) for ratio in ratios], mode="lines",
                            name=f"{rate:.0%} right" + (" (this run)" if ours else ""),
-                           line={"width": 3 if ours else 1.5, "dash": "solid" if ours else ("dot", "dash", "dashdot")[index],
-                                 "color": SPECULATIVE if ours else "#888888"},
+                           line={"width": 3, "color": SPECULATIVE} if ours else
+                           {"width": 1.5, "color": "#888888", "dash": ("dot", "dash", "dashdot")[index]},
                            hovertemplate="cost %{x:.2f}: at best %{y:.2f} times<extra>" + f"{rate:.0%} right</extra>")
     figure.add_vline(x=0.1, line={"width": 2, "dash": "dash", "color": "#D55E00"})
-    figure.add_annotation(x=-1, y=1.0, yref="paper", text="ten times smaller", showarrow=False, xanchor="right",
-                          xshift=-4, yanchor="top")
+    figure.add_annotation(x=-1, y=1.0, yref="paper", text="the advice: ten times smaller", showarrow=False,
+                          xanchor="right", xshift=-4, yanchor="top")
     figure.add_hline(y=1.0, line={"width": 1, "color": "#888888"})
     ratio = min(max(costs.ratio, ratios[0]), ratios[-1])
-    figure.add_scatter(x=[ratio], y=[summarize(trace).speedup], mode="markers", name="measured", marker={
-        "size": 14, "symbol": "star", "color": "#F0E442", "line": {"width": 1.5, "color": "#000"}},
+    figure.add_scatter(x=[ratio], y=[summarize(trace).speedup], mode="markers", name="measured", marker=STAR,
+        cliponaxis=False,
         hovertemplate="measured: cost %{x:.2f}, %{y:.2f} times<extra></extra>")
+    figure.update_layout(margin={"b": 112})
     figure.update_xaxes(type="log", tickvals=[0.01, 0.03, 0.1, 0.3, 1], range=[-2, 0])
     return figure
 

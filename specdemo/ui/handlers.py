@@ -1,4 +1,4 @@
-"""Turns what a session yields into page updates: one generator for a run, one for the loading line, one to open a trace."""
+"""Turns what a session yields into page updates: a run, the loading line, a saved trace."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def open_trace(path: str | None) -> tuple[str, Trace | None]:
         return wire.error(run_id, "No file was chosen."), None
     try:
         if Path(path).stat().st_size > MAX_JSON_BYTES:
-            raise TraceError(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; a run never writes that much.")
+            raise TraceError(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; no run writes so much.")
         trace = from_json(Path(path).read_bytes())
     except TraceError as error:
         return wire.error(run_id, str(error)), None

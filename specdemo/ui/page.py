@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.engine.trace import Trace
-from specdemo.ui import controls, explain, handlers
+from specdemo.ui import api, controls, explain, handlers
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.service import Service
 
@@ -24,8 +24,8 @@ EXAMPLES = (
 )
 
 HEADER = """<header class="sd-header"><h1>Two models answer faster than one</h1>
-<p>A small draft model guesses the next words, and the large one checks several guesses in a single step. The answer stays
-the same; only the waiting gets shorter. Watch it race plain decoding, measured on this machine.</p></header>"""
+<p>A small draft model guesses the next words, and the large one checks several guesses in a single step. The answer
+stays the same; only the waiting gets shorter. Watch it race plain decoding, measured on this machine.</p></header>"""
 
 VISITORS = 8
 """Runs that may be in work at once; a session answers one after the other, and the page says how many are ahead."""
@@ -69,10 +69,11 @@ def build(service: Service, pairs: dict[str, str], default_pair: str, max_new_to
             with gr.Tab("How it works", id="how"):
                 explain.build(gr)
         _wire(blocks, service, runs, parts, status, pairs, defaults)
-    script = (HERE / "script.js").read_text(encoding="utf-8")
+        api.add(service, default_pair, VISITORS)
+    script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("script.js", "style.css"))
     return Page(blocks, {
-        "theme": theme(), "css": (HERE / "style.css").read_text(encoding="utf-8"),
-        "head": f'<script>{script}</script><meta name="color-scheme" content="light dark">',
+        # Styles go into the head as they are: Gradio's own `css` would put a prefix before every selector.
+        "theme": theme(), "head": f"<style>{style}</style><script>{script}</script>",
         "footer_links": ["api"], "run_history": False, "ssr_mode": False,
     })
 
@@ -107,8 +108,8 @@ def _race_tab(pairs: dict[str, str], defaults: dict) -> _Parts:
                              variant="secondary", size="sm")
     gr.HTML("<h2>Charts of this run</h2>", elem_classes="sd-charts-title")
     with gr.Row(elem_classes="sd-charts"):
-        plots = [gr.Plot(show_label=False, container=True, min_width=320, elem_classes="sd-plot", elem_id=f"sd-plot-{i}")
-                 for i in range(5)]
+        plots = [gr.Plot(show_label=False, container=True, min_width=320, elem_classes="sd-plot",
+                         elem_id=f"sd-plot-{i}") for i in range(5)]
     return _Parts([question, *settings], run, stop, channel, gr.State(None), plots, upload)
 
 
@@ -123,9 +124,9 @@ def _settings_panel(pairs: dict[str, str], defaults: dict) -> list:
             draft_tokens = gr.Dropdown(controls.DRAFT_TOKENS, value=defaults["draft_tokens"], label="Draft length",
                                        info="Tokens guessed per round. Auto follows measured costs and confidence.")
         with gr.Row():
-            max_new_tokens = gr.Slider(1, max(500, defaults["max_new_tokens"]), value=defaults["max_new_tokens"], step=1,
-                                       label="Maximum tokens",
-                                       info="The answer ends here at the latest. A token is about three quarters of a word.")
+            max_new_tokens = gr.Slider(1, max(500, defaults["max_new_tokens"]), value=defaults["max_new_tokens"],
+                                       step=1, label="Maximum tokens",
+                                       info="The answer ends here at the latest. A token is about 3/4 of a word.")
             temperature = gr.Slider(0, 2, value=defaults["temperature"], step=0.05, label="Temperature",
                                     info="0 always takes the likeliest token. Higher draws more freely.")
             top_p = gr.Slider(0.05, 1, value=defaults["top_p"], step=0.01, label="Top-p",
@@ -175,6 +176,8 @@ def _wire(blocks, service: Service, runs: handlers.Runs, parts: _Parts, status, 
         return envelope, trace if trace is not None else gr.skip()
 
     def restore(request: gr.Request):
+        if not set(controls.NAMES) & set(request.query_params):
+            return [gr.skip()] * len(controls.NAMES)
         values = controls.from_link(dict(request.query_params), list(pairs), defaults)
         return [values[name] for name in controls.NAMES]
 

@@ -37,7 +37,7 @@ class Pump:
             self._error = error
 
     def batches(self, every: float) -> Iterator[list[Any]]:
-        """Lists of what has arrived, at most one in `every` seconds, and an empty list when nothing came in a second."""
+        """Lists of what has arrived, at most one in `every` seconds, empty ones when nothing came in a second."""
         quiet_since = time.monotonic()
         while True:
             running = self._thread.is_alive()  # asked before collecting, so that nothing is left behind at the end

@@ -18,7 +18,7 @@
     return node;
   };
   const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
-  const percent = (p) => (p === null || p === undefined ? "not known" : (100 * p >= 99.95 || 100 * p < 0.05 ? Math.round(100 * p) : (100 * p).toPrecision(2)) + " %");
+  const percent = (p) => (p === null || p === undefined ? "none" : (100 * p >= 99.95 || 100 * p < 0.05 ? Math.round(100 * p) : (100 * p).toPrecision(2)) + " %");
   const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "�");
 
   /* One of the two runners: its events in order, each with the tokens that appeared then. */
@@ -72,7 +72,7 @@
       try { message = JSON.parse(text); } catch (_) { return; }
       this.note(message.note || "");
       this.fail(message.phase === "error" ? message.note : "");
-      if (message.phase === "error") { this.phase(this.trace ? "done" : "error"); this.live = false; return; }
+      if (message.phase === "error") { this.phase("error"); this.live = false; this.showAll(); return; }
       if (message.phase === "idle") { this.phase("idle"); return; }
       if (message.run !== this.run) this.reset(message);
       this.phase(message.phase);
@@ -108,6 +108,7 @@
       for (const name of [".sd-cpu-spec", ".sd-cpu-plain", ".sd-money-spec", ".sd-money-plain"]) this.find(name).textContent = "-";
       this.accepted = 0; this.examined = 0; this.drafted = 0; this.tokenCount = 0;
     }
+    showAll() { this.reach(this.spec, this.spec.times.length, false); this.reach(this.plain, this.plain.times.length, false); }
     note(text) { const node = this.find(".sd-note"); if (node.textContent !== text) node.textContent = text; }
     fail(text) { const node = this.find(".sd-error"); node.hidden = !text; node.textContent = text; }
     phase(name) { this.root.dataset.phase = name; }
@@ -241,7 +242,7 @@
     settle() {
       const trace = this.trace, words = this.verdict;
       this.total = Math.max(this.spec.tokens, this.plain.tokens, 1);
-      this.reach(this.spec, this.spec.times.length, false); this.reach(this.plain, this.plain.times.length, false);
+      this.showAll();
       this.root.dataset.settled = this.run;
       const verdict = this.find(".sd-verdict");
       verdict.dataset.tone = words.tone;

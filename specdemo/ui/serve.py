@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import sys
 from argparse import Namespace
@@ -26,7 +28,7 @@ def _whole(option: str, value: str, low: int, high: int) -> int:
 
 
 def free_port(host: str, wanted: int, tries: int = 50) -> int:
-    """`wanted`, or the next port that nobody listens on. Raises BadOption when there is none or the host is not ours."""
+    """`wanted`, or the next port that is free. Raises BadOption when there is none or the host is not ours."""
     for port in range(wanted, min(wanted + tries, 65536)):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,18 +58,30 @@ def main(options: Namespace) -> int:
 
     service = Service(options.pair)
     built = page.build(service, {pair.name: pair.title for pair in PAIRS}, options.pair, max_new_tokens)
-    _, url, public = built.blocks.queue(max_size=64).launch(
+    _, url, _ = built.blocks.queue(max_size=64).launch(
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
         show_error=False, mcp_server=True, **built.launch)
+    service.start()
     print(f"The page is up: {url}", flush=True)
     if options.share:
-        _share(built.blocks)
-    try:
+        _share(built.blocks, options.host, port)
+    with contextlib.suppress(KeyboardInterrupt):
         built.blocks.block_thread()
-    except KeyboardInterrupt:
-        pass
     return 0
 
 
-def _share(blocks) -> None:
-    print("--share: not here yet", file=sys.stderr)
+def _share(blocks, host: str, port: int) -> None:
+    """Print a public link, or say plainly why there is none. The page goes on either way."""
+    if "SPACE_ID" in os.environ:
+        print("--share: a Space has a public address already.", file=sys.stderr)
+        return
+    from gradio.networking import setup_tunnel
+
+    try:
+        link = setup_tunnel(host, port, blocks.share_token, None, None)
+    except Exception as error:  # whatever the tunnel's client, its download or the network raise
+        reason = str(error).strip().rstrip(".").splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        print(f"--share: no public link can be had ({reason}); the page is at the local address only.",
+              file=sys.stderr, flush=True)
+        return
+    print(f"Public link, for a week at most: {link}", flush=True)

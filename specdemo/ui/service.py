@@ -1,4 +1,4 @@
-"""Holds the loaded pair: opens it in a background thread, and tells the page how far that is. Answers nothing itself."""
+"""Holds the loaded pair: opens it in a background thread, and says how far that is. Answers nothing itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Opener = Callable[[str, Report], "Session"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the service is doing. `kind` is "loading", "ready" or "failed"; `text` a line for the page; `fraction` 0 to 1."""
+    """What the service is doing. `kind` is "loading", "ready" or "failed"; `fraction` 0 to 1."""
 
     kind: str
     pair: str
@@ -60,7 +60,10 @@ class Service:
         self._session: Session | None = None
         self._users = 0
         self.state = State("loading", pair, "Getting the models ready")
-        self._begin(pair)
+
+    def start(self) -> None:
+        """Begin loading the first pair. Not done on creation: the page comes up faster without it."""
+        self._begin(self.state.pair)
 
     def _set(self, state: State) -> None:
         with self._changed:
@@ -106,7 +109,7 @@ class Service:
             if state.pair == pair and state.kind != "loading" or stop is not None and stop.is_set():
                 return
             with self._changed:
-                self._changed.wait_for(lambda: self.state != seen, timeout=0.25)
+                self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
 
     @contextmanager
     def session(self, pair: str) -> Iterator[Session]:

@@ -100,6 +100,10 @@ def why_not(trace: Trace) -> str:
     text = (f"Why: a round brought {summary.tokens_per_round:.2f} tokens and took as long as "
             f"{drafting + verifying + outside:.2f} plain ones (drafting {drafting:.2f}, verifying {verifying:.2f}, "
             f"the rest {outside:.2f}). ")
+    if sum(1 for r in trace.rounds if r.drafted) < rounds / 2:
+        return text + ("Most rounds had nothing to guess: without a draft model, guesses are copied from the text so "
+                       "far, and this text repeats little." if trace.pair.draft is None else
+                       "Most rounds had no draft: guessing was not worth its cost on this text.")
     if costs.ratio > 0.4 and drafting > 0.8:
         return text + "The draft is too dear for what it guesses: a smaller draft, or fewer draft tokens, would help."
     if summary.acceptance_rate < 0.5:

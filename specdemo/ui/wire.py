@@ -21,7 +21,7 @@ PHASES = ("idle", "loading", "waiting", "speculative", "plain", "done", "stopped
 
 @dataclass
 class Channel:
-    """The sending end for one run. Each method gives the JSON of one envelope; its size does not grow with the answer."""
+    """The sending end for one run. Envelopes are JSON; their size does not grow with the answer."""
 
     run: str
     limit: int
