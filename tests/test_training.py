@@ -1,0 +1,242 @@
+"""Making a draft for a tiny target: it learns, survives being killed, and the embedded draft is put together exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdemo.training import corpus, evaluate
+from specdemo.training.corpus import Conversation
+from specdemo.training.settings import TrainSettings
+from specdemo.zoo.errors import BadChoice
+
+VOCABULARY, LAYERS = 96, 3
+
+
+def write_target(folder: Path) -> None:
+    """A GPT-NeoX checkpoint with a byte-level tokenizer.
+
+    Its initial weights are made larger, so that the next token depends clearly on the text, and on little of it.
+    """
+    import torch
+    from tiny_models import special
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    torch.manual_seed(5)
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPTNeoXForCausalLM(config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "mlp" in name and weights.dim() > 1:
+                weights.mul_(6)
+            if name.startswith("embed_out"):
+                weights.mul_(12)
+                weights[0] = 0  # the end token is never likely
+    model.save_pretrained(folder)
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {"<|endoftext|>": 0} | {chr(33 + i): 1 + i for i in range(VOCABULARY - 2)} | {"Ġ": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = [special(0, "<|endoftext|>")]
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"})
+    )
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    write_target(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(target, tmp_path_factory) -> Path:
+    """Conversations that the target writes once for all tests of this file."""
+    from specdemo.training.target import open_target
+    from specdemo.training.text import write_text
+
+    folder = tmp_path_factory.mktemp("text")
+    path = folder / "text.jsonl"
+    opened = open_target(str(target), folder)
+    write_text(opened, opened.writer("cpu"), path, tokens=6000, limit=40, seed=3, report=lambda _: None)
+    return path
+
+
+def settings(target: Path, text: Path, out: Path, **changes) -> TrainSettings:
+    values = {"layers": 1, "passes": 12, "batch_tokens": 1024, "parts": 2, "device": "cpu", "head_tokens": VOCABULARY}
+    return TrainSettings(str(target), out, text=text, **(values | changes))
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from specdemo.training.run import train_draft
+from test_training import settings
+target, text, out = map(Path, sys.argv[1:])
+train_draft(settings(target, text, out, checkpoint_seconds=0.0), lambda progress: print(progress.line, flush=True))
+"""
+
+
+def start(target: Path, text: Path, out: Path) -> subprocess.Popen:
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(target), str(text), str(out)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(target, text, tmp_path_factory):
+    """One uninterrupted run."""
+    from specdemo.training.run import train_draft
+
+    out = tmp_path_factory.mktemp("trained") / "draft"
+    return train_draft(settings(target, text, out))
+
+
+def test_training_raises_agreement_clearly(trained):
+    assert trained.after.agreement > trained.before.agreement + 0.2
+    assert trained.after.tokens_per_round[3] > trained.before.tokens_per_round[3] + 0.3
+
+
+def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained):
+    from specdemo.zoo import ir
+
+    ir.check_decoder(trained.folder)
+    assert (trained.folder / "tokenizer.json").is_file()
+    card = json.loads((trained.folder / "card.json").read_text(encoding="utf-8"))
+    assert card["after"]["agreement"] == pytest.approx(trained.after.agreement)
+    assert f"{trained.after.agreement:.3f}" in (trained.folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_killed_run_resumes_to_the_same_draft(target, text, trained, tmp_path):
+    out = tmp_path / "draft"
+    first = start(target, text, out)
+    for line in first.stdout:
+        if line.startswith("Training: ") and int(line.split("%")[0].split()[-1]) >= 40:
+            break
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert (out / "work" / "state.pt").is_file()
+    assert not (out / "openvino_model.bin").exists()
+    from specdemo.training.run import train_draft
+
+    again = train_draft(settings(target, text, out))
+    assert again.resumed
+    assert again.steps == trained.steps
+    assert again.after == trained.after
+    same = (out / "openvino_model.bin").read_bytes() == (trained.folder / "openvino_model.bin").read_bytes()
+    assert same, "the resumed draft differs from the uninterrupted one"
+
+
+def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(target, text, tmp_path):
+    from specdemo.training.run import train_draft
+
+    result = train_draft(settings(target, text, tmp_path / "draft", labels="soft", passes=6))
+    assert result.after.tv_acceptance > result.before.tv_acceptance + 0.1
+
+
+def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp_path):
+    from specdemo.training.target import open_target
+    from specdemo.training.text import write_text
+
+    path = tmp_path / "text.jsonl"
+    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:70]) + lines[70][:20], encoding="utf-8")
+    opened = open_target(str(target), tmp_path)
+    write_text(opened, opened.writer("cpu"), path, tokens=6000, limit=40, seed=3, report=lambda _: None)
+    assert path.read_text(encoding="utf-8") == text.read_text(encoding="utf-8")
+
+
+def test_another_setting_does_not_continue_an_earlier_run(target, text, trained):
+    from specdemo.training.run import train_draft
+
+    with pytest.raises(BadChoice, match="another passes"):
+        train_draft(settings(target, text, trained.folder, passes=5))
+
+
+def test_rounds_are_counted_as_greedy_decoding_would_emit_them():
+    hit = np.array([True, True, False, True, False, False, True])
+    assert evaluate.rounds(hit, 2) == [2, 1, 0, 1]
+    assert evaluate.tokens_per_round([hit], 2) == 7 / 4
+    assert evaluate.acceptance_by_position([hit], 2) == (3 / 4, 1 / 3)
+
+
+def test_a_loop_is_cut_and_what_lookup_guesses_weighs_little():
+    answer = (1, 2, 3, 4, 5, 6) * 8
+    cut = corpus.cut_loop(Conversation("", True, (9,), answer))
+    assert len(cut.answer) == 6 + corpus.LONGEST_MATCH + corpus.LOOP
+    weights = corpus.lookup_weights((9,), answer[:14])
+    assert weights[:8].tolist() == [1.0] * 8
+    assert (weights[8:] < 0.2).all()
+
+
+def test_batches_hold_every_conversation_once_a_pass():
+    conversations = [Conversation("", True, (1,) * (1 + i % 7), (2,) * (1 + i % 5)) for i in range(100)]
+    seen, order = [], corpus.batches(conversations, tokens=64, longest=16, seed=0, pool=32)
+    while len(seen) < len(conversations):
+        seen += next(order)
+    assert sorted(seen) == list(range(100))
+
+
+def test_the_embedded_draft_is_the_same_file_each_time(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    embedded_draft = pytest.importorskip("specdemo.zoo.embedded_draft")
+    own = gguf.GGUFReader(embedded_draft._LAYERS)
+    width = len(next(tensor for tensor in own.tensors if tensor.name == "output_norm.weight").data)
+    target = tmp_path / "target.gguf"
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_block_count(30)
+    writer.add_string("general.name", "stands in for the wheel's")
+    writer.add_tensor("token_embd.weight", np.ones((8, width), np.float32))
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(width, np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    files = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
+    for file in files:
+        embedded_draft.build_draft_gguf(target, file)
+        time.sleep(0.01)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    made = gguf.GGUFReader(files[0])
+    blocks = {tensor.name.split(".")[1] for tensor in made.tensors if tensor.name.startswith("blk.")}
+    assert int(made.fields["llama.block_count"].parts[-1][0]) == len(blocks)
+    assert made.fields["general.name"].contents() == "stands in for the wheel's"
+    theirs = {tensor.name: bytes(tensor.data) for tensor in own.tensors}
+    for tensor in made.tensors:
+        expected = theirs.get(tensor.name, np.ones((8, width), np.float32).tobytes())
+        assert bytes(tensor.data) == expected, tensor.name
+
+
+def test_the_embedded_drafts_head_tokens_are_ids_without_repetition():
+    embedded_draft = pytest.importorskip("specdemo.zoo.embedded_draft")
+    tokens = embedded_draft.head_tokens()
+    assert tokens.dtype == np.int64
+    assert len(np.unique(tokens)) == len(tokens) <= 49_152
