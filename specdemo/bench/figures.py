@@ -18,9 +18,10 @@ def by_task(report: Report) -> go.Figure | None:
     if not any(tasks.values()):
         return None
     figure = _figure("Speed-up by task", "", "speed-up over plain decoding")
-    figure.add_bar(x=[_label(task) for task in tasks], y=list(tasks.values()), name="task", marker={"color": SPECULATIVE},
-                   text=[f"{value:.2f}" if value else "" for value in tasks.values()], textposition="outside",
-                   cliponaxis=False, hovertemplate="%{x}: %{y:.2f} times<extra></extra>")  # fmt: skip
+    figure.add_bar(x=[_label(task) for task in tasks], y=list(tasks.values()), name="task",
+                   marker={"color": SPECULATIVE}, text=[f"{value:.2f}" if value else "" for value in tasks.values()],
+                   textposition="outside", cliponaxis=False,
+                   hovertemplate="%{x}: %{y:.2f} times<extra></extra>")  # fmt: skip
     rows = [row for row in report.rows if row.speedup is not None]
     figure.add_scatter(x=[_label(row.task) for row in rows], y=[row.speedup for row in rows], mode="markers",
                        name="prompt", marker={"color": PLAIN, "size": 6, "line": {"width": 0.5, "color": "#000"}},

@@ -1,4 +1,5 @@
-"""A report as one self-contained page: tables and Plotly figures, plotly.js inside. Everything from outside is escaped."""
+"""A report as one self-contained page: tables and Plotly figures, plotly.js inside. Whatever comes from outside is
+escaped."""
 
 from __future__ import annotations
 
