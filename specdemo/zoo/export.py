@@ -17,7 +17,7 @@ from pathlib import Path
 
 from specdemo.zoo import child, ir
 from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.home import cache_home, make_folder, require_space
+from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
 from specdemo.zoo.progress import Progress, Report, silent
 
 WEIGHT_FORMATS = ("int8", "int4", "fp16")
@@ -37,11 +37,15 @@ def export_cached(source: Path, name: str, revision: str, settings: ExportSettin
 
     `revision` says which content `source` has. Raises ZooError.
     """
-    folder = cached_export(name, revision, settings)
-    if folder is None:
-        folder = _place(name, revision, settings)
-        make_folder(folder.parent)
-        export(source, folder, settings, report, name=name)
+    folder = _place(name, revision, settings)
+    if (folder / ir.MODEL).is_file():
+        return folder
+    make_folder(folder.parent)
+    with only_one_in(folder.parent):
+        if not (folder / ir.MODEL).is_file():
+            for leftover in folder.parent.glob(".*-*"):  # of an export that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            export(source, folder, settings, report, name=name)
     return folder
 
 

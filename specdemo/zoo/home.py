@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from specdemo.zoo.errors import ZooError
@@ -14,6 +16,28 @@ def cache_home() -> Path:
     """The folder that holds everything this program keeps. It need not exist yet."""
     chosen = os.environ.get("SPECDEMO_HOME", "").strip()
     return Path(chosen).expanduser().absolute() if chosen else _user_cache() / "specdemo"
+
+
+@contextmanager
+def only_one_in(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of `folder`, which the system lets go when its holder dies.
+
+    `waiting` is called about once a second while another process holds it.
+    """
+    import filelock
+
+    lock = filelock.FileLock(folder / "lock")
+    while True:
+        try:
+            lock.acquire(timeout=1)
+            break
+        except filelock.Timeout:
+            if waiting:
+                waiting()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _user_cache() -> Path:

@@ -277,7 +277,9 @@ def _fetch_file(listing: Listing, file: RemoteFile, meter: _Meter) -> None:
     if not pointer.exists() and blob is not None:
         make_folder(blob.parent)
         part = blob.with_name(blob.name + ".part")
-        with filelock.FileLock(blob.with_name(blob.name + ".part.lock")):
+        lock = _cache() / ".locks" / _storage(listing.repo).name / f"{blob.name}.lock"  # the client's own
+        make_folder(lock.parent)
+        with filelock.FileLock(lock):
             if not blob.exists():
                 with open(part, "r+b" if part.exists() else "w+b") as out:
                     there = out.seek(0, os.SEEK_END)

@@ -12,7 +12,7 @@ from specdemo.engine.trace import PairInfo
 from specdemo.zoo import embedded, ir, models
 from specdemo.zoo.pairs import Pair
 from specdemo.zoo.progress import Progress, silent
-from specdemo.zoo.templates import NAMED, PLAIN, Template, chat_template
+from specdemo.zoo.templates import DOLLY, NAMED, PLAIN, Template, chat_template
 from specdemo.zoo.tokenizer import Tokenizer
 from specdemo.zoo.vocabulary import require_same_vocabulary
 
@@ -66,16 +66,22 @@ def _load_models(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair:
         target_xml=target.folder / ir.MODEL,
         draft_xml=draft.folder / ir.MODEL if draft else None,
         tokenizer=tokenizer,
-        template=_template(pair, target.folder),
-        stop_ids=pair.stop_ids | config.stop_ids,
+        template=_template(pair, target.folder, tokenizer),
+        stop_ids=pair.stop_ids | config.stop_ids | _dolly_end(tokenizer),
         context_limit=_context(pair, config, draft),
     )
 
 
-def _template(pair: Pair, folder: Path) -> Template:
+def _template(pair: Pair, folder: Path, tokenizer: Tokenizer) -> Template:
     if pair.template != "auto":
         return NAMED[pair.template]
-    return chat_template(folder) or PLAIN
+    return chat_template(folder) or (DOLLY if _dolly_end(tokenizer) else PLAIN)
+
+
+def _dolly_end(tokenizer: Tokenizer) -> frozenset[int]:
+    """The id of "### End" if the vocabulary is Dolly's, which came before chat templates did."""
+    end, response = tokenizer.token_id("### End"), tokenizer.token_id("### Response:\n")
+    return frozenset() if end is None or response is None else frozenset({end})
 
 
 def _context(pair: Pair, config: ir.ModelConfig, draft: models.Model | None) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.zoo.pairs import Source
 from specdemo.zoo.progress import Progress, Report, silent
 
 ROTARY_SHARE = 0.25
@@ -46,11 +47,13 @@ SHAPES = {
     "dolly-v2-7b": Shape(4096, 32, 32, 50280),
     "dolly-v2-12b": Shape(5120, 36, 40, 50280),
     "pythia-1b": Shape(2048, 16, 8, 50304),
+    "pythia-70m": Shape(512, 6, 8, 50304),
 }
 
 
-def shape_of(name: str) -> tuple[Shape, int] | None:
-    """Shape and bits a weight of a model by its name in `pairs`, such as dolly-v2-3b-int8-ov; None if unknown."""
+def shape_of(source: Source) -> tuple[Shape, int] | None:
+    """Shape and bits a weight of a model in `pairs`, by its name such as dolly-v2-3b-int8-ov; None if unknown."""
+    name = f"{source.name}-{source.export}" if source.export else source.name
     base, _, form = name.removesuffix("-ov").rpartition("-")
     bits = {"int8": 8, "int4": 4}.get(form)
     return (SHAPES[base], bits) if base in SHAPES and bits else None
