@@ -25,7 +25,7 @@ class LoadedPair:
     """A pair ready to compile.
 
     `draft_xml` None means that guesses come from the prompt by lookup. `draft_head_tokens` are the ids that a trimmed
-    draft head keeps, in row order (int64), None for a draft with a whole head. `context_limit` is in tokens.
+    draft head keeps, ascending (int64), None for a draft with a whole head. `context_limit` is in tokens.
     """
 
     info: PairInfo
@@ -106,5 +106,5 @@ def _load_embedded(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair
         template=NAMED[pair.template],
         stop_ids=pair.stop_ids,
         context_limit=pair.context_limit,
-        draft_head_tokens=np.load(files.head_tokens) if files.head_tokens else None,
+        draft_head_tokens=np.sort(np.load(files.head_tokens)) if files.head_tokens else None,
     )
