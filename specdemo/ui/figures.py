@@ -186,6 +186,14 @@ def _best(costs: Costs, acceptance: float, ratio: float) -> float:
     return max(expected_speedup(costs, acceptance, length, ratio) for length in range(1, LONGEST + 1))
 
 
+def of_benchmark(report) -> list[go.Figure]:
+    """The report's own figures, with this page's background."""
+    from specdemo.bench.figures import all_figures as report_figures
+
+    clear = "rgba(0,0,0,0)"
+    return [figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear) for figure in report_figures(report)]
+
+
 ALL = (race, time_spent, by_position, what_if, draft_size)
 
 

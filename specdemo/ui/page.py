@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdemo.engine.trace import Trace
-from specdemo.ui import api, controls, explain, handlers
+from specdemo.ui import api, benchmark, controls, explain, handlers
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.service import Service
 
@@ -60,12 +60,15 @@ def build(service: Service, pairs: dict[str, str], default_pair: str, max_new_to
         "question": "", "pair": default_pair, "max_new_tokens": max_new_tokens, "draft_tokens": "auto",
         "drafter": "auto", "temperature": 0, "top_p": 1, "top_k": 0, "seed": 0, "numerics": "exact",
     }
-    with gr.Blocks(title="specdemo: speculative decoding, measured", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="specdemo: speculative decoding, measured", analytics_enabled=False,
+                   delete_cache=(3600, 24 * 3600)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
         status = gr.HTML("", elem_id="sd-models", html_template='<p class="sd-models" role="status">${value}</p>')
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
                 parts = _race_tab(pairs, defaults)
+            with gr.Tab("Benchmark", id="benchmark"):
+                benchmark.build(service, runs, default_pair, VISITORS)
             with gr.Tab("How it works", id="how"):
                 explain.build(gr)
         _wire(blocks, service, runs, parts, status, pairs, defaults)

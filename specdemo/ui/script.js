@@ -103,6 +103,7 @@
       for (const name of [".sd-headline", ".sd-sentence", ".sd-reason", ".sd-identity", ".sd-spoken"]) this.find(name).textContent = "";
       this.find(".sd-verdict").dataset.tone = "running";
       this.find(".sd-headline").textContent = this.live ? "Racing" : "";
+      this.find(".sd-sentence").textContent = this.live ? "First with the draft's help, then plainly: one after the other, so that neither takes the processor from the other." : "";
       this.find(".sd-table-body").textContent = "";
       for (const name of [".sd-play", ".sd-seek", ".sd-download"]) this.find(name).disabled = true;
       for (const name of [".sd-cpu-spec", ".sd-cpu-plain", ".sd-money-spec", ".sd-money-plain"]) this.find(name).textContent = "-";

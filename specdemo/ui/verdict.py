@@ -53,7 +53,7 @@ def seconds(value: float) -> str:
     """A duration for reading: "0.61 s", "12.4 s", "850 µs"."""
     if value >= 10:
         return f"{value:.1f} s"
-    if value >= 0.1:
+    if value >= 0.095:
         return f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
 
