@@ -59,6 +59,7 @@ def _train(target: Target, settings, work: Path, device: str, held, train, progr
 
     from specdemo.training import card, distil, draft, export, teacher
     from specdemo.training.evaluate import evaluate
+    from specdemo.training.phrases import count_phrases
 
     if not train or not held:
         raise BadChoice(f"--tokens {settings.tokens} is too little text to hold any back; ask for more.")
@@ -86,6 +87,8 @@ def _train(target: Target, settings, work: Path, device: str, held, train, progr
     with torch.no_grad():
         export.export_draft(model.cpu(), target, settings.out, work)
     np.save(settings.out / "head_tokens.npy", frequent.astype(np.int64))
+    if vocabulary <= 1 << 16:
+        count_phrases(train).save(settings.out / "phrases.npz")
     result = TrainResult(settings.out, before, after, outcome.steps, outcome.tokens, outcome.seconds, outcome.resumed)
     card.write_card(settings.out, target.name, settings, result, labels, scale)
     return result

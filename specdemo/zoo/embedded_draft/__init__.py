@@ -1,7 +1,8 @@
 """The embedded pair's draft: its own layers as data beside this file, everything else taken from the target's GGUF.
 
 `layers.gguf` holds the draft's decoder layers and final norm (Q8_0 and float32 tensors), `head_tokens.npy` the ids that
-its output head needs (most frequent first), `card.json` how all that was made and what it reached. No torch here.
+its output head needs (most frequent first), `phrases.npz` what the target usually says after a few tokens, `card.json`
+how all that was made and what it reached. No torch here.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from specdemo.zoo.embedded_draft import phrases
+
 _HERE = Path(__file__).parent
 _LAYERS = _HERE / "layers.gguf"
 _HEAD_TOKENS = _HERE / "head_tokens.npy"
+_PHRASES = _HERE / "phrases.npz"
 
 _ALIGNMENT = 32
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -29,6 +33,11 @@ def head_tokens() -> np.ndarray:
     An engine may trim the head to these rows. Any other id is then never drafted, which costs acceptance, not truth.
     """
     return np.load(_HEAD_TOKENS).astype(np.int64)
+
+
+def load_phrases() -> phrases.Phrases:
+    """The target's usual continuations of one to four tokens: a second drafter, for nothing, where nothing repeats yet."""
+    return phrases.load(_PHRASES)
 
 
 def build_draft_gguf(target_gguf: Path, out: Path, layers_gguf: Path = _LAYERS) -> None:
