@@ -96,19 +96,19 @@ def open_session(args: argparse.Namespace) -> tuple[LoadedPair, Session]:
 
 
 def check_output(destination: str | None, option: str) -> None:
-    """Refuse a file that cannot be written before minutes of measuring, not after. Raises ZooError."""
+    """Refuse a file that cannot be written before minutes of measuring, not after. Raises BadChoice."""
     from pathlib import Path
 
-    from specdemo.zoo.errors import ZooError
+    from specdemo.zoo.errors import BadChoice
 
     if destination in (None, "-"):
         if option == "--html" and destination == "-":
-            raise ZooError("--html writes a page of some megabytes: name a file for it, not '-'.")
+            raise BadChoice("--html writes a page of some megabytes: name a file for it, not '-'.")
         return
     path = Path(destination)
     if path.is_dir() or not path.parent.is_dir():
         reason = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {path.parent}"
-        raise ZooError(f"{option} {destination} {reason}.")
+        raise BadChoice(f"{option} {destination} {reason}.")
 
 
 def _run(args, loaded, session, prompts, settings, sweep: int, screen: Screen) -> Report:

@@ -187,7 +187,7 @@ class _Bench:
             self._baseline(trace)
         for peer in self.peers:
             if not self.stop.is_set():
-                self._ask(peer, WARM_UP, settings)
+                self._ask(peer, WARM_UP, dataclasses.replace(settings, max_new_tokens=16))
 
     def _answer(self, instruction: str, settings: Settings) -> tuple[Trace | None, float | None]:
         """A finished trace with the joules of its decoding; None when stopped."""
