@@ -113,6 +113,17 @@ def test_cache_agrees_with_recomputing_after_any_history(model):
     machine().runTest()
 
 
+def test_writing_after_a_fork_leaves_the_other_sequence_alone(model):
+    text = list(range(2 * model.block_size))
+    with model.new_sequence() as one:
+        model.forward([Run(one, text, 1)])
+        with model.fork(one, len(text)) as other:
+            one.truncate(5)
+            model.forward([Run(one, [9] * 40, 1)])
+            row = model.forward([Run(other, [7, 8], 1)])[0].rows[0].copy()
+    assert np.abs(row - recomputed(model, [*text, 7, 8])).max() < TOLERANCE
+
+
 def test_forwards_of_two_or_more_tokens_agree_bitwise_up_to_what_was_measured(model):
     found = measure_invariance(model)
     assert found.tokens >= 8

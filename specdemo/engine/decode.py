@@ -100,7 +100,7 @@ def decode(
             budget -= len(added) - 1
             token = added[-1]
             target.truncate(len(context) - 1)
-            _learn(lookahead, draft, round_, reply.seconds)
+            _learn(lookahead, draft, round_, max(len(run.tokens), target.min_tokens), reply.seconds)
             yield round_
         return "stop"
     finally:
@@ -183,9 +183,12 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
     return Round(tokens, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
 
 
-def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verify_seconds: float) -> None:
-    """Tell the lookahead what the round cost and which guesses held."""
-    lookahead.costs.saw_verify(len(draft.tokens) + 1, verify_seconds)
+def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verified: int, verify_seconds: float) -> None:
+    """Tell the lookahead what the round cost, `verified` tokens having been run, and which guesses held.
+
+    Where a forward runs two tokens at least, one token costs what two do, and a first guess is verified for nothing.
+    """
+    lookahead.costs.saw_verify(verified, verify_seconds)
     lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
     if draft.source == "model":
         calibration = lookahead.calibrated("model")

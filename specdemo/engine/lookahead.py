@@ -19,6 +19,10 @@ PROBE_SHARE = 0.02
 """Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
 
 
+READ_EVERY = 6
+"""Measurements after which the table of costs is made anew: medians hardly move, and making it takes a while."""
+
+
 class Costs:
     """Seconds a draft step and a verification of n tokens take here, from medians of the last measurements.
 
@@ -31,10 +35,15 @@ class Costs:
         self._draft: deque[float] = deque(maxlen=window)
         self._window = window
         self._table: list[float] = []
+        self._unread = 0
 
     def saw_verify(self, tokens: int, seconds: float) -> None:
-        self._verify.setdefault(tokens, deque(maxlen=self._window)).append(seconds)
-        self._table = []
+        known = self._verify.setdefault(tokens, deque(maxlen=self._window))
+        known.append(seconds)
+        self._unread += 1
+        if len(known) < 3 or self._unread >= READ_EVERY:
+            self._table = []
+            self._unread = 0
 
     def saw_draft(self, seconds: float) -> None:
         self._draft.append(seconds)

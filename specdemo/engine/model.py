@@ -222,7 +222,7 @@ class PagedModel:
         self._caches: list[ov.Tensor] = []
         self.pool = BlockPool(0, settings.block_limit)
         self._grow(FIRST_BLOCKS if settings.block_limit is None else settings.block_limit)
-        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray, list[int]]] = {}
         self._bound: dict[str, int] = {}
         self.seconds = 0.0
         self.forwards = 0
@@ -235,22 +235,15 @@ class PagedModel:
     def fork(self, source: Sequence, length: int, *, min_tokens: int | None = None) -> Sequence:
         """A new sequence that starts as the first `length` tokens of `source`.
 
-        Whole blocks are shared; a partly used last block is copied, since both sequences will write to it.
+        Their blocks are shared; whoever first writes to a shared block gets a copy of it.
         """
         if not 0 <= length <= source.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
         with self._lock:
             fork = self.new_sequence(min_tokens=min_tokens or source.min_tokens)
-            whole, rest = divmod(length, self.block_size)
-            if rest:
-                [copy] = self._take_blocks(1)
-                for cache in self._caches:
-                    _copy_block(cache, source.blocks[whole], copy)
-            for block in source.blocks[:whole]:
+            fork.blocks = source.blocks[: -(-length // self.block_size)]
+            for block in fork.blocks:
                 self.pool.share(block)
-                fork.blocks.append(block)
-            if rest:
-                fork.blocks.append(copy)
             fork.tokens = source.tokens[:length]
             return fork
 
@@ -285,17 +278,12 @@ class PagedModel:
             if not tokens or not 0 <= run.rows <= len(tokens):
                 raise ValueError(f"cannot give {run.rows} rows of logits for {len(tokens)} tokens")
             start = len(sequence.tokens)
-            missing = sequence.min_tokens - len(tokens)
-            padding = 0
-            if missing > 0:
-                # The tokens before are run again: they write the very keys and values that are there already.
-                again = min(missing, start)
-                padding = missing - again
-                tokens = [*sequence.tokens[start - again :], *tokens, *[0] * padding]
-                start -= again
+            # What is run beyond the tokens is forgotten at once: the next forward writes over it.
+            padding = max(sequence.min_tokens - len(tokens), 0)
+            tokens = [*tokens, *[0] * padding]
             end = start + len(tokens)
             longest = max(longest, end)
-            self._reserve(sequence, end)
+            self._reserve(sequence, start, end)
             ids += tokens
             positions += range(start, end)
             past.append(start)
@@ -320,7 +308,7 @@ class PagedModel:
         self.seconds += perf_counter() - before
         self.forwards += 1
         rows, log_sum, best = (self._request.get_output_tensor(index).data for index in range(3))
-        rows, log_sum, best = rows.reshape(-1, self.vocabulary_size), log_sum.reshape(-1), best.reshape(-1)
+        rows, log_sum, best = rows.reshape(len(wanted) or 1, -1), log_sum.reshape(-1), best.reshape(-1)
         results = []
         begin = 0
         for run in batch:
@@ -332,8 +320,19 @@ class PagedModel:
 
     # Cache memory
 
-    def _reserve(self, sequence: Sequence, length: int) -> None:
-        missing = -(-length // self.block_size) - len(sequence.blocks)
+    def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
+        """Give the sequence blocks of its own to write positions `start` to `end` to."""
+        first, kept = divmod(start, self.block_size)
+        for index in range(first, len(sequence.blocks)):
+            shared = sequence.blocks[index]
+            if self.pool.references[shared] > 1:
+                [own] = self._take_blocks(1)
+                if index == first and kept:
+                    for cache in self._caches:
+                        _copy_block(cache, shared, own)
+                self.pool.give_back(shared)
+                sequence.blocks[index] = own
+        missing = -(-end // self.block_size) - len(sequence.blocks)
         if missing > 0:
             sequence.blocks += self._take_blocks(missing)
 
@@ -370,10 +369,13 @@ class PagedModel:
             if len(self._buffers) > 4096:
                 self._buffers.clear()
                 self._bound.clear()
-            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1))
-        buffer[1][:] = values
+            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1), [])
+        tensor, view, held = buffer
+        if held != values:
+            view[:] = values
+            held[:] = values
         if self._bound.get(name) != size:
-            self._request.set_tensor(self._ports[name], buffer[0])
+            self._request.set_tensor(self._ports[name], tensor)
             self._bound[name] = size
 
 

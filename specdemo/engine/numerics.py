@@ -125,6 +125,6 @@ def measure_costs(
             for size in sizes:
                 before = perf_counter()
                 model.forward([Run(sequence, [1] * size, size)])
-                measured.append((size, perf_counter() - before))
+                measured.append((max(size, min_tokens), perf_counter() - before))
                 sequence.truncate(64)
     return measured
