@@ -38,7 +38,7 @@ from specdemo.engine.trace import Settings, Trace, acceptance_by_position, summa
 from specdemo.session import RequestError, Session
 from specdemo.zoo.machine import describe
 
-PILOT_PROMPTS = 6
+PILOT_PROMPTS = 4
 BEHIND = 0.9
 """Variants of a peer slower than this share of its fastest one are dropped after the pilot prompts."""
 
