@@ -101,6 +101,15 @@ def test_a_truncated_file_makes_a_pair_not_ready(tmp_path):
     assert not embedded._is_whole(tmp_path)
 
 
+def test_pairs_of_earlier_versions_are_removed_but_for_the_last_two(tmp_path):
+    for age, name in enumerate(["v2-newest", "v2-b", "v2-c", "v2-d", "v1-e"]):
+        (tmp_path / name).mkdir()
+        embedded._write_manifest(tmp_path / name)
+        os.utime(tmp_path / name / "manifest.json", (1000 - age, 1000 - age))
+    embedded._prune(tmp_path, tmp_path / "v2-newest")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2-b", "v2-c", "v2-newest"]
+
+
 def test_a_new_draft_is_built_beside_the_target_that_is_already_here(embedded_pair, home, monkeypatch, tmp_path):
     package = tmp_path / "shipped" / "made_up_draft"
     package.mkdir(parents=True)

@@ -82,6 +82,7 @@ def fetch(report: Report = silent) -> EmbeddedFiles:
             if files.folder.exists():  # damaged, or it would have been returned above
                 files.folder.rename(scratch / "damaged")
             os.replace(whole, files.folder)
+            _prune(home, files.folder)
         except OSError as error:
             raise ZooError(
                 f"The embedded pair could not be written to {home} ({error.strerror or error}); "
@@ -100,6 +101,11 @@ def is_ready() -> bool:
 def has_draft() -> bool:
     """Whether a trained draft is shipped with this version; without one the pair drafts by prompt lookup."""
     return _draft_fingerprint() is not None
+
+
+def phrases():
+    """The shipped table of what the target usually says, None if there is none."""
+    return importlib.import_module(_DRAFT_PACKAGE).load_phrases() if has_draft() else None
 
 
 def _files(home: Path) -> EmbeddedFiles:
@@ -137,6 +143,20 @@ def _sweep(home: Path) -> None:
     """Remove what killed fetches left. Only the holder of the lock has a scratch folder, so all others are dead."""
     for leftover in home.glob("scratch-*"):
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _prune(home: Path, newest: Path) -> None:
+    """Remove pairs of earlier versions, but for the two before `newest`, which another checkout may still use."""
+    older = sorted((one for one in home.glob("v*") if one != newest), key=_made_at, reverse=True)
+    for folder in older[2:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made_at(folder: Path) -> float:
+    try:
+        return (folder / "manifest.json").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _is_whole(folder: Path) -> bool:
