@@ -28,7 +28,7 @@ from specdemo.engine.decode import (
     prefill,
     run,
 )
-from specdemo.engine.drafters import AutoDrafter, Drafter, LookupDrafter, ModelDrafter
+from specdemo.engine.drafters import AutoDrafter, Drafter, Lookup, ModelDrafter, Phrases
 from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
 from specdemo.engine.model import PREFILL_CHUNK, ModelSettings, PagedModel, Sequence
 from specdemo.engine.sampling import Sampling
@@ -344,16 +344,17 @@ class Session:
     def _drafter(self, settings: Settings, lookahead: Lookahead, sampling: Sampling) -> Drafter | None:
         if settings.drafter == "none":
             return None
-        lookup = LookupDrafter(lookahead)
-        if self._draft is None or settings.drafter == "lookup":
-            return lookup
-        model = ModelDrafter(
-            self._draft_sequence,
-            lookahead,
-            sampling,
-            head_tokens=self._draft.head_tokens,
-        )
-        return model if settings.drafter == "model" else AutoDrafter(model, lookup)
+        lookup = Lookup(lookahead)
+        if settings.drafter == "lookup":
+            return AutoDrafter([lookup], lookahead)
+        model = None
+        if self._draft is not None:
+            model = ModelDrafter(self._draft_sequence, lookahead, sampling, head_tokens=self._draft.head_tokens)
+        if settings.drafter == "model":
+            return model
+        phrases = self._loaded.phrases
+        guessers = [lookup] if phrases is None else [lookup, Phrases(phrases, lookahead)]
+        return AutoDrafter(guessers, lookahead, model)
 
     def _certificate(
         self,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import LookupDrafter
+from specdemo.engine.drafters import Lookup, Phrases
 from specdemo.engine.lookahead import Lookahead
 from specdemo.engine.sampling import Sampling
 
@@ -174,20 +174,35 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, tem
 
 
 def test_lookup_proposes_what_followed_the_longest_repeated_ending():
-    lookup = LookupDrafter(Lookahead())
+    lookup = Lookup(Lookahead())
     context = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
     assert lookup.guess(context, 3)[0] == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
     assert lookup.guess([*context, 50], 3)[0] == []
 
 
 def test_lookup_runs_on_through_a_loop():
-    assert LookupDrafter(Lookahead()).guess([5, 6, 5, 6, 5], 6)[0] == [6, 5, 6, 5, 6, 5]
+    assert Lookup(Lookahead()).guess([5, 6, 5, 6, 5], 6)[0] == [6, 5, 6, 5, 6, 5]
+
+
+def test_phrases_continue_what_they_know_and_count_how_often_they_are_right():
+    class Table:
+        def guess(self, context):
+            return (context[-1] + 1, 0.9) if context[-1] < 5 else None
+
+    lookahead = Lookahead()
+    phrases = Phrases(Table(), lookahead)
+    assert phrases.guess([9, 3], 8) == ([4, 5], [0.9, 0.9])
+    assert phrases.guess([9, 3, 7], 8) == ([], [])
+    for position in range(60):
+        phrases.guess([1, 2] * position + [1], 1)  # right: 2 follows
+        phrases.guess([1, 2] * position + [1, 2], 1)  # wrong: 1 follows, not 3
+    assert lookahead.calibrated("phrases")(0.9) == pytest.approx(0.5, abs=0.05)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_lookup_index_agrees_with_searching_the_whole_text(text):
-    lookup = LookupDrafter(Lookahead())
+    lookup = Lookup(Lookahead())
     for end in range(1, len(text) + 1):
         context = text[:end]
         found, _ = lookup.guess(context, 1)

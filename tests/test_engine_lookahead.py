@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import AutoDrafter, LookupDrafter, ModelDrafter, Reply
+from specdemo.engine.drafters import AutoDrafter, Lookup, ModelDrafter, Reply
 from specdemo.engine.lookahead import Calibration, Costs, Lookahead, expected_speedup, expected_tokens
 from specdemo.engine.model import Logits
 from specdemo.engine.sampling import Sampling
@@ -66,7 +66,7 @@ class Simulation:
         decoding = decode.decode(
             decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=AutoDrafter(model, LookupDrafter(lookahead)) if lookup else model if draft else None,
+            drafter=AutoDrafter([Lookup(lookahead)], lookahead, model) if lookup else model if draft else None,
             lookahead=lookahead,
             sampling=Sampling(),
             limits=decode.Limits(tokens, 3000),

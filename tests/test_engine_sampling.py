@@ -111,9 +111,12 @@ def test_same_seed_gives_the_same_answer_for_every_drafter_and_draft_length(tabl
     def model(lookahead):
         return drafters.ModelDrafter(toy.sequence(), lookahead, sampling)
 
+    def lookup(lookahead):
+        return drafters.AutoDrafter([drafters.Lookup(lookahead)], lookahead)
+
     def auto(lookahead):
-        return drafters.AutoDrafter(model(lookahead), drafters.LookupDrafter(lookahead))
+        return drafters.AutoDrafter([drafters.Lookup(lookahead)], lookahead, model(lookahead))
 
     plain = answer(None)
-    for make, fixed in [(model, 1), (model, 3), (model, 8), (model, None), (drafters.LookupDrafter, 4), (auto, None)]:
+    for make, fixed in [(model, 1), (model, 3), (model, 8), (model, None), (lookup, 4), (auto, None)]:
         assert answer(make, fixed) == plain

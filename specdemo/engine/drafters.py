@@ -1,4 +1,4 @@
-"""Who proposes tokens: a draft model, an n-gram lookup in the text so far, or whichever of the two promises more.
+"""Who proposes tokens: a draft model, a lookup in the text so far, a table of phrases, or whichever promises the most.
 
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
@@ -17,6 +17,9 @@ from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
 
 LONGEST_MATCH = 7
 """Tokens; a longer match says no more than this one."""
+
+LONGEST_PHRASE = 4
+"""Tokens of context that a phrase table looks at, and guesses at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +176,35 @@ class ModelDrafter:
         return token, source.probability(token), source if maximal else None
 
 
-class LookupDrafter:
+class Guesser(Protocol):
+    """Names a continuation of `context` at no cost to speak of, and says how confident it is in each token.
+
+    `name` is its calibration's, and the source that its tokens have in the trace.
+    """
+
+    name: str
+
+    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
+        """Up to `limit` (tokens, confidences in [0, 1]); empty when it has nothing to say."""
+        ...
+
+
+class Lookup:
     """Prompt lookup: what followed the last occurrence of the longest repeated ending of the text so far.
 
     Every token costs the same few dictionary entries, however long the text. How good its guesses are is counted
     for each match length on every token, whether the guess was put to the target or not, since that is free.
     """
 
+    name = "lookup"
+
     def __init__(self, lookahead: Lookahead):
-        self.lookahead = lookahead
+        self.calibration = lookahead.calibrated(self.name)
         self._tokens: list[int] = []
         self._last_end: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST_MATCH + 1)]
         self._match = (0, 0)
 
     def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
-        """Up to `limit` (tokens, confidences), longest match first; empty when nothing repeats."""
         self._read(context)
         size, start = self._match
         if not size:
@@ -199,23 +216,12 @@ class LookupDrafter:
             tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
         return tokens, [_match_confidence(size + i) for i in range(len(tokens))]
 
-    def expected(self, confidences: list[float]) -> list[float]:
-        calibration = self.lookahead.calibrated("lookup")
-        return [calibration(confidence) for confidence in confidences]
-
-    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        tokens, confidences = self.guess(context, min(limit, self.lookahead.limit))
-        length, _ = self.lookahead.best_draft(self.expected(confidences))
-        return _looked_up(tokens[:length], confidences)
-        yield  # a generator that asks for nothing
-
     def _read(self, context: list[int]) -> None:
-        calibration = self.lookahead.calibrated("lookup")
         text = self._tokens
         for token in context[len(text) :]:
             size, start = self._match
             if size:
-                calibration.saw(_match_confidence(size), text[start] == token)
+                self.calibration.saw(_match_confidence(size), text[start] == token)
             text.append(token)
             end = len(text)
             self._match = (0, 0)
@@ -227,27 +233,66 @@ class LookupDrafter:
                 self._last_end[n][ending] = end
 
 
-class AutoDrafter:
-    """Lookup where its match promises to save more time than the draft model would, the draft model otherwise."""
+class PhraseTable(Protocol):
+    """Usual continuations: (token, probability) after a context, None where it knows none."""
 
-    def __init__(self, model: ModelDrafter, lookup: LookupDrafter):
+    def guess(self, context: list[int]) -> tuple[int, float] | None: ...
+
+
+class Phrases:
+    """What the target usually says after a few tokens, from a table made of its own text; counted like Lookup."""
+
+    name = "phrases"
+
+    def __init__(self, table: PhraseTable, lookahead: Lookahead):
+        self.table = table
+        self.calibration = lookahead.calibrated(self.name)
+        self._said: tuple[int, int, float] | None = None
+
+    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
+        if self._said is not None:
+            position, token, confidence = self._said
+            if position < len(context):
+                self.calibration.saw(confidence, context[position] == token)
+        ending = context[-LONGEST_PHRASE:]
+        tokens: list[int] = []
+        confidences: list[float] = []
+        while len(tokens) < min(limit, LONGEST_PHRASE):
+            found = self.table.guess(ending)
+            if found is None:
+                break
+            tokens.append(found[0])
+            confidences.append(found[1])
+            ending = [*ending[1:], found[0]]
+        self._said = (len(context), tokens[0], confidences[0]) if tokens else None
+        return tokens, confidences
+
+
+class AutoDrafter:
+    """Whoever promises to save the most time: one of the guessers, which cost nothing, or the draft model.
+
+    Without a model, the best of the guessers.
+    """
+
+    def __init__(self, guessers: list[Guesser], lookahead: Lookahead, model: ModelDrafter | None = None):
+        self.guessers = guessers
+        self.lookahead = lookahead
         self.model = model
-        self.lookup = lookup
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        lookahead = self.model.lookahead
-        tokens, confidences = self.lookup.guess(context, min(limit, lookahead.limit))
-        if tokens:
-            acceptances = self.lookup.expected(confidences)
-            length, saved = lookahead.best_draft(acceptances)
-            if saved > lookahead.best_draft(*self.model.expected())[1] and length:
-                return _looked_up(tokens[:length], confidences)
-        return (yield from self.model.propose(context, limit))
+        best, most = Draft(), -1.0
+        for guesser in self.guessers:
+            tokens, confidences = guesser.guess(context, min(limit, self.lookahead.limit))
+            calibration = self.lookahead.calibrated(guesser.name)
+            length, saved = self.lookahead.best_draft([calibration(confidence) for confidence in confidences])
+            if length and saved > most:
+                most = saved
+                best = Draft(tuple(tokens[:length]), guesser.name, tuple(confidences[:length]), (None,) * length)
+        if self.model is None or most > self.lookahead.best_draft(*self.model.expected())[1]:
+            return best
+        draft = yield from self.model.propose(context, limit)
+        return draft if draft.tokens else best
 
 
 def _match_confidence(size: int) -> float:
     return min(size, LONGEST_MATCH) / (LONGEST_MATCH + 1)
-
-
-def _looked_up(tokens: list[int], confidences: list[float]) -> Draft:
-    return Draft(tuple(tokens), "lookup", tuple(confidences[: len(tokens)]), (None,) * len(tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from specdemo.zoo.templates import DOLLY, NAMED, PLAIN, Template, chat_template
 from specdemo.zoo.tokenizer import Tokenizer
 from specdemo.zoo.vocabulary import require_same_vocabulary
 
+if TYPE_CHECKING:
+    from specdemo.engine.drafters import PhraseTable
+
 UNSAID_CONTEXT = 2048
 """Tokens, for a model whose configuration names no limit."""
 
@@ -25,7 +29,8 @@ class LoadedPair:
     """A pair ready to compile.
 
     `draft_xml` None means that guesses come from the prompt by lookup. `draft_head_tokens` are the ids that a trimmed
-    draft head keeps, ascending (int64), None for a draft with a whole head. `context_limit` is in tokens.
+    draft head keeps, ascending (int64), None for a draft with a whole head. `phrases` is a table of what the target
+    usually says, None where nobody made one. `context_limit` is in tokens.
     """
 
     info: PairInfo
@@ -36,6 +41,7 @@ class LoadedPair:
     stop_ids: frozenset[int]
     context_limit: int
     draft_head_tokens: np.ndarray | None = None
+    phrases: PhraseTable | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
 
@@ -107,4 +113,5 @@ def _load_embedded(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair
         stop_ids=pair.stop_ids,
         context_limit=pair.context_limit,
         draft_head_tokens=np.sort(np.load(files.head_tokens)) if files.head_tokens else None,
+        phrases=embedded.phrases(),
     )
