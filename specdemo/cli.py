@@ -191,6 +191,9 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-k", type=whole_number(0), metavar="K", default=0,
                        help="sample among the K likeliest tokens (default 0: all)")  # fmt: skip
     group.add_argument("--seed", type=whole_number(0, 2**63 - 1), metavar="S", default=0, help="of the sampling")
+    group.add_argument("--coupling", choices=("shared", "maximal"), default="shared",
+                       help="of draft and target when sampling: shared noise (same seed, same answer as plain sampling), "
+                       "or the classic rule min(1, q/p), which accepts a little more often")
     group.add_argument("--numerics", choices=("exact", "fast"), default="exact",
                        help="exact: the same tokens as plain decoding; fast: the plugin's own defaults")  # fmt: skip
 
@@ -209,6 +212,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
         top_k=args.top_k,
         seed=args.seed,
         numerics=args.numerics,
+        coupling=args.coupling,
     )
 
 
