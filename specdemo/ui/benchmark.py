@@ -53,7 +53,9 @@ def run(service: Service, stop: threading.Event, pair: str, limit, max_new_token
                 yield View(progress_html(0, 1, loading_line(state)), failed=state.kind == "failed")
             if state.kind == "failed":
                 return
-        if not stop.is_set():
+        if stop.is_set():
+            yield View(progress_html(0, 1, "Stopped before the models were ready."), failed=True)
+        else:
             with service.session(pair) as session:
                 yield from _rows(session, settings, prompts_wanted, stop)
     except Exception as error:
@@ -182,7 +184,8 @@ def build(service: Service, runs: Runs, pair: str, visitors: int) -> None:
         try:
             for view in run(service, signal, pair, *values):
                 if view.report is None:
-                    yield view.progress, gr.skip(), view.table, gr.skip(), gr.skip(), *same
+                    ended = (gr.update(interactive=view.failed), gr.update(interactive=not view.failed))
+                    yield view.progress, gr.skip(), view.table, *ended, *same
                     continue
                 from specdemo.ui import figures
 
@@ -190,11 +193,11 @@ def build(service: Service, runs: Runs, pair: str, visitors: int) -> None:
                          if view.report.rows else [gr.skip()] * len(files))
                 drawn = [gr.update(value=figure, visible=True) for figure in figures.of_benchmark(view.report)[:FIGURES]]
                 drawn += [gr.skip()] * (FIGURES - len(drawn))
-                yield (view.progress, summary_html(view.report), view.table, gr.skip(), gr.skip(), *drawn, *ready)
+                yield (view.progress, summary_html(view.report), view.table, gr.update(interactive=True),
+                       gr.update(interactive=False), *drawn, *ready)
         finally:
             signal.set()
             runs.end(key(request), signal)
-        yield (gr.skip(), gr.skip(), gr.skip(), gr.update(interactive=True), gr.update(interactive=False), *same)
 
     def halt(request: gr.Request):
         runs.stop(key(request))

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
@@ -41,41 +42,50 @@ class Runs:
             del self._stops[session]
 
 
-def run(service: Service, runs: Runs, session_id: str | None, values: tuple) -> Iterator[tuple[str, Trace | None]]:
-    """One race: (envelope, None) as it goes, and last (envelope, trace), or (envelope, None) after an error."""
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step of a run for the page. The `final` one ends it, with a trace unless there was an error."""
+
+    envelope: str
+    trace: Trace | None = None
+    final: bool = False
+
+
+def run(service: Service, runs: Runs, session_id: str | None, values: tuple) -> Iterator[Update]:
+    """One race, update by update. The last one is final, whatever happens."""
     run_id = uuid.uuid4().hex[:8]
     try:
         request = controls.parse(*values)
     except controls.InputError as error:
-        yield wire.error(run_id, str(error)), None
+        yield Update(wire.error(run_id, str(error)), final=True)
         return
     stop = runs.begin(session_id)
     channel = wire.Channel(run_id, request.settings.max_new_tokens, request.question)
     try:
         yield from _load_and_race(service, channel, request, stop)
     except Exception as error:
-        yield wire.error(run_id, sentence(error)), None
+        yield Update(wire.error(run_id, sentence(error)), final=True)
     finally:
         stop.set()  # also when the browser has gone: the thread that decodes must not go on for nobody
         runs.end(session_id, stop)
 
 
 def _load_and_race(service: Service, channel: wire.Channel, request: controls.Request, stop: threading.Event):
-    yield channel.envelope("loading", "Starting"), None
+    yield Update(channel.envelope("loading", "Starting"))
     for state in service.states(request.pair, stop):
         if state.kind == "failed":
-            yield wire.error(channel.run, state.text), None
+            yield Update(wire.error(channel.run, state.text), final=True)
             return
         if state.kind == "loading":
-            yield channel.envelope("loading", loading_line(state) + ". Your question is next."), None
+            yield Update(channel.envelope("loading", loading_line(state) + ". Your question is next."))
     if stop.is_set():
-        yield wire.error(channel.run, "Stopped before the models were ready."), None
+        yield Update(wire.error(channel.run, "Stopped before the models were ready."), final=True)
         return
     with service.session(request.pair) as session:
         trace = None
         ahead = service.users - 1
         note = f"Waiting: {ahead} other question{'s' if ahead > 1 else ''} in work" if ahead else "Reading the question"
-        yield channel.envelope("waiting" if ahead else "speculative", note), None
+        yield Update(channel.envelope("waiting" if ahead else "speculative", note))
 
         def first():
             return session.answer(request.question, request.settings, stop=stop)
@@ -84,11 +94,11 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
             trace = _last_trace(batch) or trace
             channel.rounds += [event for event in batch if not isinstance(event, Trace)]
             if batch and trace is None:
-                yield channel.envelope("speculative", "Answering with the draft's help"), None
+                yield Update(channel.envelope("speculative", "Answering with the draft's help"))
         if trace.finish_reason == "cancelled" or stop.is_set():
-            yield channel.finished(trace, "stopped", "Stopped."), trace
+            yield Update(channel.finished(trace, "stopped", "Stopped."), trace, final=True)
             return
-        yield channel.envelope("plain", "Answering again, without the draft"), None
+        yield Update(channel.envelope("plain", "Answering again, without the draft"))
         speculative, trace = trace, None
 
         def second():
@@ -98,11 +108,12 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
             trace = _last_trace(batch) or trace
             channel.plain += [event for event in batch if not isinstance(event, Trace)]
             if batch and trace is None:
-                yield channel.envelope("plain", "Answering again, without the draft"), None
+                yield Update(channel.envelope("plain", "Answering again, without the draft"))
     if stop.is_set():
-        yield channel.finished(trace or speculative, "stopped", "Stopped during plain decoding."), trace or speculative
+        kept = trace or speculative
+        yield Update(channel.finished(kept, "stopped", "Stopped during plain decoding."), kept, final=True)
     else:
-        yield channel.finished(trace, "done", ""), trace
+        yield Update(channel.finished(trace, "done", ""), trace, final=True)
 
 
 def _last_trace(batch: list) -> Trace | None:

@@ -127,7 +127,7 @@ def _settings_panel(pairs: dict[str, str], defaults: dict) -> list:
             draft_tokens = gr.Dropdown(controls.DRAFT_TOKENS, value=defaults["draft_tokens"], label="Draft length",
                                        info="Tokens guessed per round. Auto follows measured costs and confidence.")
         with gr.Row():
-            max_new_tokens = gr.Slider(1, max(500, defaults["max_new_tokens"]), value=defaults["max_new_tokens"],
+            max_new_tokens = gr.Slider(1, controls.LONGEST_ANSWER, value=defaults["max_new_tokens"],
                                        step=1, label="Maximum tokens",
                                        info="The answer ends here at the latest. A token is about 3/4 of a word.")
             temperature = gr.Slider(0, 2, value=defaults["temperature"], step=0.05, label="Temperature",
@@ -152,12 +152,9 @@ def _wire(blocks, service: Service, runs: handlers.Runs, parts: _Parts, status, 
     def race(request: gr.Request, *values):
         busy = (gr.update(visible="hidden"), gr.update(visible=True))
         idle = (gr.update(visible=True), gr.update(visible="hidden"))
-        first = True
-        for envelope, trace in handlers.run(service, runs, request.session_hash, values):
-            keep = busy if first else (gr.skip(), gr.skip())
-            first = False
-            yield (envelope, trace if trace is not None else gr.skip(), *keep)
-        yield gr.skip(), gr.skip(), *idle
+        # Every update says which button shows: a browser may draw only the latest of several that arrive together.
+        for update in handlers.run(service, runs, request.session_hash, values):
+            yield (update.envelope, update.trace or gr.skip(), *(idle if update.final else busy))
 
     def stop_run(request: gr.Request):
         runs.stop(request.session_hash)

@@ -118,6 +118,7 @@
     token(text, kind, details) {
       const node = make("span", "sd-tok sd-" + kind + " sd-later", text);
       node.setAttribute("role", "option"); node.setAttribute("aria-selected", "false");
+      if (!text.trim()) node.setAttribute("aria-label", text.includes("\n") ? "line break" : text ? "space" : "no text yet");
       fields.set(node, details); details.kind = kind; details.position = this.tokenCount++;
       return node;
     }

@@ -25,7 +25,8 @@ class Verdict:
 def verdict(trace: Trace) -> Verdict:
     """The words for a finished or stopped run."""
     summary = summarize(trace)
-    if trace.finish_reason == "cancelled":
+    cut_short = trace.baseline and trace.identical is None and len(trace.baseline.tokens) < summary.tokens
+    if trace.finish_reason == "cancelled" or cut_short:
         return Verdict("stopped", "Stopped", _speculative_only(summary), "", "")
     if summary.speedup is None:
         words = _speculative_only(summary)

@@ -1,0 +1,390 @@
+"""The page in a real browser, on the real embedded pair: one server for all of these tests, one Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.request
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 90_000
+"""Milliseconds to wait for an answer: the machine may be busy with something else."""
+
+KINDS = {"sd-accepted", "sd-correction", "sd-bonus", "sd-first", "sd-plain"}
+
+
+@pytest.fixture(scope="module")
+def url(embedded_pair):
+    """Address of a server started as a user starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (ROOT / ".pytest_cache").resolve()
+    log.mkdir(exist_ok=True)
+    with open(log / "page-server.log", "w+", encoding="utf-8") as output:
+        server = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT, stdout=output,
+                                  stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        try:
+            address = f"http://127.0.0.1:{port}/"
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(address, timeout=2).read()
+                    break
+                except OSError:
+                    assert server.poll() is None, (log / "page-server.log").read_text()
+                    time.sleep(0.1)
+            yield address
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    with playwright.sync_playwright() as run:
+        opened = run.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield opened
+        opened.close()
+
+
+class Visit:
+    """A browser tab on the page, which notes every console error and every request to another host."""
+
+    def __init__(self, browser, url: str, query: str = "max_new_tokens=24", **context):
+        self.context = browser.new_context(viewport=context.pop("viewport", {"width": 1280, "height": 1000}), **context)
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.foreign.append(request.url)
+                     if not request.url.startswith((url, "data:", "blob:")) else None)
+        self.page.set_default_timeout(PATIENCE)
+        self.page.goto(url + ("?" + query if query else ""))
+        self.page.wait_for_selector("#sd-question textarea")
+        self.page.wait_for_function("window.specdemo && window.specdemo.stage")
+        if "max_new_tokens" in query:
+            wanted = query.split("max_new_tokens=")[1].split("&")[0]
+            self.page.wait_for_function(
+                f"new URLSearchParams(window.specdemo.link().split('?')[1]).get('max_new_tokens') === '{wanted}'")
+
+    def ask(self, question: str) -> None:
+        self.page.fill("#sd-question textarea", question)
+        self.page.get_by_role("button", name="Run", exact=True).click()
+
+    def finished(self) -> dict:
+        """Waits for the end of the run; gives the trace that the script holds."""
+        self.page.wait_for_function("(() => { const s = document.querySelector('.sd-stage');"
+                                    "return s.dataset.phase === 'error'"
+                                    " || s.dataset.settled && s.dataset.settled === window.specdemo.stage.run })()")
+        assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
+        return self.page.evaluate("window.specdemo.stage.trace")
+
+    def text(self, selector: str) -> str:
+        return self.page.inner_text(selector)
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.foreign == []
+        assert self.errors == []
+
+
+@pytest.fixture
+def visit(browser, url):
+    opened = []
+
+    def go(query: str = "max_new_tokens=24", **context) -> Visit:
+        opened.append(Visit(browser, url, query, **context))
+        return opened[-1]
+
+    yield go
+    for one in opened:
+        one.close()
+
+
+def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_chart(visit):
+    tab = visit()
+    tab.ask("Explain the difference between fission and fusion")
+    tab.page.wait_for_selector(".sd-stage[data-phase=speculative]")
+    tab.page.wait_for_selector(".sd-text-spec .sd-tok:not(.sd-later)")
+    early = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)").count()
+    trace = tab.finished()
+    tokens = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
+    assert 0 < early < tokens.count() == trace["summary"]["tokens"] == 24
+    classes = tokens.evaluate_all("nodes => nodes.map(node => node.className.split(' ')[1])")
+    assert set(classes) <= KINDS and classes[0] == "sd-first"
+    assert float(tab.text('[data-figure="speculative-rate"]')) > 0
+    assert float(tab.text('[data-figure="plain-rate"]')) > 0
+    assert tab.page.locator(".sd-strip .sd-round").count() == len(trace["rounds"])
+    assert tab.text(".sd-text-plain").split() == tab.text(".sd-text-spec").split()
+    assert trace["identical"] is True
+    assert "Identical: both runs gave the same tokens." in tab.text(".sd-identity")
+    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-0 .scatterlayer .trace').length === 2")
+    points = tab.page.evaluate("[...document.querySelector('#sd-plot-0 .js-plotly-plot').data].map(d => d.x.length)")
+    assert points == [len(trace["rounds"]), 24]
+
+
+def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
+    tab = visit("max_new_tokens=1500")
+    tab.ask("Write a long story about a lighthouse keeper")
+    tab.page.wait_for_selector(".sd-text-spec .sd-tok:not(.sd-later)")
+    tab.page.get_by_role("button", name="Stop", exact=True).click()
+    since = time.monotonic()
+    stopped = tab.finished()
+    assert time.monotonic() - since < 10
+    assert stopped["summary"]["tokens"] < 1500 or stopped["baseline"] is None
+    assert tab.text(".sd-headline") == "Stopped"
+    tab.page.get_by_role("button", name="Settings for engineers").click()
+    tab.page.get_by_label("number input for Maximum tokens").fill("8")
+    tab.page.keyboard.press("Tab")
+    tab.page.wait_for_function("window.specdemo.link().includes('max_new_tokens=8')")
+    tab.ask("What is two plus two?")
+    assert tab.finished()["summary"]["tokens"] <= 8
+
+
+@pytest.mark.parametrize(("question", "said"), [
+    ("", "Please type a question or an instruction first; the box is empty."),
+    ("word " * 9000, "this model reads fewer than"),
+], ids=["empty", "too long"])
+def test_bad_input_gets_one_sentence_on_the_page(visit, question, said):
+    tab = visit()
+    tab.ask(question)
+    tab.page.wait_for_selector(".sd-error:not([hidden])")
+    assert said in tab.text(".sd-error")
+    assert tab.text(".sd-error").count(".") <= 1 + said.count(".")
+    tab.page.get_by_role("button", name="Run", exact=True).wait_for()
+
+
+HOSTILE = ['<img src=x onerror="window.hacked=1">', "<script>window.hacked=1</script>", "**bold**", "$x^2$", "\\(a\\)",
+           "{{value}}", "${window.hacked=1}", "`code`", "\u0000\u001b[31m", "\u202edesrever", "&lt;", "\n# heading"]
+
+
+def hostile_trace() -> dict:
+    """A saved run whose every text tries to be markup."""
+    rounds = [{"drafted": [], "emitted": {"id": 1, "kind": "first", "target_probability": 0.5, "text": HOSTILE[0]},
+               "draft_seconds": 0.0, "verify_seconds": 0.1, "shown_at": 0.1}]
+    for i, text in enumerate(HOSTILE):
+        rounds.append({
+            "drafted": [{"id": 2, "draft_probability": 0.6, "target_probability": 0.5, "accepted": True,
+                         "source": "model", "text": text},
+                        {"id": 3, "draft_probability": 0.4, "target_probability": 0.1, "accepted": False,
+                         "source": "model", "text": text}],
+            "emitted": {"id": 4, "kind": "correction", "target_probability": 0.9, "text": text},
+            "draft_seconds": 0.01, "verify_seconds": 0.05, "shown_at": 0.2 + 0.1 * i})
+    plain = [{"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % len(HOSTILE)]} for i in range(25)]
+    return {"schema": 1, "instruction": HOSTILE[1], "prompt_tokens": 3, "prompt_reused": 0,
+            "pair": {"name": HOSTILE[0], "target": "t", "draft": None}, "settings": {}, "prefill_seconds": 0.1,
+            "rounds": rounds, "finish_reason": "length", "cpu_seconds": 1.0, "outside_seconds": 0.01,
+            "baseline": {"tokens": plain, "prefill_seconds": 0.1, "cpu_seconds": 2.0}, "identical": True}
+
+
+def open_file(tab: Visit, path: Path) -> None:
+    tab.page.locator("#sd-open input[type=file], input#sd-open, input[type=file]").first.set_input_files(str(path))
+
+
+def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(visit, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
+    tab = visit()
+    open_file(tab, path)
+    tab.finished()
+    shown = tab.page.evaluate("document.querySelector('.sd-text-spec').textContent")
+    for text in HOSTILE:
+        assert text in shown
+    assert tab.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count() == 0
+    tab.page.locator(".sd-table summary").click()
+    assert tab.page.locator(".sd-table tbody tr").count() == len(HOSTILE) + 1
+    tab.page.locator(".sd-text-spec .sd-correction").first.hover()
+    assert "rejected here" in tab.text(".sd-card")
+    assert tab.page.evaluate("window.hacked") is None
+    since = time.monotonic()
+    tab.page.get_by_role("button", name="Replay the race").click()
+    assert tab.page.locator(".sd-text-plain .sd-later").count() > 0
+    tab.page.wait_for_function("document.querySelector('.sd-time').textContent === '2.40 s'")
+    tab.page.wait_for_function("document.querySelector('.sd-play').textContent.includes('Replay')")
+    assert 2.3 < time.monotonic() - since < 5
+
+
+def test_the_strip_and_the_slider_move_the_answer_with_them(visit, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
+    tab = visit()
+    open_file(tab, path)
+    tab.finished()
+    tab.page.locator(".sd-round").nth(2).click()
+    assert tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)").count() == 1 + 2 * 2
+    tab.page.locator(".sd-seek").fill("1000")
+    assert tab.page.locator(".sd-text-spec .sd-later").count() == 0
+
+
+def test_a_file_that_is_no_trace_gets_one_sentence(visit, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"schema": 1, "instruction": 5}', encoding="utf-8")
+    tab = visit()
+    open_file(tab, path)
+    tab.page.wait_for_selector(".sd-error:not([hidden])")
+    assert "trace" in tab.text(".sd-error")
+
+
+def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_opened_again(visit, tmp_path):
+    tab = visit("max_new_tokens=6")
+    tab.ask(HOSTILE[0] + " <|im_end|> **x** $y$ say it back")
+    trace = tab.finished()
+    assert tab.page.evaluate("window.hacked") is None
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("button", name="Download this run").click()
+    path = tmp_path / "kept.json"
+    download.value.save_as(path)
+    other = visit()
+    open_file(other, path)
+    again = other.finished()
+    assert again["rounds"] == trace["rounds"] and again["instruction"] == trace["instruction"]
+    assert other.text(".sd-headline") == tab.text(".sd-headline")
+
+
+def test_a_link_restores_question_and_settings_in_a_fresh_browser(visit):
+    tab = visit("question=Why+%26+how%3F&max_new_tokens=7&draft_tokens=3&drafter=lookup&temperature=0.5&top_p=0.9"
+                "&top_k=40&seed=11&numerics=fast")
+    tab.page.wait_for_function("document.querySelector('#sd-question textarea').value === 'Why & how?'")
+    tab.page.get_by_role("button", name="Copy a link").click()
+    link = tab.page.input_value(".sd-link-text")
+    other = visit(link.split("?", 1)[1])
+    other.page.wait_for_function("document.querySelector('#sd-question textarea').value === 'Why & how?'")
+    other.page.get_by_role("button", name="Run", exact=True).click()
+    settings = other.finished()["settings"]
+    assert {name: settings[name] for name in ("max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p",
+                                              "top_k", "seed", "numerics")} == {
+        "max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+        "seed": 11, "numerics": "fast"}
+
+
+def test_a_token_tells_by_keyboard_what_the_draft_thought(visit, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
+    tab = visit()
+    open_file(tab, path)
+    tab.finished()
+    tab.page.locator(".sd-text-spec").focus()
+    for _ in range(2):
+        tab.page.keyboard.press("ArrowRight")
+    card = tab.text(".sd-card")
+    assert "accepted draft token" in card and "60 %" in card and "50 %" in card
+    tab.page.keyboard.press("Escape")
+    assert not tab.page.locator(".sd-card").is_visible()
+
+
+def test_work_per_update_does_not_grow_with_the_answer(visit):
+    tab = visit()
+    changes = tab.page.evaluate("""() => {
+      const stage = window.specdemo.stage, counts = [];
+      const round = (i) => ({ drafted: [{ id: 1, draft_probability: .5, target_probability: .5, accepted: true,
+        source: 'model', text: ' word' }], emitted: { id: 2, kind: 'bonus', target_probability: .5, text: ' more' },
+        draft_seconds: .001, verify_seconds: .01, shown_at: .01 * i });
+      const watch = new MutationObserver(() => {});
+      watch.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+      for (let i = 0; i < 600; i++) {
+        stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200, rounds_from: i,
+          rounds: [round(i)], plain_from: 0, plain: [] }));
+        stage.reach(stage.spec, i + 1, true);
+        counts.push(watch.takeRecords().length);
+      }
+      return counts;
+    }""")
+    assert max(changes[400:]) <= max(changes[10:100]) + 2
+
+
+def test_a_phone_shows_everything_without_sideways_scrolling(visit):
+    tab = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    tab.ask("What is a rainbow?")
+    tab.finished()
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.page.locator(".sd-text-spec .sd-tok").first.tap()
+    assert "first token" in tab.text(".sd-card")
+
+
+@pytest.fixture(scope="module")
+def axe(request) -> str:
+    """The source of axe-core, packed once by the user's npm into pytest's cache folder."""
+    folder = Path(request.config.cache.mkdir("axe-core"))
+    if not list(folder.glob("axe-core-4*.tgz")):
+        npm = shutil.which("npm")
+        done = npm and subprocess.run([npm, "pack", "axe-core@4", "--silent"], cwd=folder, capture_output=True,
+                                      timeout=120)
+        if not done or done.returncode:
+            warnings.warn("ACCESSIBILITY WAS NOT CHECKED: axe-core needs npm with a registry.", stacklevel=1)
+            pytest.skip("no npm, or no registry: axe-core cannot be had")
+    with tarfile.open(next(folder.glob("axe-core-4*.tgz"))) as archive:
+        return archive.extractfile("package/axe.min.js").read().decode()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(visit, axe, scheme):
+    tab = visit("max_new_tokens=12", color_scheme=scheme)
+    assert tab.page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+    tab.ask("Name two colours")
+    tab.finished()
+    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1")
+    tab.page.get_by_role("button", name="Settings for engineers").click()
+    tab.page.evaluate(axe)
+    for name in ("Race", "Benchmark", "How it works"):
+        tab.page.get_by_role("tab", name=name).click()
+        tab.page.wait_for_timeout(300)
+        found = tab.page.evaluate("axe.run(document).then(result => result.violations)")
+        serious = [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:300], len(v["nodes"]))
+                   for v in found if v["impact"] in ("serious", "critical")]
+        assert serious == [], name
+
+
+def test_gradio_client_gets_a_streamed_answer_and_a_comparison(url):
+    from gradio_client import Client
+
+    client = Client(url, verbose=False)
+    parts = list(client.submit("Explain why the sky is blue", 30, api_name="/generate"))
+    assert len(parts) > 2 and parts[-1]["done"] and parts[-1]["tokens"] == 30
+    assert "".join(part["delta"] for part in parts) == parts[-1]["text"]
+    compared = client.predict("Explain why the sky is blue", 30, api_name="/compare")
+    assert compared["identical"] is True and compared["speedup"] > 0
+    assert compared["text"] == parts[-1]["text"]
+
+
+def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamablehttp_client
+
+    async def use():
+        async with (streamablehttp_client(url + "gradio_api/mcp/") as (read, write, _),
+                    ClientSession(read, write) as session):
+            await session.initialize()
+            tools = {tool.name.split("_")[-1]: tool for tool in (await session.list_tools()).tools}
+            answers = [await session.call_tool(tools[name].name, {"instruction": "Name a colour", "max_new_tokens": 8})
+                       for name in ("generate", "compare")]
+            return tools, answers
+
+    with ThreadPoolExecutor(1) as other:  # playwright keeps an event loop of its own in this thread
+        tools, (answer, compared) = other.submit(lambda: asyncio.run(use())).result()
+    assert set(tools) == {"generate", "compare", "benchmark"}
+    assert "speculative decoding" in tools["generate"].description
+    assert "finish_reason" in answer.content[0].text
+    assert "both answers are identical" in compared.content[0].text
+
+
+def test_a_program_gets_one_sentence_for_bad_input(url):
+    from gradio_client import Client
+    from gradio_client.exceptions import AppError
+
+    with pytest.raises(AppError, match="Maximum tokens should be a whole number from 1 to 2,000, not 0."):
+        Client(url, verbose=False).predict("Hello", 0, api_name="/compare")
