@@ -7,7 +7,7 @@ lists, and the passages to summarise or to ask about are answers the target wrot
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -157,8 +157,7 @@ def _german(rng: random.Random) -> str:
             f"{who} {did} {what} {verb}{tail} .",
             f"{who} {did} {what} und {second} {verb}{tail} .",
             f"„ {who} {did} {what} {verb} “{rng.choice((' , sagte ' + rng.choice(NAMES), tail))} .",
-            f"{rng.choice(_GERMAN['when'])} "
-            f"{did.split()[0]} {who[0].lower() + who[1:]} {what} {verb}{tail} .",
+            f"{rng.choice(_GERMAN['when'])} {did.split()[0]} {who[0].lower() + who[1:]} {what} {verb}{tail} .",
             f"{what[0].upper() + what[1:]} und {second}",
             f"{rng.choice(NAMES)} ist {rng.randint(18, 80)} Jahre alt ; {who[0].lower() + who[1:]} {did} {what} "
             f"{verb}{tail} .",
@@ -250,9 +249,9 @@ _QUESTION_OPENINGS = (
 ).split("|")
 
 
-def _question(rng: random.Random) -> Instruction:
+def _question(rng: random.Random, openings: bool) -> Instruction:
     subject = rng.choice(SUBJECTS)
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 and openings:
         opening = rng.choice(_QUESTION_OPENINGS) + (" " + subject.lower() if rng.random() < 0.3 else "")
         return Instruction("question", opening, opening=True)
     forms = (
@@ -317,13 +316,16 @@ MIX: dict[str, float] = {
 }
 
 
-def instruction(seed: int, index: int, texts: Sequence[str], mix: dict[str, float] = MIX) -> Instruction:
+def instruction(
+    seed: int, index: int, texts: Sequence[str], *, mix: Mapping[str, float] = MIX, openings: bool = True
+) -> Instruction:
     """The instruction number `index` of a stream.
 
     Args:
         seed, index: the same two always give the same instruction for the same `texts`.
         texts: answers of the target, from which passages are cut; none: the kinds that need one become writing tasks.
         mix: the share of each kind.
+        openings: whether some questions may be left for the target to finish.
     """
     rng = random.Random(f"{seed}/{index}")
     kind = rng.choices(list(mix), list(mix.values()))[0]
@@ -334,7 +336,7 @@ def instruction(seed: int, index: int, texts: Sequence[str], mix: dict[str, floa
         "writing": _writing,
     }
     if kind == "question":
-        return _question(rng)
+        return _question(rng, openings)
     if kind in ("summary", "passage question"):
         if not texts:
             return Instruction("writing", _writing(rng))

@@ -6,6 +6,7 @@ embedded pair. A GGUF target writes with the very IR that will be sped up, in th
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def open_target(text: str, work: Path) -> Target:
         from specdemo.zoo import embedded
 
         files = embedded.fetch()
-        return _gguf_target("SmolLM2-135M-Instruct", files.folder / "source.gguf", files.target)
+        return _gguf_target("SmolLM2-135M-Instruct", files.folder / "source.gguf", files.target, templates.CHATML)
     folder = Path(text).expanduser()
     found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
     if len(found) > 1:
@@ -94,24 +95,21 @@ def open_target(text: str, work: Path) -> Target:
     return _checkpoint_target(text)
 
 
-def _gguf_target(name: str, gguf: Path, ir_folder: Path) -> Target:
+def _gguf_target(name: str, gguf: Path, ir_folder: Path, template: templates.Template | None = None) -> Target:
+    """`template` None takes the one that the file brings, or none."""
     from specdemo.zoo import gguf_metadata
 
     metadata = gguf_metadata.read_metadata(gguf)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    end = int(metadata["tokenizer.ggml.eos_token_id"])
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "tokenizer.json"
-        gguf_metadata.write_tokenizer(metadata, path)
-        tokenizer = Tokenizer(path)
-    chatml = tokenizer.token_id("<|im_start|>") is not None
-    return Target(
-        name=name,
-        folder=gguf.parent,
-        gguf=gguf,
-        ir_folder=ir_folder,
-        tokenizer=tokenizer,
-        template=templates.CHATML if chatml else templates.PLAIN,
-        stop_ids=frozenset({int(metadata["tokenizer.ggml.eos_token_id"])}),
-    )
+        folder = Path(scratch)
+        gguf_metadata.write_tokenizer(metadata, folder / "tokenizer.json")
+        tokenizer = Tokenizer(folder / "tokenizer.json")
+        config = {"chat_template": metadata.get("tokenizer.chat_template"), "eos_token": tokens[end]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        template = template or templates.chat_template(folder) or templates.PLAIN
+    return Target(name, gguf.parent, gguf, ir_folder, tokenizer, template, frozenset({end}))
 
 
 def _convert(gguf: Path, folder: Path) -> Path:

@@ -76,12 +76,12 @@ def _passages(target: Target, conversations: list[Conversation], tokens: int) ->
 def _group(
     target: Target, writer: Writer, numbers: range, texts: list[str], limit: int, seed: int
 ) -> list[Conversation]:
-    instructions = [prompts.instruction(seed, number, texts) for number in numbers]
-    can_finish = _ends_user_turn(target)
+    openings_work = _ends_user_turn(target)
+    instructions = [prompts.instruction(seed, number, texts, openings=openings_work) for number in numbers]
     rendered: dict[int, tuple[int, ...]] = {}
     openings = []
     for number, instruction in zip(numbers, instructions, strict=True):
-        if instruction.opening and can_finish:
+        if instruction.opening:
             begun = target.tokenizer.encode(target.template.before + instruction.text, bos=target.template.bos)
             openings.append((number, Request(tuple(begun), OPENING_TOKENS, OPENING_TEMPERATURE, seed + number)))
         else:
