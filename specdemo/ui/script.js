@@ -254,6 +254,9 @@
       this.find(".sd-identity").textContent = words.identity;
       const spoken = trace.rounds.flatMap((r) => [...r.drafted.filter((t) => t.accepted), ...(r.emitted ? [r.emitted] : [])]).map((t) => t.text).join("");
       this.find(".sd-spoken").textContent = "The answer: " + spoken;
+      if (trace.prompt_tokens > 0 && trace.prompt_reused >= trace.prompt_tokens) this.spec.ttft.textContent += " (prompt kept from before)";
+      for (const runner of [this.spec, this.plain]) runner.box.scrollTop = 0;
+      this.strip.scrollLeft = 0;
       const both = this.spec.times.length > 0;
       this.find(".sd-play").disabled = !both; this.find(".sd-seek").disabled = !both; this.find(".sd-download").disabled = false;
       this.money(); this.table(); this.show(Infinity);
