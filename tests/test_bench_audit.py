@@ -214,3 +214,19 @@ def test_audit_json_has_the_contracts_fields(session):
     assert data["settings"]["draft_tokens"] == 3
     fields = {"draws", "tv_distance", "tv_noise_floor", "p_value"}
     assert fields <= set(auditing.SamplingAudit.__dataclass_fields__)
+
+
+def test_a_peers_failed_draw_is_repeated_with_another_seed_and_counted():
+    from specdemo.bench.peers import PeerError, _decoder
+
+    class Flaky:
+        def tokens(self, instruction, settings, wanted):
+            if settings.seed == 7:
+                raise PeerError("an assertion failed.")
+            return (settings.seed,)
+
+    decode_ = _decoder(Flaky())
+    assert decode_("x", Settings(temperature=1.0, seed=6), 3) == Answered((6,), failures=0)
+    assert decode_("x", Settings(temperature=1.0, seed=7), 3).failures == 1
+    with pytest.raises(AuditError, match="an assertion failed"):
+        decode_("x", Settings(seed=7), None)

@@ -38,10 +38,12 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A decoder's token ids, and whether one parallel forward certified them (None: not tried)."""
+    """A decoder's token ids, whether one parallel forward certified them (None: not tried), and how many attempts
+    failed before this one."""
 
     tokens: tuple[int, ...]
     certified: bool | None = None
+    failures: int = 0
 
 
 Decoder = Callable[[str, Settings, int | None], Answered]
@@ -72,7 +74,8 @@ class GreedyAudit:
 class SamplingAudit:
     """Speculative draws against as many plain ones. `tv_noise_floor` is the distance that two plain samples of this
     size stay below in 99 of 100 cases, `tv_plain` that of the two plain samples drawn. `same_seed_identical` counts,
-    of `same_seed_draws`, those that are equal token by token with plain draws of the same seed (None: not promised)."""
+    of `same_seed_draws`, those that are equal token by token with plain draws of the same seed (None: not promised).
+    `failures` counts attempts of a peer that failed and were repeated with another seed."""
 
     draws: int
     tv_distance: float
@@ -85,6 +88,7 @@ class SamplingAudit:
     coupling: str
     same_seed_draws: int
     same_seed_identical: int | None
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +291,7 @@ def audit_sampling(
     decoders = {"plain": (plain, settings), "again": (plain, settings)}
     decoders |= {arm.coupling: (arm.decoder, _coupled(settings, arm)) for arm in arms}
     samples: dict[str, list[list[tuple[int, ...]]]] = {label: [[] for _ in chosen] for label in decoders}
+    failures = dict.fromkeys(decoders, 0)
     seed = settings.seed
     for at, prompt in enumerate(chosen):
         for draw in range(per_prompt):
@@ -298,6 +303,7 @@ def audit_sampling(
                 seed += 1
                 answered = decoder(prompt.instruction, dataclasses.replace(asked, seed=seed), OUTCOME_TOKENS)
                 samples[label][at].append(answered.tokens)
+                failures[label] += answered.failures
     first, again = samples["plain"], samples["again"]
     floor, tv_plain = noise_floor(first, again), tv_distance(first, again)
     found = {}
@@ -319,6 +325,7 @@ def audit_sampling(
             coupling=arm.coupling,
             same_seed_draws=SAME_SEED_DRAWS if arm.same_seed else 0,
             same_seed_identical=equal,
+            failures=failures[arm.coupling],
         )
     return found
 

@@ -107,4 +107,6 @@ def _sampling(sampling: SamplingAudit | None) -> list[str]:
         text.append(
             f"    same seed: {sampling.same_seed_identical} of {sampling.same_seed_draws} answers equal to plain ones"
         )
+    if sampling.failures:
+        text.append(f"    {sampling.failures} draws failed and were repeated with another seed")
     return text
