@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import webbrowser
 from argparse import Namespace
 
 from specdemo.ui import controls
@@ -63,11 +64,19 @@ def main(options: Namespace) -> int:
         show_error=False, mcp_server=True, **built.launch)
     service.start()
     print(f"The page is up: {url}", flush=True)
+    if _has_desktop():
+        webbrowser.open(url)
     if options.share:
         _share(built.blocks, options.host, port)
     with contextlib.suppress(KeyboardInterrupt):
         built.blocks.block_thread()
     return 0
+
+
+def _has_desktop() -> bool:
+    """Whether somebody sits here who can see a browser window."""
+    screen = sys.platform in ("darwin", "win32") or any(os.environ.get(n) for n in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return screen and sys.stdout.isatty() and "SPACE_ID" not in os.environ
 
 
 def _share(blocks, host: str, port: int) -> None:
