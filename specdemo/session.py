@@ -327,9 +327,13 @@ class Session:
         if old is not None:
             old.sequence.release()
             engine.cached = None
-        prompt = perform(prefill(sequence, tokens), self._models(engine), stop=stop)
+        prompt = None
+        try:
+            prompt = perform(prefill(sequence, tokens), self._models(engine), stop=stop)
+        finally:
+            if prompt is None:
+                sequence.release()
         if prompt is None:
-            sequence.release()
             return None, reused
         engine.cached = _PromptCache(prompt, sequence)
         return engine.cached, reused

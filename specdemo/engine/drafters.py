@@ -12,11 +12,14 @@ from typing import Protocol
 import numpy as np
 
 from .lookahead import Lookahead
-from .model import Logits, Run, Sequence
+from .model import Logits, Run, Sequence, prefill_chunks
 from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
 
 LONGEST_MATCH = 7
 """Tokens; a longer match says no more than this one."""
+
+FEW = 4
+"""Tokens that a draft model reads in the time of one."""
 
 LONGEST_PHRASE = 4
 """Tokens of context that a phrase table looks at, and guesses at most."""
@@ -82,8 +85,8 @@ class ModelDrafter:
         self._agreed = 0
 
     def expected(self) -> tuple[list[float], float]:
-        """Acceptance to expect of each further token, and seconds to draft one."""
-        rate = self.lookahead.calibrated("model").overall
+        """Acceptance to hope for from each further token, and seconds to draft one."""
+        rate = self.lookahead.calibrated("model").hopeful
         return [rate] * self.lookahead.limit, self.lookahead.costs.draft_step
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
@@ -102,10 +105,13 @@ class ModelDrafter:
         acceptances: list[float] = []
         survival, seconds = 1.0, 0.0
         while True:
-            reply = yield Forward("draft", Run(self.sequence, pending, 1))
-            seconds += reply.seconds
+            for chunk, rows in prefill_chunks(pending, 1):
+                reply = yield Forward("draft", Run(self.sequence, chunk, rows))
+                seconds += reply.seconds
             if len(pending) == 1:
                 lookahead.costs.saw_draft(reply.seconds)
+            elif len(pending) > FEW:
+                lookahead.costs.saw_reading(len(pending), seconds)
             token, probability, source = self._choose(reply.logits, len(context) + len(tokens))
             tokens.append(token)
             confidences.append(probability)
@@ -133,21 +139,23 @@ class ModelDrafter:
             seconds,
         )
 
-    def _wanted(self, limit: int, behind: int) -> int:
+    def _wanted(self, remaining: int, behind: int) -> int:
         """The most tokens to draft now: 0 when none pays, unless it is time to look whether that is still so.
 
-        `behind` is how many tokens the draft model has to read first; reading is cheaper by the token than drafting.
+        `behind` is how many tokens the draft model has to read first. What it saves has to pay for that within the
+        `remaining` tokens of the answer.
         """
-        limit = min(limit, self.lookahead.limit)
+        limit = min(remaining, self.lookahead.limit)
         if limit <= 0:
             return 0
         best, saved = self.lookahead.best_draft(*self.expected())
         if self.lookahead.fixed is not None:
             return min(limit, best)
-        if saved > 0:
-            return limit
         costs = self.lookahead.costs
-        probe = costs.draft_step * (1 + behind / 16) + costs.verify(2) - costs.verify(1)
+        reading = costs.reading(behind) if behind > FEW else 0.0
+        if saved * remaining / 2 > reading:
+            return limit
+        probe = costs.draft_step + reading + costs.verify(2) - costs.verify(1)
         return 1 if self.lookahead.probe_due(probe) else 0
 
     def _rewind(self, context: list[int]) -> None:

@@ -36,6 +36,8 @@ class Costs:
         self._window = window
         self._table: list[float] = []
         self._unread = 0
+        self._read_tokens = 0
+        self._read_seconds = 0.0
 
     def saw_verify(self, tokens: int, seconds: float) -> None:
         known = self._verify.setdefault(tokens, deque(maxlen=self._window))
@@ -48,10 +50,20 @@ class Costs:
     def saw_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
 
+    def saw_reading(self, tokens: int, seconds: float) -> None:
+        """The draft model read `tokens` tokens of text that others had written."""
+        self._read_tokens += tokens
+        self._read_seconds += seconds
+
     @property
     def draft_step(self) -> float:
         """Seconds for one draft token; 0 until one was seen (so that it is tried)."""
         return _median(self._draft) if self._draft else 0.0
+
+    def reading(self, tokens: int) -> float:
+        """Seconds for the draft model to read `tokens` tokens; before it ever did, an eighth of a step each."""
+        each = self._read_seconds / self._read_tokens if self._read_tokens else self.draft_step / 8
+        return tokens * each
 
     def verify(self, tokens: int) -> float:
         """Seconds for one target forward of `tokens` tokens; 0 until any was seen."""
@@ -109,6 +121,13 @@ class Calibration:
     def overall(self) -> float:
         """Expected acceptance of a token about which nothing is known yet."""
         return self.total.value()
+
+    @property
+    def hopeful(self) -> float:
+        """`overall` and one standard error more: what decides whether to go on drafting at all, since giving up on a
+        good draft because of a bad run is dearer than a few drafts too many."""
+        rate = self.overall
+        return min(rate + math.sqrt(rate * (1 - rate) / max(self.total.seen, 1.0)), 1.0)
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token drafted with this confidence."""
