@@ -38,7 +38,6 @@ COMMANDS = (
     Command("run", "answer an instruction in the terminal, tokens coloured by origin", "specdemo.commands.run"),
     Command("bench", "measure prompts with and without speculation", "specdemo.bench.command"),
     Command("audit", "measure that speculation loses nothing", "specdemo.bench.audit_command"),
-    Command("load", "load a server of its own with many visitors", "specdemo.bench.load_command"),
     Command("export", "make OpenVINO IR of a PyTorch checkpoint", "specdemo.commands.export"),
     Command("train-draft", "distil a draft for a target from the target's own text", "specdemo.training.command"),
     Command("rehearse", "try a pair's real shapes with made-up weights: memory and time a step",
