@@ -69,6 +69,7 @@ class Visit:
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.foreign: list[str] = []
+        self.before = None  # the run that was on the stage when a question was asked
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.foreign.append(request.url)
@@ -83,14 +84,16 @@ class Visit:
                 f"new URLSearchParams(window.specdemo.link().split('?')[1]).get('max_new_tokens') === '{wanted}'")
 
     def ask(self, question: str) -> None:
+        self.before = self.page.evaluate("window.specdemo.stage.run")
         self.page.fill("#sd-question textarea", question)
         self.page.get_by_role("button", name="Run", exact=True).click()
 
     def finished(self) -> dict:
         """Waits for the end of the run; gives the trace that the script holds."""
-        self.page.wait_for_function("(() => { const s = document.querySelector('.sd-stage');"
-                                    "return s.dataset.phase === 'error'"
-                                    " || s.dataset.settled && s.dataset.settled === window.specdemo.stage.run })()")
+        self.page.wait_for_function(
+            "before => { const box = document.querySelector('.sd-stage'), run = window.specdemo.stage.run;"
+            " return box.dataset.phase === 'error' || run !== before && box.dataset.settled === run }",
+            arg=self.before)
         assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
         return self.page.evaluate("window.specdemo.stage.trace")
 

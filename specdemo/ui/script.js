@@ -70,12 +70,15 @@
     receive(text) {
       let message;
       try { message = JSON.parse(text); } catch (_) { return; }
-      this.note(message.note || "");
+      this.note(message.phase === "error" ? "" : message.note || "");
       this.fail(message.phase === "error" ? message.note : "");
-      if (message.phase === "error") { this.phase("error"); this.live = false; this.showAll(); return; }
+      if (message.phase === "error") { this.phase("error"); this.live = false; this.showAll();
+        if (!this.trace && this.run !== null) { this.find(".sd-verdict").dataset.tone = "stopped"; this.find(".sd-headline").textContent = "No answer"; this.find(".sd-sentence").textContent = ""; }
+        return; }
       if (message.phase === "idle") { this.phase("idle"); return; }
       if (message.run !== this.run) this.reset(message);
       this.phase(message.phase);
+      if (this.live && !this.rounds.length) this.find(".sd-headline").textContent = { loading: "Getting ready", waiting: "Waiting in line" }[message.phase] || "Racing";
       const now = performance.now();
       if (message.trace) { message.rounds = message.trace.rounds; message.rounds_from = 0; message.plain = message.trace.baseline ? message.trace.baseline.tokens : []; message.plain_from = 0; }
       this.take(message.rounds, message.rounds_from, this.rounds, (r) => this.addRound(r), this.spec, now);
@@ -243,7 +246,8 @@
     /* The end of a run: the words, the figures and the controls that need a whole trace. */
     settle() {
       const trace = this.trace, words = this.verdict;
-      this.total = Math.max(this.spec.tokens, this.plain.tokens, 1);
+      // A run that was stopped never reached the finish line; one that ended has it where it ended.
+      if (words.tone !== "stopped") this.total = Math.max(this.spec.tokens, this.plain.tokens, 1);
       this.showAll();
       this.root.dataset.settled = this.run;
       const verdict = this.find(".sd-verdict");
