@@ -62,7 +62,8 @@ def seconds(value: float) -> str:
 def _guesses(summary: Summary) -> str:
     if summary.acceptance_rate is None:
         return "nothing was drafted"
-    return f"the draft guessed {summary.acceptance_rate:.0%} right".replace("%", " %")
+    # Halves go up, as the script rounds them on the lane: 22.5 % must not be 22 here and 23 there.
+    return f"the draft guessed {int(100 * summary.acceptance_rate + 0.5)} % right"
 
 
 def _sentence(trace: Trace, summary: Summary) -> str:
