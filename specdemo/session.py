@@ -106,10 +106,6 @@ class Session:
             self._draft_seconds = numerics.step_seconds(self._draft)
             exact.lookahead.costs.saw_draft(self._draft_seconds)
 
-    @property
-    def has_draft_model(self) -> bool:
-        return self._draft is not None
-
     def target_properties(self, name: str) -> dict[str, str]:
         """The OpenVINO properties that the target runs with in these numerics, "exact" or "fast"."""
         with self._lock:

@@ -247,11 +247,6 @@ class PagedModel:
             fork.tokens = source.tokens[:length]
             return fork
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes one cache block takes over all layers."""
-        return sum(cache.byte_size for cache in self._caches) // max(1, len(self.pool.references))
-
     # Forwards
 
     def forward(self, batch: list[Run]) -> list[Logits]:
