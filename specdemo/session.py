@@ -79,13 +79,17 @@ class _Engine:
 class Session:
     """Answers instructions with one pair, one request at a time (thread safe; requests wait for each other).
 
-    Compiles the models: takes seconds. Raises ModelError when a model cannot be used.
+    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for several sessions
+    on one machine (None: the plugin takes what it finds). Raises ModelError when a model cannot be used.
     """
 
-    def __init__(self, loaded: LoadedPair):
+    def __init__(self, loaded: LoadedPair, *, threads: int | None = None):
         self._loaded = loaded
         self._lock = threading.Lock()
         self._core = ov.Core()
+        if threads is not None:
+            # Pinned threads of two processes would sit on the same cores.
+            self._core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
         self._draft: PagedModel | None = None
@@ -120,14 +124,20 @@ class Session:
     # Answers
 
     def answer(
-        self, instruction: str, settings: Settings, *, stop: threading.Event | None = None
+        self,
+        instruction: str,
+        settings: Settings,
+        *,
+        stop: threading.Event | None = None,
+        prompt: tuple[int, ...] | None = None,
     ) -> Iterator[Round | Trace]:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
-        Raises RequestError, before anything runs, for an instruction or a setting that cannot be used. Setting `stop`
+        `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
+        then has the instruction as its title only, and `baseline` cannot repeat it. Raises RequestError, before anything runs, for an instruction or a setting that cannot be used. Setting `stop`
         or closing the iterator ends it within one forward.
         """
-        tokens = self._check(instruction, settings)
+        tokens = self._check(instruction, settings, prompt)
         return self._answer(instruction, tokens, settings, stop)
 
     def _answer(
@@ -236,8 +246,10 @@ class Session:
 
     # Parts
 
-    def _check(self, instruction: str, settings: Settings) -> tuple[int, ...]:
-        if not instruction.strip():
+    def _check(self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        if prompt == ():
+            raise RequestError("The prompt is empty.")
+        if prompt is None and not instruction.strip():
             raise RequestError("The instruction is empty; write a question or a task.")
         if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:
             raise RequestError(f"max new tokens is {settings.max_new_tokens}; it must be from 1 to {MAX_NEW_TOKENS}.")
@@ -260,10 +272,10 @@ class Session:
             raise RequestError(
                 f"The pair {self._loaded.info.name} has no draft model; choose the drafter lookup or auto."
             )
-        tokens = tuple(self._loaded.template.render(instruction, self._tokenizer))
+        tokens = prompt or tuple(self._loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:
             raise RequestError(
-                f"The instruction is {len(tokens)} tokens long with its template; "
+                f"The {'instruction' if prompt is None else 'prompt'} is {len(tokens)} tokens long with its template; "
                 f"this model reads fewer than {self.context_limit}: shorten it."
             )
         return tokens
