@@ -134,8 +134,9 @@ class Session:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
         `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
-        then has the instruction as its title only, and `baseline` cannot repeat it. Raises RequestError, before anything runs, for an instruction or a setting that cannot be used. Setting `stop`
-        or closing the iterator ends it within one forward.
+        then has the instruction as its title only, and `baseline` cannot repeat it. Raises RequestError, before
+        anything runs, for an instruction or a setting that cannot be used. Setting `stop` or closing the iterator ends
+        it within one forward.
         """
         tokens = self._check(instruction, settings, prompt)
         return self._answer(instruction, tokens, settings, stop)
