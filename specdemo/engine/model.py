@@ -27,6 +27,10 @@ class ModelError(RuntimeError):
     """The model cannot be used; the message is one sentence that says why."""
 
 
+class NoPagedAttention(ModelError):
+    """The model may be fine, but not with paged attention on this device; see `engine.open` for the other way."""
+
+
 class CacheFull(RuntimeError):
     """The KV cache has no free block left and may not grow."""
 
@@ -156,11 +160,17 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them."""
+    """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
+
+    `stepwise` attends token by token, each as a part of the forward of its own over the same blocks: the kernel for a
+    single query reads the cache as it lies, the one for several first rearranges all of it, which for a few tokens at
+    a long context takes longer than the attention itself (docs/numerics.md). For prompts the latter is the faster.
+    """
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
     rows: int
+    stepwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +178,13 @@ class ModelSettings:
     """How a decoder is compiled.
 
     `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in blocks, which is then
-    allocated at once; with None it grows as needed.
+    allocated at once; with None it grows as needed. `paged` False asks `engine.open` for the stateful path.
     """
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     block_limit: int | None = None
+    paged: bool = True
 
 
 class PagedModel:
@@ -183,8 +194,11 @@ class PagedModel:
     column j standing for token `head_tokens[j]`. `vocabulary` does the same for the ids below it, where the model has
     more. Thread safe: forwards are serialised by a lock.
 
-    Raises ModelError when the file is not such a decoder or the device cannot compile it.
+    Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had for it on this device.
     """
+
+    note = ""
+    """What a user should know of the path that was taken; nothing for this one."""
 
     def __init__(
         self,
@@ -198,26 +212,21 @@ class PagedModel:
         self.settings = settings
         self._lock = threading.RLock()
         core = core or ov.Core()
-        try:
-            model = core.read_model(str(xml))
-        except RuntimeError as error:
-            raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
-        if head_tokens is None and vocabulary is not None and _head_size(model) > vocabulary:
-            head_tokens = np.arange(vocabulary)
-        self.head_tokens = head_tokens
-        to_paged(model, head_tokens)
+        model = read_decoder(core, xml)
+        self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
+        to_paged(model, self.head_tokens)
         try:
             compiled = core.compile_model(model, settings.device, dict(settings.properties))
-        except RuntimeError as error:
-            raise ModelError(
-                f"{settings.device} cannot run this model with paged attention: {_last_line(error)}"
+            self._request = compiled.create_infer_request()
+            inputs = {port.any_name: port for port in compiled.inputs}
+            self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
+            self._cache_ports = [port for name, port in inputs.items() if "_cache." in name]
+            values = next(port for name, port in inputs.items() if name.startswith("value_cache."))
+            self.block_size = values.partial_shape[2].get_length()
+        except (RuntimeError, StopIteration) as error:
+            raise NoPagedAttention(
+                f"{settings.device} cannot run this model with paged attention: {last_line(error)}"
             ) from error
-        self._request = compiled.create_infer_request()
-        inputs = {port.any_name: port for port in compiled.inputs}
-        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
-        self._cache_ports = [port for name, port in inputs.items() if "_cache." in name]
-        values = next(port for name, port in inputs.items() if name.startswith("value_cache."))
-        self.block_size = values.partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self._caches: list[ov.Tensor] = []
         self.pool = BlockPool(0, settings.block_limit)
@@ -226,6 +235,15 @@ class PagedModel:
         self._bound: dict[str, int] = {}
         self.seconds = 0.0
         self.forwards = 0
+
+    def keeps_its_cache(self) -> bool:
+        """Whether the device writes keys and values where we can keep them: found by running two tokens.
+
+        The CPU does. A device that works on a copy of its inputs would lose them without an error.
+        """
+        with self.new_sequence() as sequence:
+            self.forward([Run(sequence, [0, 0], 1)])
+            return any(_raw(cache).any() for cache in self._caches)
 
     # Sequences
 
@@ -266,6 +284,7 @@ class PagedModel:
         blocks: list[int] = []
         block_begins = [0]
         wanted: list[int] = []
+        kept: list[int] = []
         longest = 0
         for run in batch:
             sequence = run.sequence
@@ -279,14 +298,23 @@ class PagedModel:
             end = start + len(tokens)
             longest = max(longest, end)
             self._reserve(sequence, start, end)
+            first = len(ids)
             ids += tokens
             positions += range(start, end)
-            past.append(start)
-            begins.append(len(ids))
-            last = len(ids) - padding
-            wanted += range(last - run.rows, last)
-            blocks += sequence.blocks[: -(-end // self.block_size)]
-            block_begins.append(len(blocks))
+            # The keys and values of a whole forward are written before any of it attends: a step sees those before it.
+            steps = range(start, end) if run.stepwise else (start,)
+            for at in steps:
+                stop = at + 1 if run.stepwise else end
+                past.append(at)
+                begins.append(first + stop - start)
+                blocks += sequence.blocks[: -(-stop // self.block_size)]
+                block_begins.append(len(blocks))
+            # A padded token's head is run with the padding's: a product for one row alone rounds differently.
+            wanted += range(len(ids) - padding - run.rows, len(ids) if run.rows else len(ids) - padding)
+            kept.append(run.rows + (padding if run.rows else 0))
+        if len(wanted) == 1 and any(run.sequence.min_tokens > 1 for run in batch):
+            # The head, too, takes another kernel for a single row: a prompt's last one, or that of a lone token.
+            wanted *= 2
         self._bind("input_ids", ids)
         self._bind("position_ids", positions)
         self._bind("past_lens", past)
@@ -299,21 +327,30 @@ class PagedModel:
         try:
             self._request.infer()
         except RuntimeError as error:
-            raise ModelError(f"The inference failed: {_last_line(error)}") from error
+            raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
         self.forwards += 1
         rows, log_sum, best = (self._request.get_output_tensor(index).data for index in range(3))
         rows, log_sum, best = rows.reshape(len(wanted) or 1, -1), log_sum.reshape(-1), best.reshape(-1)
         results = []
         begin = 0
-        for run in batch:
+        for run, width in zip(batch, kept, strict=True):
             run.sequence.tokens.extend(run.tokens)
             part = slice(begin, begin + run.rows)
             results.append(Logits(rows[part], best[part], log_sum[part]))
-            begin += run.rows
+            begin += width
         return results
 
     # Cache memory
+
+    def fix_cache(self, blocks: int) -> None:
+        """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not fewer than there
+        are already."""
+        with self._lock:
+            blocks = max(blocks, len(self.pool.references))
+            self.pool.limit = blocks
+            if blocks > len(self.pool.references):
+                self._grow(blocks)
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""
@@ -391,20 +428,42 @@ def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
 
     Raises ModelError when the graph is not a decoder with scaled dot-product attention and a language-model head.
     """
-    names = {port.any_name for port in model.inputs}
-    if "input_ids" not in names or not model.get_sinks():
-        raise ModelError("The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state.")
     try:
         paged_attention_transformation(model, False, False)
     except RuntimeError as error:
-        raise ModelError(f"The IR cannot be turned to paged attention: {_last_line(error)}") from error
+        raise NoPagedAttention(f"the IR cannot be turned to paged attention: {last_line(error)}") from error
+    shape_head(model, head_tokens, 0)
+
+
+def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
+    """The IR in `xml`. Raises ModelError for what is no IR, or not one of a decoder that keeps its own KV cache."""
+    try:
+        model = core.read_model(str(xml))
+    except RuntimeError as error:
+        raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
+    names = {name for port in model.inputs for name in port.names}
+    if "input_ids" not in names or not model.get_sinks():
+        raise ModelError("The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state.")
+    return model
+
+
+def kept_tokens(model: ov.Model, head_tokens: np.ndarray | None, vocabulary: int | None) -> np.ndarray | None:
+    """The ids that the head is trimmed to, None for all: `head_tokens`, else those below `vocabulary`."""
+    if head_tokens is None and vocabulary is not None and _head_size(model) > vocabulary:
+        return np.arange(vocabulary)
+    return head_tokens
+
+
+def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
+    """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new input ROWS_INPUT,
+    which lie along `axis` of the hidden states; adds log-sum-exp and argmax of each row as outputs."""
     head = _head(model)
     if head_tokens is not None:
         _trim_head(model, head, head_tokens)
         model.validate_nodes_and_infer_types()
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(0)).output(0))
+    head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0))
     model.add_parameters([rows])
     logits = model.get_results()[0].input_value(0)
     top = ops.topk(logits, ops.constant(1), -1, "max", "none")
@@ -488,6 +547,7 @@ def _copy_block(cache: ov.Tensor, source: int, destination: int) -> None:
     view[destination] = view[source]
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
+    """The end of an OpenVINO error, where it says what was wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__

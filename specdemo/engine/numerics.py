@@ -14,7 +14,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .model import ModelSettings, PagedModel, Run
+from .model import ModelError, ModelSettings, Run
+from .open import Model, open_model
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
@@ -44,24 +45,51 @@ class Invariance:
         )
 
 
-def exact_candidates(xml: Path) -> list[tuple[tuple[str, str], ...]]:
-    """Plugin properties to try for exact numerics, the fastest first."""
-    large = xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS
-    cache = ("KV_CACHE_PRECISION", "f16" if large else "f32")
+def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[tuple[tuple[str, str], ...]]:
+    """Plugin properties to try for exact numerics, the fastest first. Any `kv_cache` but "auto" is taken as asked for:
+    whether logits are invariant with it is what the measurement is for."""
+    if kv_cache == "auto":
+        kv_cache = "f16" if xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS else "f32"
+    cache = ("KV_CACHE_PRECISION", kv_cache)
+    if kv_cache == "u8":  # its scales depend on what else is in a block, whatever is done about the activations
+        return [(_F32, cache)]
     return [(_F32, cache), (_F32, cache, _NO_DYNAMIC)]
 
 
-def exact_model(xml: Path, device: str, core: ov.Core) -> tuple[PagedModel, Invariance]:
-    """Compile a target in the first candidate setting that is invariant here; in the last one if none is."""
-    for properties in exact_candidates(xml):
-        model = PagedModel(xml, ModelSettings(device, properties), core=core)
+def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
+    """The plugin's own choice, but for a precision of the KV cache that was asked for."""
+    return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
+
+
+def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> tuple[Model, Invariance]:
+    """Compile a target in the first candidate setting that is invariant here; in the last one if none is.
+
+    The candidates are the CPU's settings. A device that refuses them all runs in its own. Raises ModelError.
+    """
+    candidates = exact_candidates(xml, kv_cache)
+    if device != "CPU":
+        candidates.append(fast_properties(kv_cache))
+    model, found = None, Invariance(0, 0.0)
+    for properties in candidates:
+        model = None  # before the next is made: two at once may not fit into memory
+        try:
+            model = open_model(xml, ModelSettings(device, properties), core=core)
+        except ModelError:
+            if properties is candidates[-1] or device == "CPU":
+                raise
+            continue
         found = measure_invariance(model)
         if found.tokens >= LEAST_USEFUL:
             break
     return model, found
 
 
-def measure_invariance(model: PagedModel) -> Invariance:
+def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
+    """Compile a target in the plugin's own setting. Raises ModelError."""
+    return open_model(xml, ModelSettings(device, fast_properties(kv_cache)), core=core)
+
+
+def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of every checked size and compare the logits bitwise. A second or so."""
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(CHECKED_SIZES)).tolist()
@@ -79,30 +107,72 @@ def measure_invariance(model: PagedModel) -> Invariance:
         return Invariance(reached, float(np.abs(one - reference[:6]).max()))
 
 
-def _logits_in_pieces(model: PagedModel, base, text: list[int], size: int, total: int) -> np.ndarray:
+def _logits_in_pieces(model: Model, base, text: list[int], size: int, total: int) -> np.ndarray:
     """Logits [total, vocabulary] of `text` after `base`, run `size` tokens a forward."""
     rows = []
     with model.fork(base, base.length) as sequence:
         for begin in range(0, total - total % size, size):
             piece = text[begin : begin + size]
-            rows.append(model.forward([Run(sequence, piece, len(piece))])[0].rows.copy())
+            rows.append(model.forward([Run(sequence, piece, len(piece), stepwise=True)])[0].rows.copy())
     return np.concatenate(rows)
 
 
+def merging_is_exact(model: Model, tokens: int) -> bool:
+    """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that each gets alone.
+
+    One of them is a prompt that starts in that forward, the others are verified at different contexts.
+    """
+    rng = np.random.default_rng(1)
+    sizes = [2, 3, 5, max(tokens - 10, 2)]
+    contexts = [_CONTEXT, _CONTEXT // 2 + 1, 2 * _CONTEXT, 0]
+    texts = [rng.integers(0, model.vocabulary_size, context).tolist() for context in contexts]
+    pieces = [rng.integers(0, model.vocabulary_size, size).tolist() for size in sizes]
+    rows = [1, 3, 5, 1]
+    bases = [model.new_sequence(min_tokens=2) for _ in texts]
+    for base, text in zip(bases, texts, strict=True):
+        if text:
+            model.forward([Run(base, text, 0)])
+
+    def runs() -> list[Run]:
+        forks = [model.fork(base, base.length) for base in bases]
+        return [Run(fork, piece, n) for fork, piece, n in zip(forks, pieces, rows, strict=True)]
+
+    alone = runs()
+    together = runs()
+    separate = [model.forward([run])[0].rows.copy() for run in alone]
+    merged = [logits.rows.copy() for logits in model.forward(together)]
+    for sequence in [*bases, *(run.sequence for run in [*alone, *together])]:
+        sequence.release()
+    return all(np.array_equal(one, other) for one, other in zip(separate, merged, strict=True))
+
+
 def fastest_model(
-    xml: Path, device: str, core: ov.Core, *, head_tokens: np.ndarray | None = None, vocabulary: int | None = None
-) -> PagedModel:
+    xml: Path,
+    device: str,
+    core: ov.Core,
+    kv_cache: str = "auto",
+    *,
+    head_tokens: np.ndarray | None = None,
+    vocabulary: int | None = None,
+) -> Model:
     """Compile a draft in the setting whose single step is fastest here; exactness does not matter for a draft."""
-    candidates = [(), *exact_candidates(xml)[:1]]
-    models = [
-        PagedModel(xml, ModelSettings(device, properties), head_tokens=head_tokens, vocabulary=vocabulary, core=core)
-        for properties in candidates
-    ]
-    seconds = [step_seconds(model) for model in models]
-    return models[seconds.index(min(seconds))]
+    best: tuple[float, Model] | None = None
+    for properties in (fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]):
+        try:
+            model = open_model(
+                xml, ModelSettings(device, properties), head_tokens=head_tokens, vocabulary=vocabulary, core=core
+            )
+        except ModelError:
+            if best is None:
+                raise
+            continue  # the second setting is the CPU's: others may refuse it
+        seconds = step_seconds(model)
+        if best is None or seconds < best[0]:
+            best = seconds, model
+    return best[1]
 
 
-def step_seconds(model: PagedModel, steps: int = 12) -> float:
+def step_seconds(model: Model, steps: int = 12) -> float:
     """Median seconds of a one-token forward at a short context."""
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1] * 32, 1)])
@@ -115,7 +185,7 @@ def step_seconds(model: PagedModel, steps: int = 12) -> float:
 
 
 def measure_costs(
-    model: PagedModel, sizes: tuple[int, ...], *, min_tokens: int, repeats: int = 3
+    model: Model, sizes: tuple[int, ...], *, min_tokens: int, repeats: int = 3
 ) -> list[tuple[int, float]]:
     """(tokens, seconds) of forwards at a short context, to start a cost table from; interleaved against drift."""
     measured = []

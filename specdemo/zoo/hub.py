@@ -368,5 +368,3 @@ def _write_manifest(repo: str, commit: str, folder: Path, sizes: dict[str, int])
 
 def _manifest(repo: str) -> Path:
     return cache_home() / "hub" / (re.sub(r"[^\w.@-]+", "--", repo) + ".json")
-
-

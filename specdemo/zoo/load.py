@@ -30,7 +30,9 @@ class LoadedPair:
 
     `draft_xml` None means that guesses come from the prompt by lookup. `draft_head_tokens` are the ids that a trimmed
     draft head keeps, ascending (int64), None for a draft with a whole head. `phrases` is a table of what the target
-    usually says, None where nobody made one. `context_limit` is in tokens.
+    usually says, None where nobody made one. `context_limit` is in tokens. `kv_cache`, one of
+    `machine.KV_CACHES`, is for target and draft alike; like the devices it is the user's choice, kept here for whoever
+    compiles the models.
     """
 
     info: PairInfo
@@ -44,6 +46,7 @@ class LoadedPair:
     phrases: PhraseTable | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
+    kv_cache: str = "auto"
 
 
 def load_pair(pair: Pair, *, progress: Callable[[Progress], None] | None = None) -> LoadedPair:

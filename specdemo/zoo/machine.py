@@ -8,6 +8,9 @@ from pathlib import Path
 
 from specdemo.zoo.errors import BadChoice
 
+KV_CACHES = ("auto", "f32", "f16", "bf16", "u8")
+"""Precisions in which keys and values may be kept; "auto" leaves it to the numerics."""
+
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 

@@ -1,0 +1,47 @@
+"""Which way a decoder runs here: with paged attention where it can be had, else over the plugin's own state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from .model import ModelSettings, NoPagedAttention, PagedModel
+from .stateful import StatefulModel
+
+Model = PagedModel | StatefulModel
+
+
+def open_model(
+    xml: Path | str,
+    settings: ModelSettings,
+    *,
+    head_tokens: np.ndarray | None = None,
+    vocabulary: int | None = None,
+    core: ov.Core | None = None,
+) -> Model:
+    """Compile a decoder; arguments are those of `PagedModel`. The model's `note` says so where it runs statefully.
+
+    Paged attention is given up where the model's graph or the device refuses it (`settings.paged` False stands for
+    that), and where the device does not write to the cache that it is given. Raises ModelError when it runs neither way.
+    """
+    options = {"head_tokens": head_tokens, "vocabulary": vocabulary, "core": core or ov.Core()}
+    reason = "it was asked for"
+    if settings.paged:
+        found = _paged(xml, settings, options)
+        if isinstance(found, PagedModel):
+            return found
+        reason = found
+    return StatefulModel(xml, settings, **options, reason=reason)
+
+
+def _paged(xml: Path | str, settings: ModelSettings, options: dict) -> PagedModel | str:
+    """The model with paged attention, or why it cannot be had."""
+    try:
+        model = PagedModel(xml, settings, **options)
+    except NoPagedAttention as error:
+        return str(error)
+    if settings.device == "CPU" or model.keeps_its_cache():
+        return model
+    return f"{settings.device} does not write to a paged cache in main memory"
