@@ -45,6 +45,17 @@ COMMANDS = (
 )  # fmt: skip
 
 
+_VARIABLES = """environment variables, for a Space's variables page say; an option goes before its variable:
+  SPECDEMO_PAIR, SPECDEMO_MODEL, SPECDEMO_ASSISTANT_MODEL, SPECDEMO_WEIGHT_FORMAT    which models
+  SPECDEMO_DEVICE, SPECDEMO_DRAFT_DEVICE, SPECDEMO_KV_CACHE                          where and how they run
+  SPECDEMO_MAX_NEW_TOKENS, SPECDEMO_DRAFT_TOKENS, SPECDEMO_DRAFTER, SPECDEMO_TEMPERATURE, SPECDEMO_TOP_P,
+  SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS                how to answer
+  SPECDEMO_HOME                                          the folder for what is fetched and made
+  SPECDEMO_DEBUG                                         1: failures with their stack trace
+  HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, NO_PROXY              as huggingface_hub reads them
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0, 1 for a failure, 2 for bad input."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -66,6 +77,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = OneSentenceParser(
         prog="specdemo",
         description="Watch a small draft model and a large target model answer faster than the target alone.",
+        epilog=_VARIABLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -158,52 +171,84 @@ def _count_or_auto(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{error} or auto") from None
 
 
+def one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """An argparse type: one of `choices`."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def add_option(group: Any, name: str, parse: Callable[[str], Any], default: Any, *, help: str, metavar: str) -> None:
+    """An option whose default comes from the environment variable SPECDEMO_NAME where that is set.
+
+    Raises BadChoice if the variable holds what the option would not accept.
+    """
+    variable = "SPECDEMO_" + name.removeprefix("--").replace("-", "_").upper()
+    value = from_environment(variable, parse, default)
+    group.add_argument(name, type=parse, default=value, metavar=metavar, help=f"{help}; {variable} sets it")
+
+
+def add_choice(group: Any, name: str, choices: Sequence[str], *, help: str) -> None:
+    """`add_option` for one of `choices`, the first of which is the default."""
+    text = f"{help} (default {choices[0]})"
+    add_option(group, name, one_of(choices), choices[0], help=text, metavar="|".join(choices))
+
+
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    """--pair, or --model with --assistant-model, and the devices."""
+    """--pair, or --model with --assistant-model; the devices and the KV cache they run with."""
+    from specdemo.zoo.export import WEIGHT_FORMATS
+    from specdemo.zoo.machine import KV_CACHES
+
     group = parser.add_argument_group("which models")
-    group.add_argument("--pair", metavar="NAME", default=os.environ.get("SPECDEMO_PAIR") or None,
+    group.add_argument("--pair", metavar="NAME",
                        help="a pair that `pairs` lists (default: the largest Dolly pair that fits if the Hub answers, "
-                       "else embedded; SPECDEMO_PAIR sets it)")  # fmt: skip
-    group.add_argument("--model", metavar="DIR_OR_REPO", help="your own target: a folder or a Hub repository")
-    group.add_argument("--assistant-model", metavar="DIR_OR_REPO", help="the draft that goes with --model")
-    group.add_argument("--weight-format", choices=("int8", "int4", "fp16"), default="int8",
-                       help="for a PyTorch checkpoint: how it is exported (default int8)")  # fmt: skip
-    group.add_argument("--device", metavar="NAME", default=os.environ.get("SPECDEMO_DEVICE") or "CPU",
-                       help="OpenVINO device of the target (default CPU; SPECDEMO_DEVICE sets it)")  # fmt: skip
-    group.add_argument("--draft-device", metavar="NAME", default=os.environ.get("SPECDEMO_DRAFT_DEVICE") or "CPU",
-                       help="OpenVINO device of the draft (default CPU)")  # fmt: skip
+                       "else embedded); SPECDEMO_PAIR sets it")  # fmt: skip
+    group.add_argument("--model", metavar="DIR_OR_REPO",
+                       help="your own target: a folder or a Hub repository; SPECDEMO_MODEL sets it")  # fmt: skip
+    group.add_argument("--assistant-model", metavar="DIR_OR_REPO",
+                       help="the draft that goes with --model; SPECDEMO_ASSISTANT_MODEL sets it")  # fmt: skip
+    add_choice(group, "--weight-format", WEIGHT_FORMATS, help="for a PyTorch checkpoint: how it is exported")
+    group = parser.add_argument_group("where and how they run")
+    add_option(group, "--device", str, "CPU", metavar="NAME", help="OpenVINO device of the target (default CPU)")
+    add_option(group, "--draft-device", str, "CPU", metavar="NAME", help="OpenVINO device of the draft (default CPU)")
+    add_choice(group, "--kv-cache", KV_CACHES, help="precision of the KV cache; whatever it is, what it does to "
+               "exactness is measured and said")  # fmt: skip
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
     """What `settings_from` reads."""
     group = parser.add_argument_group("how to answer")
-    group.add_argument("--max-new-tokens", type=whole_number(1), metavar="N", default=None,
-                       help="longest answer, in tokens (default 100; SPECDEMO_MAX_NEW_TOKENS sets it)")  # fmt: skip
-    group.add_argument("--draft-tokens", type=auto_or_count, metavar="auto|K", default=None,
-                       help="tokens drafted a round: a number, or auto: adapts to what it measures")  # fmt: skip
-    group.add_argument("--drafter", choices=("model", "lookup", "auto"), default="auto",
-                       help="who drafts: the draft model, lookup in the prompt, or whichever pays")  # fmt: skip
-    group.add_argument("--temperature", type=real_number(0, 10), metavar="T", default=0.0,
-                       help="0 takes the likeliest token; above it, sample (default 0)")  # fmt: skip
-    group.add_argument("--top-p", type=real_number(0, 1, open_below=True), metavar="P", default=1.0,
-                       help="sample among the likeliest tokens that hold probability P (default 1)")  # fmt: skip
-    group.add_argument("--top-k", type=whole_number(0), metavar="K", default=0,
-                       help="sample among the K likeliest tokens (default 0: all)")  # fmt: skip
-    group.add_argument("--seed", type=whole_number(0, 2**63 - 1), metavar="S", default=0, help="of the sampling")
-    group.add_argument("--coupling", choices=("shared", "maximal"), default="shared",
-                       help="of draft and target when sampling: shared noise (same seed, same answer as plain sampling), "
-                       "or the classic rule min(1, q/p), which accepts a little more often")
-    group.add_argument("--numerics", choices=("exact", "fast"), default="exact",
-                       help="exact: the same tokens as plain decoding; fast: the plugin's own defaults")  # fmt: skip
+    add_option(
+        group, "--max-new-tokens", whole_number(1), 100, metavar="N", help="longest answer, tokens (default 100)"
+    )
+    add_option(group, "--draft-tokens", auto_or_count, None, metavar="auto|K",
+               help="tokens drafted a round: a number, or auto (default): adapts to what it measures")  # fmt: skip
+    add_choice(group, "--drafter", ("auto", "model", "lookup"),
+               help="who drafts: the draft model, lookup in the prompt, or whichever pays")  # fmt: skip
+    add_option(group, "--temperature", real_number(0, 10), 0.0, metavar="T",
+               help="0 takes the likeliest token; above it, sample (default 0)")  # fmt: skip
+    add_option(group, "--top-p", real_number(0, 1, open_below=True), 1.0, metavar="P",
+               help="sample among the likeliest tokens that hold probability P (default 1)")  # fmt: skip
+    add_option(group, "--top-k", whole_number(0), 0, metavar="K",
+               help="sample among the K likeliest tokens (default 0: all)")  # fmt: skip
+    add_option(group, "--seed", whole_number(0, 2**63 - 1), 0, metavar="S", help="of the sampling (default 0)")
+    add_choice(group, "--coupling", ("shared", "maximal"),
+               help="of draft and target when sampling: shared noise (same seed, same answer as plain sampling), "
+               "or the classic rule min(1, q/p), which accepts a little more often")  # fmt: skip
+    add_choice(group, "--numerics", ("exact", "fast"),
+               help="exact: the same tokens as plain decoding; fast: the plugin's own defaults")  # fmt: skip
 
 
 def settings_from(args: argparse.Namespace) -> Settings:
-    """The Settings that the options of `add_decoding_arguments` ask for. Raises BadChoice for a bad variable."""
+    """The Settings that the options of `add_decoding_arguments` ask for."""
     from specdemo.engine.trace import Settings
 
-    limit = args.max_new_tokens or from_environment("SPECDEMO_MAX_NEW_TOKENS", whole_number(1), 100)
     return Settings(
-        max_new_tokens=limit,
+        max_new_tokens=args.max_new_tokens,
         draft_tokens=args.draft_tokens,
         drafter=args.drafter,
         temperature=args.temperature,
@@ -236,16 +281,19 @@ def pair_from(args: argparse.Namespace) -> Pair:
     from specdemo.zoo import catalogue, models, pairs
     from specdemo.zoo.errors import BadChoice
 
-    if args.model:
-        target = models.source_of(args.model, "--model", args.weight_format)
-        draft = None
-        if args.assistant_model:
-            draft = models.source_of(args.assistant_model, "--assistant-model", args.weight_format)
+    name, model, assistant = args.pair, args.model, args.assistant_model
+    if not (name or model):  # the variables stand back behind any option that names models
+        name, model = from_environment("SPECDEMO_PAIR", str, None), from_environment("SPECDEMO_MODEL", str, None)
+        if model:
+            assistant = assistant or from_environment("SPECDEMO_ASSISTANT_MODEL", str, None)
+    if model:
+        target = models.source_of(model, "--model", args.weight_format)
+        draft = models.source_of(assistant, "--assistant-model", args.weight_format) if assistant else None
         return pairs.own_pair(target, draft)
-    if args.assistant_model:
+    if assistant:
         raise BadChoice("--assistant-model needs --model beside it: it is the draft for a target of your own.")
-    if args.pair:
-        return pairs.find_pair(args.pair)
+    if name:
+        return pairs.find_pair(name)
     choice = catalogue.default_pair()
     print(f"pair {choice.why}", file=sys.stderr)
     return choice.pair
@@ -267,7 +315,7 @@ def load_from(args: argparse.Namespace) -> LoadedPair:
         loaded = load_pair(pair, progress=bar)
     finally:
         bar.close()
-    return dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device)
+    return dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device, kv_cache=args.kv_cache)
 
 
 def write_json(text: str, destination: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -78,17 +77,9 @@ def main(args: argparse.Namespace) -> int:
 
 def open_session(args: argparse.Namespace) -> tuple[LoadedPair, Session]:
     """The pair that the options name, fetched if need be and compiled."""
-    from specdemo.cli import pair_from
-    from specdemo.commands.progress_bar import ProgressBar
-    from specdemo.zoo.load import load_pair
+    from specdemo.cli import load_from
 
-    pair = pair_from(args)
-    bar = ProgressBar()
-    try:
-        loaded = load_pair(pair, progress=bar)
-    finally:
-        bar.close()
-    loaded = dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device)
+    loaded = load_from(args)
 
     from specdemo.session import Session  # openvino is imported here, after the cheap refusals above
 
