@@ -40,6 +40,7 @@ COMMANDS = (
     Command("audit", "measure that speculation loses nothing", "specdemo.bench.audit_command"),
     Command("export", "make OpenVINO IR of a PyTorch checkpoint", "specdemo.commands.export"),
     Command("train-draft", "distil a draft for a target from the target's own text", "specdemo.training.command"),
+    Command("serve", "answer over an OpenAI-compatible API, with replicas on Ray Serve", "specdemo.serving.command"),
     Command("rehearse", "try a pair's real shapes with made-up weights: memory and time a step",
             "specdemo.commands.rehearse"),
 )  # fmt: skip
