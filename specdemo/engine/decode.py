@@ -16,7 +16,8 @@ import numpy as np
 
 from .drafters import Draft, Drafter, Forward, Reply
 from .lookahead import Lookahead
-from .model import Logits, PagedModel, Run, Sequence, prefill_chunks
+from .model import Logits, Run, Sequence, prefill_chunks
+from .open import Model
 from .sampling import (
     RESIDUAL,
     Sampling,
@@ -89,10 +90,11 @@ def decode(
             budget -= 1
             if not budget:
                 return exhausted
+            lookahead.context = len(context)
             draft = Draft()
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1)
-            run = Run(target, [token, *draft.tokens], len(draft.tokens) + 1)
+            run = Run(target, [token, *draft.tokens], len(draft.tokens) + 1, stepwise=True)
             reply = yield Forward("target", run)
             verdict = verify(reply.logits, draft, len(context), sampling)
             round_, added = settle(draft, verdict, limits.stop_ids, reply.seconds)
@@ -100,7 +102,8 @@ def decode(
             budget -= len(added) - 1
             token = added[-1]
             target.truncate(len(context) - 1)
-            _learn(lookahead, draft, round_, max(len(run.tokens), target.min_tokens), reply.seconds)
+            verified = reply.tokens or max(len(run.tokens), target.min_tokens)
+            _learn(lookahead, draft, round_, verified, reply.seconds)
             yield round_
         return "stop"
     finally:
@@ -188,7 +191,7 @@ def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verified: int, ver
 
     Where a forward runs two tokens at least, one token costs what two do, and a first guess is verified for nothing.
     """
-    lookahead.costs.saw_verify(verified, verify_seconds)
+    lookahead.costs.saw_verify(verified, verify_seconds, lookahead.context)
     lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
     if draft.source == "model":
         calibration = lookahead.calibrated("model")
@@ -235,7 +238,7 @@ def certify(
     position = len(prompt.tokens)
     for begin in range(0, len(answer) - 1, chunk):
         tokens = list(answer[begin : min(begin + chunk, len(answer) - 1)])
-        reply = yield Forward("target", Run(target, tokens, len(tokens)))
+        reply = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
         seconds += reply.seconds
         for row in range(len(tokens)):
             at = begin + row + 1
@@ -254,7 +257,7 @@ class Finished:
 
 def run(
     decoding: Decoding,
-    models: dict[str, PagedModel],
+    models: dict[str, Model],
     *,
     stop: threading.Event | None = None,
     since: float | None = None,
@@ -286,7 +289,7 @@ def run(
 
 
 def perform(
-    requests: Generator[Forward, Reply, Any], models: dict[str, PagedModel], *, stop: threading.Event | None = None
+    requests: Generator[Forward, Reply, Any], models: dict[str, Model], *, stop: threading.Event | None = None
 ) -> Any:
     """Perform requests that yield no rounds (`prefill`, `certify`); gives what they return, or None when stopped."""
     reply = None
@@ -301,7 +304,7 @@ def perform(
         reply = answer(request, models)
 
 
-def answer(request: Forward, models: dict[str, PagedModel]) -> Reply:
+def answer(request: Forward, models: dict[str, Model]) -> Reply:
     """Perform one request."""
     before = perf_counter()
     logits = models[request.model].forward([request.run])[0]

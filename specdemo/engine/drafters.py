@@ -35,10 +35,12 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a Forward: its logits, valid until that model's next forward."""
+    """The answer to a Forward: its logits, valid until that model's next forward. `tokens` are those that the forward
+    ran in all, padding and other requests' included; 0 where nobody counted."""
 
     logits: Logits
     seconds: float
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class ModelDrafter:
 
     `head_tokens` maps the columns of a trimmed head to token ids: that is also how ids that the target lacks are
     masked out and the rest renormalised. The sequence may hold any text; what it shares with the context is kept.
+    Of a text that it falls more than `window` tokens behind, the draft model reads the last `window` tokens only
+    (None: all): a small draft predicts no better for what it read long ago, and reading costs time.
     """
 
     def __init__(
@@ -75,13 +79,14 @@ class ModelDrafter:
         lookahead: Lookahead,
         sampling: Sampling,
         head_tokens: np.ndarray | None = None,
-        context_limit: int | None = None,
+        window: int | None = None,
     ):
         self.sequence = sequence
         self.lookahead = lookahead
         self.sampling = sampling
         self.head_tokens = head_tokens
-        self.context_limit = context_limit
+        self.window = window
+        self._skipped = 0
         self._agreed = 0
 
     def expected(self) -> tuple[list[float], float]:
@@ -90,13 +95,17 @@ class ModelDrafter:
         return [rate] * self.lookahead.limit, self.lookahead.costs.draft_step
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        if self.context_limit is not None:
-            limit = min(limit, self.context_limit - len(context))
         self._rewind(context)
-        pending = context[self.sequence.length :]
-        length = self._wanted(limit, len(pending))
+        behind = len(context) - self._skipped - self.sequence.length
+        if skips := self.window is not None and behind > self.window:
+            behind = self.window
+        length = self._wanted(limit, behind)
         if not length:
             return Draft()
+        if skips:
+            self.sequence.truncate(0)
+            self._skipped = len(context) - behind
+        pending = context[-behind:]
         lookahead, calibration = self.lookahead, self.lookahead.calibrated("model")
         tokens: list[int] = []
         confidences: list[float] = []
@@ -155,7 +164,7 @@ class ModelDrafter:
         reading = costs.reading(behind) if behind > FEW else 0.0
         if saved * remaining / 2 > reading:
             return limit
-        probe = costs.draft_step + reading + costs.verify(2) - costs.verify(1)
+        probe = costs.draft_step + reading + self.lookahead.verify(2) - self.lookahead.verify(1)
         return 1 if self.lookahead.probe_due(probe) else 0
 
     def _rewind(self, context: list[int]) -> None:
@@ -163,13 +172,13 @@ class ModelDrafter:
 
         Only what was appended since the last call can differ, so only that is compared.
         """
-        tokens = self.sequence.tokens
-        same = min(self._agreed, len(tokens))
-        most = min(len(tokens), len(context) - 1)
-        while same < most and tokens[same] == context[same]:
+        held = self.sequence.tokens
+        same = min(self._agreed, len(held))
+        most = min(len(held), len(context) - 1 - self._skipped)
+        while same < most and held[same] == context[self._skipped + same]:
             same += 1
         self.sequence.truncate(min(same, most))
-        self._agreed = len(context)
+        self._agreed = len(context) - self._skipped
 
     def _choose(self, logits: Logits, position: int) -> tuple[int, float, Distribution | None]:
         if self.sampling.greedy:

@@ -19,6 +19,10 @@ PROBE_SHARE = 0.02
 """Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
 
 
+DRIFT_RATE = 0.1
+"""How much of a measurement's surprise counts as a change of the machine's speed, the rest as noise or as its own."""
+
+
 READ_EVERY = 6
 """Measurements after which the table of costs is made anew: medians hardly move, and making it takes a while."""
 
@@ -26,26 +30,45 @@ READ_EVERY = 6
 class Costs:
     """Seconds a draft step and a verification of n tokens take here, from medians of the last measurements.
 
-    A verification size that was not seen yet is interpolated between its neighbours, or extended from the last
-    slope: never below the cost of a smaller one.
+    A size that was not seen yet is interpolated between its neighbours, or extended from the last slope: never below
+    the cost of a smaller one. Two things change all sizes together, whether or not they are being used: the length of
+    the context (`grew` says how fast) and what else the machine is doing, which each measurement is a sign of.
     """
+
+    LARGEST = 64
 
     def __init__(self, window: int = 9):
         self._verify: dict[int, deque[float]] = {}
+        self._growth: dict[int, float] = {}
+        self._growths = [0.0] * (self.LARGEST + 1)
         self._draft: deque[float] = deque(maxlen=window)
         self._window = window
         self._table: list[float] = []
         self._unread = 0
         self._read_tokens = 0
         self._read_seconds = 0.0
+        self._drift = 1.0
 
-    def saw_verify(self, tokens: int, seconds: float) -> None:
+    def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
+        """A target forward of `tokens` tokens after `context` others took `seconds`."""
+        tokens = min(tokens, self.LARGEST)
+        usual = seconds / (1 + self._growths[tokens] * context)
         known = self._verify.setdefault(tokens, deque(maxlen=self._window))
-        known.append(seconds)
+        if known:
+            ratio = usual / (self._drift * _median(known))
+            self._drift *= min(max(ratio, 0.5), 2.0) ** DRIFT_RATE
+        known.append(usual / self._drift)
         self._unread += 1
         if len(known) < 3 or self._unread >= READ_EVERY:
             self._table = []
             self._unread = 0
+
+    def grew(self, tokens: int, share: float) -> None:
+        """A forward of `tokens` tokens takes `share` longer for each token of context."""
+        self._growth[tokens] = max(share, 0.0)
+        sizes = sorted(self._growth)
+        known = [self._growth[size] for size in sizes]
+        self._growths = np.interp(range(self.LARGEST + 1), sizes, known).tolist()
 
     def saw_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
@@ -65,23 +88,24 @@ class Costs:
         each = self._read_seconds / self._read_tokens if self._read_tokens else self.draft_step / 8
         return tokens * each
 
-    def verify(self, tokens: int) -> float:
-        """Seconds for one target forward of `tokens` tokens; 0 until any was seen."""
+    def verify(self, tokens: int, context: int = 0) -> float:
+        """Seconds for one target forward of `tokens` tokens after `context` others; 0 until any was seen."""
         if not self._table:
             self._table = self._interpolate()
-        return self._table[min(tokens, len(self._table) - 1)]
+        tokens = min(tokens, self.LARGEST)
+        return self._table[tokens] * self._drift * (1 + self._growths[tokens] * context)
 
     def _interpolate(self) -> list[float]:
-        sizes = sorted(tokens for tokens in self._verify if tokens <= MAX_DRAFT + 1)
+        sizes = sorted(self._verify)
         if not sizes:
-            return [0.0]
+            return [0.0] * (self.LARGEST + 1)
         seconds = [_median(self._verify[tokens]) for tokens in sizes]
-        if sizes[-1] <= MAX_DRAFT:
+        if sizes[-1] < self.LARGEST:
             slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.1 * seconds[0]
-            seconds.append(seconds[-1] + max(slope, 0.0) * (MAX_DRAFT + 1 - sizes[-1]))
-            sizes.append(MAX_DRAFT + 1)
+            seconds.append(seconds[-1] + max(slope, 0.0) * (self.LARGEST - sizes[-1]))
+            sizes.append(self.LARGEST)
         # A larger verification cannot truly be cheaper; where it measures so, the difference is noise.
-        return np.maximum.accumulate(np.interp(range(MAX_DRAFT + 2), sizes, seconds)).tolist()
+        return np.maximum.accumulate(np.interp(range(self.LARGEST + 1), sizes, seconds)).tolist()
 
 
 @dataclass
@@ -92,7 +116,7 @@ class Rate:
     accepted: float = 0.0
     seen: float = 0.0
 
-    def saw(self, accepted: bool) -> None:
+    def saw(self, accepted: float) -> None:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
 
@@ -105,8 +129,8 @@ class Calibration:
     """What a drafter's confidence is worth: the observed acceptance rate in each band of confidence.
 
     A drafter's own probability is only a hint, since drafts are over-confident off their training text. A band that
-    has seen little leans on the overall rate, and that, at first, on hope, which is forgotten like everything else: a
-    draft that is never tried teaches nothing.
+    has seen little leans on that hint, put right by what hints were worth over all; and that, at first, on hope, which
+    is forgotten like everything else: a draft that is never tried teaches nothing.
     """
 
     FIRST_HOPE = 0.75
@@ -116,6 +140,7 @@ class Calibration:
     def __init__(self):
         self.bands = [Rate(decay=0.98) for _ in range(self.BANDS)]
         self.total = Rate(0.985, self.FIRST_HOPE * self.HOPES, self.HOPES)
+        self.claimed = Rate(0.985, self.FIRST_HOPE * self.HOPES, self.HOPES)
 
     @property
     def overall(self) -> float:
@@ -131,11 +156,13 @@ class Calibration:
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token drafted with this confidence."""
-        return self._band(confidence).value(self.overall, 2.0)
+        hint = min(confidence * self.overall / self.claimed.value(), 1.0)
+        return self._band(confidence).value(hint, 1.0)
 
     def saw(self, confidence: float, accepted: bool) -> None:
         self._band(confidence).saw(accepted)
         self.total.saw(accepted)
+        self.claimed.saw(confidence)
 
     def _band(self, confidence: float) -> Rate:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
@@ -143,7 +170,8 @@ class Calibration:
 
 @dataclass
 class Lookahead:
-    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt.
+    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many tokens come before,
+    and `others` how many tokens of other requests the same forwards verify.
 
     The adaptive rule is the renewal-reward one: while decoding runs at `pace` seconds a token, a draft token is
     worth drafting when the chance that it ends up in the answer, times `pace`, exceeds the seconds it adds.
@@ -154,6 +182,8 @@ class Lookahead:
     limit: int = MAX_DRAFT
     costs: Costs = field(default_factory=Costs)
     calibration: dict[str, Calibration] = field(default_factory=dict)
+    context: int = 0
+    others: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
     _since_probe: float = 0.0
@@ -161,13 +191,20 @@ class Lookahead:
     def calibrated(self, source: str) -> Calibration:
         return self.calibration.setdefault(source, Calibration())
 
+    def verify(self, tokens: int) -> float:
+        """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
+        return self.costs.verify(self.others + tokens, self.context)
+
     @property
     def pace(self) -> float:
-        """Seconds a token of late; before the first round, those of plain decoding."""
-        plain = self.costs.verify(1)
+        """Seconds a token of late; before the first round, those of plain decoding. Of a forward that is shared, what
+        falls to one of its tokens."""
+        plain = self.verify(1) / (self.others + 1)
         return min(plain, self._seconds / self._tokens) if self._tokens else plain
 
     def saw_round(self, seconds: float, tokens: int) -> None:
+        """A round took `seconds` and gave `tokens` tokens."""
+        seconds /= self.others + 1
         self._since_probe += seconds
         self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
@@ -180,12 +217,12 @@ class Lookahead:
         """
         if self.fixed is not None:
             return drafted < self.fixed
-        here = self.costs.verify(drafted + 1)
+        here = self.verify(drafted + 1)
         gain = 0.0
         for further in range(1, self.limit - drafted + 1):
             survival *= expected
             gain += survival * self.pace
-            if gain > further * step + self.costs.verify(drafted + further + 1) - here:
+            if gain > further * step + self.verify(drafted + further + 1) - here:
                 return True
             if survival < 0.02:
                 break
@@ -199,11 +236,11 @@ class Lookahead:
         """
         best, saved = 0, 0.0
         survival, gain = 1.0, 0.0
-        plain = self.costs.verify(1)
+        plain = self.verify(1)
         for length, acceptance in enumerate(acceptances[: self.limit], start=1):
             survival *= acceptance
             gain += survival * self.pace
-            value = gain - length * step - (self.costs.verify(length + 1) - plain)
+            value = gain - length * step - (self.verify(length + 1) - plain)
             if value > saved:
                 best, saved = length, value
             if survival < 0.02:

@@ -265,6 +265,11 @@ class PagedModel:
             fork.tokens = source.tokens[:length]
             return fork
 
+    def skip(self, sequence: Sequence, count: int) -> None:
+        """Count `count` made-up tokens as held, whose keys and values nobody computes: enough to measure what a forward
+        costs after a text of that length."""
+        sequence.tokens.extend([0] * count)
+
     # Forwards
 
     def forward(self, batch: list[Run]) -> list[Logits]:
@@ -284,7 +289,6 @@ class PagedModel:
         blocks: list[int] = []
         block_begins = [0]
         wanted: list[int] = []
-        kept: list[int] = []
         longest = 0
         for run in batch:
             sequence = run.sequence
@@ -309,9 +313,8 @@ class PagedModel:
                 begins.append(first + stop - start)
                 blocks += sequence.blocks[: -(-stop // self.block_size)]
                 block_begins.append(len(blocks))
-            # A padded token's head is run with the padding's: a product for one row alone rounds differently.
-            wanted += range(len(ids) - padding - run.rows, len(ids) if run.rows else len(ids) - padding)
-            kept.append(run.rows + (padding if run.rows else 0))
+            last = len(ids) - padding
+            wanted += range(last - run.rows, last)
         if len(wanted) == 1 and any(run.sequence.min_tokens > 1 for run in batch):
             # The head, too, takes another kernel for a single row: a prompt's last one, or that of a lone token.
             wanted *= 2
@@ -322,6 +325,8 @@ class PagedModel:
         self._bind("block_indices", blocks)
         self._bind("block_indices_begins", block_begins)
         self._bind("max_context_len", [longest])
+        if len(wanted) == 1 and batch[0].sequence.min_tokens > 1:
+            wanted *= 2  # the head's product for a single row rounds differently too
         self._bind(ROWS_INPUT, wanted or [0])
         before = perf_counter()
         try:
@@ -334,11 +339,11 @@ class PagedModel:
         rows, log_sum, best = rows.reshape(len(wanted) or 1, -1), log_sum.reshape(-1), best.reshape(-1)
         results = []
         begin = 0
-        for run, width in zip(batch, kept, strict=True):
+        for run in batch:
             run.sequence.tokens.extend(run.tokens)
             part = slice(begin, begin + run.rows)
             results.append(Logits(rows[part], best[part], log_sum[part]))
-            begin += width
+            begin += run.rows
         return results
 
     # Cache memory

@@ -14,7 +14,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .model import ModelError, ModelSettings, Run
+from .lookahead import Costs
+from .model import CacheFull, ModelError, ModelSettings, Run, Sequence
 from .open import Model, open_model
 
 LARGE_WEIGHTS = 1_000_000_000
@@ -22,6 +23,11 @@ LARGE_WEIGHTS = 1_000_000_000
 
 CHECKED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
+
+WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+GROWTH_SIZES = (1, 2, 4, 8, 16)
+SHORT, LONG = 64, 576
+"""Tokens of context at which forwards are timed at the start."""
 
 _CONTEXT = 40
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
@@ -123,11 +129,11 @@ def merging_is_exact(model: Model, tokens: int) -> bool:
     One of them is a prompt that starts in that forward, the others are verified at different contexts.
     """
     rng = np.random.default_rng(1)
-    sizes = [2, 3, 5, max(tokens - 10, 2)]
+    sizes = [2, 3, 5, tokens - 10] if tokens >= 16 else [2, 2, 2, 2]
     contexts = [_CONTEXT, _CONTEXT // 2 + 1, 2 * _CONTEXT, 0]
     texts = [rng.integers(0, model.vocabulary_size, context).tolist() for context in contexts]
     pieces = [rng.integers(0, model.vocabulary_size, size).tolist() for size in sizes]
-    rows = [1, 3, 5, 1]
+    rows = [1, *sizes[1:3], 1]
     bases = [model.new_sequence(min_tokens=2) for _ in texts]
     for base, text in zip(bases, texts, strict=True):
         if text:
@@ -184,17 +190,32 @@ def step_seconds(model: Model, steps: int = 12) -> float:
     return statistics.median(times)
 
 
-def measure_costs(
-    model: Model, sizes: tuple[int, ...], *, min_tokens: int, repeats: int = 3
-) -> list[tuple[int, float]]:
-    """(tokens, seconds) of forwards at a short context, to start a cost table from; interleaved against drift."""
-    measured = []
+def learn_costs(model: Model, costs: Costs, *, min_tokens: int, repeats: int = 3) -> None:
+    """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long one, which is made up;
+    interleaved against drift."""
     with model.new_sequence(min_tokens=min_tokens) as sequence:
-        model.forward([Run(sequence, [1] * 64, 1)])
+        model.skip(sequence, SHORT)
+        short = {size: [_verify_seconds(model, sequence, size)] for size in WARM_UP_SIZES}  # the first ones compile
         for _ in range(repeats):
-            for size in sizes:
-                before = perf_counter()
-                model.forward([Run(sequence, [1] * size, size)])
-                measured.append((max(size, min_tokens), perf_counter() - before))
-                sequence.truncate(64)
-    return measured
+            for size in WARM_UP_SIZES:
+                short[size].append(_verify_seconds(model, sequence, size))
+        try:
+            model.skip(sequence, LONG - SHORT)
+            long = {
+                size: min(_verify_seconds(model, sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES
+            }
+        except CacheFull:  # a small cache of fixed size: its contexts are short
+            long = {}
+    for size, seconds in long.items():
+        costs.grew(max(size, min_tokens), (seconds / min(short[size]) - 1) / (LONG - SHORT))
+    for size, times in short.items():
+        for seconds in times[1:]:
+            costs.saw_verify(max(size, min_tokens), seconds, SHORT)
+
+
+def _verify_seconds(model: Model, sequence: Sequence, size: int) -> float:
+    before = perf_counter()
+    model.forward([Run(sequence, [1] * size, size, stepwise=True)])
+    seconds = perf_counter() - before
+    sequence.truncate(sequence.length - size)
+    return seconds

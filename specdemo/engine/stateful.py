@@ -109,6 +109,10 @@ class StatefulModel:
                 fork.tokens = source.tokens[:length]
             return fork
 
+    def skip(self, sequence: StatefulSequence, count: int) -> None:
+        """Hold `count` made-up tokens more; here they have to be run."""
+        self.forward([Run(sequence, [0] * count, 0)])
+
     def take_back(self, request: ov.InferRequest) -> None:
         """Keep the request of a released sequence for the next one."""
         with self._lock:
@@ -204,6 +208,11 @@ class StatefulModel:
                 raise ModelError(f"The IR keeps a state ({name}) that is no KV cache, so nothing could be taken back.")
             axes[name] = grown[0]
         return axes
+
+    def fix_cache(self, blocks: int) -> None:
+        """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is the plugin's)."""
+        with self._lock:
+            self.pool.limit = max(blocks, len(self.pool.references))
 
     def _reserve(self, sequence: Sequence, end: int) -> None:
         """Count the blocks of `end` tokens as the sequence's. Raises CacheFull."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specdemo.engine.trace import PairInfo
-from specdemo.zoo import embedded, ir, models
+from specdemo.zoo import embedded, embedded_draft, ir, models
 from specdemo.zoo.pairs import Pair
 from specdemo.zoo.progress import Progress, silent
 from specdemo.zoo.templates import DOLLY, NAMED, PLAIN, Template, chat_template
@@ -30,7 +30,8 @@ class LoadedPair:
 
     `draft_xml` None means that guesses come from the prompt by lookup. `draft_head_tokens` are the ids that a trimmed
     draft head keeps, ascending (int64), None for a draft with a whole head. `phrases` is a table of what the target
-    usually says, None where nobody made one. `context_limit` is in tokens. `kv_cache`, one of
+    usually says, None where nobody made one. `draft_window` is how many tokens of a text that others wrote the draft
+    reads, None for all. `context_limit` is in tokens. `kv_cache`, one of
     `machine.KV_CACHES`, is for target and draft alike; like the devices it is the user's choice, kept here for whoever
     compiles the models.
     """
@@ -44,6 +45,7 @@ class LoadedPair:
     context_limit: int
     draft_head_tokens: np.ndarray | None = None
     phrases: PhraseTable | None = None
+    draft_window: int | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
@@ -117,4 +119,5 @@ def _load_embedded(pair: Pair, report: Callable[[Progress], None]) -> LoadedPair
         context_limit=pair.context_limit,
         draft_head_tokens=np.sort(np.load(files.head_tokens)) if files.head_tokens else None,
         phrases=embedded.phrases(),
+        draft_window=embedded_draft.WINDOW,
     )

@@ -17,6 +17,10 @@ import numpy as np
 
 from specdemo.zoo.embedded_draft import phrases
 
+WINDOW = 64
+"""Tokens of a text that the draft need read: with all of the prompt before it, it agrees with the target no more often
+(docs/draft-training.md)."""
+
 _HERE = Path(__file__).parent
 _LAYERS = _HERE / "layers.gguf"
 _HEAD_TOKENS = _HERE / "head_tokens.npy"
