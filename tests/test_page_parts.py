@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -25,6 +26,7 @@ from specdemo.engine.trace import (
 )
 from specdemo.ui import controls, costs, figures, handlers, verdict, wire
 from specdemo.ui.pump import Pump
+from specdemo.ui.service import Service
 
 
 def made_up_trace(rounds: int = 10, round_seconds: float = 0.02, plain_seconds: float = 0.01, drafted: int = 3) -> Trace:
@@ -210,3 +212,48 @@ def test_a_bad_option_of_app_py_gets_one_sentence_and_exit_code_2(arguments, sai
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class SlowSession:
+    """Stands for a session that takes as long to open as its test wants."""
+
+    def __init__(self, name: str):
+        self.info, self.closed = PairInfo(name, name, None), False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_pair_that_nobody_waits_for_gives_way_while_it_loads():
+    def opener(pair, report):
+        while pair == "large":
+            report("downloading", 0.1)
+            time.sleep(0.005)
+        return SlowSession(pair)
+
+    service = Service("large", opener)
+    service.start()
+    *_, last = service.states("small")
+    assert (last.kind, last.pair) == ("ready", "small")
+    with service.session("small") as session:
+        assert session.info.name == "small"
+
+
+def test_a_pair_that_somebody_waits_for_is_loaded_before_another():
+    opened, go = [], threading.Event()
+
+    def opener(pair, report):
+        opened.append(pair)
+        go.wait(5)
+        return SlowSession(pair)
+
+    service, seen = Service("first", opener), []
+    waiting = service.states("first")
+    next(waiting)
+    other = threading.Thread(target=lambda: seen.extend(service.states("second")))
+    other.start()
+    go.set()
+    assert [state.kind for state in waiting][-1] == "ready"
+    other.join(5)
+    assert opened == ["first", "second"]
+    assert (seen[-1].kind, seen[-1].pair) == ("ready", "second")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,65 +53,93 @@ def sentence(error: BaseException) -> str:
     return f"Something went wrong inside ({type(error).__name__}); the terminal that runs this page has the details."
 
 
+class _Superseded(Exception):
+    """Somebody asked for another pair before this one was ready, and nobody waits for this one any more."""
+
+
 class Service:
-    """One pair at a time. Loading a second one first waits until nobody uses the first, then closes it."""
+    """One pair at a time. Loading a second one first waits until nobody uses the first, then closes it.
+
+    A pair that is still loading gives way as soon as nobody waits for it: who wants the small pair need not sit
+    through the download of a large one. A "pair" is whatever the opener takes; it is compared and shown, no more.
+    """
 
     def __init__(self, pair: str, opener: Opener = open_session):
         self._opener = opener
         self._changed = threading.Condition()
         self._session: Session | None = None
         self._users = 0
+        self._turn = 0
+        self._waiting: Counter[str] = Counter()
         self.state = State("loading", pair, "Getting the models ready")
 
-    def start(self) -> None:
-        """Begin loading the first pair. Not done on creation: the page comes up faster without it."""
-        self._begin(self.state.pair)
-
-    def _set(self, state: State) -> None:
+    def start(self, pair: str | None = None) -> None:
+        """Begin loading the first pair, or `pair`, unless somebody has asked for one already. Not done on creation:
+        the page comes up faster without it."""
         with self._changed:
+            if not self._turn:
+                self._begin(pair or self.state.pair)
+
+    def _set(self, state: State, turn: int) -> None:
+        with self._changed:
+            if turn != self._turn:
+                raise _Superseded
             self.state = state
             self._changed.notify_all()
 
     def _begin(self, pair: str) -> None:
-        self._set(State("loading", pair, "Getting the models ready"))
-        threading.Thread(target=self._load, args=(pair,), name=f"load-{pair}", daemon=True).start()
-
-    def _load(self, pair: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._users == 0)
-            old, self._session = self._session, None
+            self._turn += 1
+            self._set(State("loading", pair, "Getting the models ready"), self._turn)
+            threading.Thread(target=self._load, args=(pair, self._turn), name=f"load-{pair}", daemon=True).start()
+
+    def _load(self, pair: str, turn: int) -> None:
+        session = None
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._users == 0)
+                old, self._session = self._session, None
             if old is not None:
                 old.close()
-            session = self._opener(pair, lambda text, fraction: self._set(State("loading", pair, text, fraction)))
+            session = self._opener(pair, lambda text, part: self._set(State("loading", pair, text, part), turn))
+            draft = session.info.draft or "prompt lookup (no draft model)"
+            with self._changed:
+                self._set(State("ready", pair, f"Ready: {session.info.target}, guesses by {draft}"), turn)
+                self._session = session
+        except _Superseded:
+            if session is not None:
+                session.close()
         except Exception as error:
-            self._set(State("failed", pair, sentence(error)))
-            return
-        with self._changed:
-            self._session = session
-        draft = session.info.draft or "prompt lookup (no draft model)"
-        self._set(State("ready", pair, f"Ready: {session.info.target}, guesses by {draft}"))
+            with contextlib.suppress(_Superseded):
+                self._set(State("failed", pair, sentence(error)), turn)
 
     def states(self, pair: str, stop: threading.Event | None = None) -> Iterator[State]:
         """The states on the way to `pair` being ready, the last one "ready" or "failed"; starts loading if need be.
 
         Ends early, with a "loading" state, when `stop` is set.
         """
-        with self._changed:
-            if self.state.pair != pair or self.state.kind == "failed":
-                if self.state.kind == "loading":
-                    self._changed.wait_for(lambda: self.state.kind != "loading", timeout=600)
-                self._begin(pair)
         seen = None
-        while True:
-            state = self.state
-            if state != seen:
-                seen = state
-                yield state
-            if state.pair == pair and state.kind != "loading" or stop is not None and stop.is_set():
-                return
+        with self._changed:
+            self._waiting[pair] += 1
+            if self.state.pair == pair and (self.state.kind == "failed" or not self._turn):
+                self._begin(pair)
+        try:
+            while True:
+                with self._changed:
+                    # Who waits for another pair has seen it ready, and begun with it, before it gives way.
+                    if self.state.pair != pair and not self._waiting[self.state.pair]:
+                        self._begin(pair)
+                    state = self.state
+                if state != seen:
+                    seen = state
+                    yield state
+                if state.pair == pair and state.kind != "loading" or stop is not None and stop.is_set():
+                    return
+                with self._changed:
+                    self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
+        finally:
             with self._changed:
-                self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
+                self._waiting[pair] -= 1
 
     @contextmanager
     def session(self, pair: str) -> Iterator[Session]:
