@@ -1,6 +1,7 @@
 """A loaded pair, ready to answer: joins what the zoo loaded with the engine, and puts texts into the trace.
 
-Does not fetch models and draws nothing; the page, the command line and the benchmark all answer through it.
+Answers many at once (docs/visitors.md). Does not fetch models and draws nothing; the page, the command line and the
+benchmark all answer through it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import dataclasses
 import platform
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import perf_counter
@@ -17,20 +18,13 @@ from time import perf_counter
 import openvino as ov
 
 from specdemo.engine import numerics
-from specdemo.engine.decode import (
-    Finished,
-    Limits,
-    Prompt,
-    certify,
-    decode,
-    follow,
-    perform,
-    prefill,
-    run,
-)
-from specdemo.engine.drafters import AutoDrafter, Drafter, Lookup, ModelDrafter, Phrases
+from specdemo.engine.batch import MERGED_TOKENS, Batcher, EngineError, Load, Share, Waiting
+from specdemo.engine.decode import Decoding, Limits, certify, decode, follow, prefill
+from specdemo.engine.drafters import AutoDrafter, Drafter, Forward, Lookup, ModelDrafter, Phrases, Reply
 from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
-from specdemo.engine.model import PREFILL_CHUNK, ModelSettings, PagedModel, Sequence
+from specdemo.engine.model import CacheFull, PagedModel, Sequence
+from specdemo.engine.open import Model
+from specdemo.engine.prompt_cache import KnownPrompt, PromptCache
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.trace import (
     Baseline,
@@ -45,7 +39,11 @@ from specdemo.engine.trace import (
 from specdemo.zoo.load import LoadedPair
 
 MAX_NEW_TOKENS = 4096
-WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+VISITORS = 16
+"""Requests that run at once, unless told otherwise."""
+
+_ONE_BY_ONE = "requests that share a forward would not get the same bits, so each has its own"
+
 
 
 class RequestError(ValueError):
@@ -53,37 +51,53 @@ class RequestError(ValueError):
 
 
 @dataclass
-class _PromptCache:
-    """The last prompt that was run and the cache blocks that hold it."""
-
-    prompt: Prompt
-    sequence: Sequence
-
-
-@dataclass
 class _Engine:
     """A target in one setting of numerics, with what decoding on it has taught so far.
 
     `min_tokens` is the least number of tokens of an answer's forwards, `chunk` the most a certificate may run at once
-    (0: no certificate in these numerics).
+    (0: no certificate in these numerics), `merged` the most that requests may run together (0: each by itself).
     """
 
-    target: PagedModel
+    target: Model
     min_tokens: int
     chunk: int
+    merged: int
     found: str
+    prompts: PromptCache
     lookahead: Lookahead = field(default_factory=Lookahead)
-    cached: _PromptCache | None = None
+
+
+@dataclass
+class _Measured:
+    """What is noted of a run while it is made, in the thread that runs the models. Seconds."""
+
+    prefill: float = 0.0
+    reused: int = 0
+    cpu: float = 0.0
+    inference: float = 0.0
+    certificate: Certificate | None = None
 
 
 class Session:
-    """Answers instructions with one pair, one request at a time (thread safe; requests wait for each other).
+    """Answers instructions with one pair, many at a time: requests share forwards (thread safe; `engine.batch`).
 
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for several sessions
-    on one machine (None: the plugin takes what it finds). Raises ModelError when a model cannot be used.
+    on one machine (None: the plugin takes what it finds). `visitors` is how many requests run at once; further ones
+    wait for their turn, as do those whose worst case does not fit into the KV cache. That holds `cache_tokens` tokens,
+    allocated now and for good, of the target in each setting of numerics and of the draft; with None it grows as
+    needed. `exclusive` runs one request at a time, so that every figure is of a machine that was not shared. Raises
+    ModelError when a model cannot be used.
     """
 
-    def __init__(self, loaded: LoadedPair, *, threads: int | None = None):
+    def __init__(
+        self,
+        loaded: LoadedPair,
+        *,
+        threads: int | None = None,
+        visitors: int = VISITORS,
+        cache_tokens: int | None = None,
+        exclusive: bool = False,
+    ):
         self._loaded = loaded
         self._lock = threading.Lock()
         self._core = ov.Core()
@@ -92,10 +106,12 @@ class Session:
             self._core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
-        self._draft: PagedModel | None = None
-        self._draft_sequence: Sequence | None = None
+        self.exclusive = exclusive
+        self._cache_tokens = cache_tokens
+        self._draft: Model | None = None
         self._draft_seconds = 0.0
         self._engines: dict[str, _Engine] = {}
+        self._batcher = Batcher(most_active=1 if exclusive else visitors, make_room=self._make_room)
         exact = self._engine("exact")
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=exact.found)
         if loaded.draft_xml is not None:
@@ -103,23 +119,41 @@ class Session:
                 loaded.draft_xml,
                 loaded.draft_device,
                 self._core,
+                loaded.kv_cache,
                 head_tokens=loaded.draft_head_tokens,
                 vocabulary=exact.target.vocabulary_size,
             )
-            self._draft_sequence = self._draft.new_sequence()
             self._draft_seconds = numerics.step_seconds(self._draft)
+            self._fix_cache(self._draft)
+            exact.prompts.draft = self._draft
             exact.lookahead.costs.saw_draft(self._draft_seconds)
 
     def target_properties(self, name: str) -> dict[str, str]:
         """The OpenVINO properties that the target runs with in these numerics, "exact" or "fast"."""
-        with self._lock:
-            return dict(self._engine(name).target.settings.properties)
+        return dict(self._engine(name).target.settings.properties)
+
+    @property
+    def load(self) -> Load:
+        """How many requests are at work and waiting, and what became of those before."""
+        return self._batcher.load
+
+    def cache_blocks(self) -> dict[str, tuple[int, int | None]]:
+        """Blocks of the KV caches in use, and how many there may be (None: no limit): "target", "target fast" and
+        "draft"."""
+        names = {"exact": "target", "fast": "target fast"}
+        models = {names[name]: engine.target for name, engine in list(self._engines.items())}
+        if self._draft is not None:
+            models["draft"] = self._draft
+        return {name: (model.pool.used, model.pool.limit) for name, model in models.items()}
 
     def close(self) -> None:
-        """Release the models; waits for a request that is being answered."""
+        """Release the models; what is being answered is cancelled."""
+        self._batcher.close()
         with self._lock:
+            for engine in self._engines.values():
+                engine.prompts.clear()
             self._engines.clear()
-            self._draft = self._draft_sequence = None
+            self._draft = None
 
     # Answers
 
@@ -130,120 +164,243 @@ class Session:
         *,
         stop: threading.Event | None = None,
         prompt: tuple[int, ...] | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
         `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
-        then has the instruction as its title only, and `baseline` cannot repeat it. Raises RequestError, before
-        anything runs, for an instruction or a setting that cannot be used. Setting `stop` or closing the iterator ends
-        it within one forward.
+        then has the instruction as its title only, and `baseline` cannot repeat it. While the request waits for its
+        turn, `on_wait` is told its place about once a second. Raises RequestError, before anything runs, for an
+        instruction or a setting that cannot be used, and when too many are waiting. Setting `stop` or closing the
+        iterator ends it within one round.
         """
         tokens = self._check(instruction, settings, prompt)
-        return self._answer(instruction, tokens, settings, stop)
+        return self._answer(instruction, tokens, settings, stop, on_wait)
 
     def _answer(
-        self, instruction: str, tokens: tuple[int, ...], settings: Settings, stop: threading.Event | None
+        self,
+        instruction: str,
+        tokens: tuple[int, ...],
+        settings: Settings,
+        stop: threading.Event | None,
+        on_wait: Callable[[Waiting], None] | None,
     ) -> Iterator[Round | Trace]:
-        with self._lock:
-            engine = self._engine(settings.numerics)
-            since = perf_counter()
-            cached, reused = self._prompt(engine, tokens, stop)
-            if cached is None:
-                yield self._trace(instruction, tokens, reused, settings, engine, [], "cancelled", 0.0, 0.0, None, 0.0)
-                return
-            sampling = _sampling(settings)
-            lookahead = self._lookahead(engine, settings)
-            sequence = engine.target.fork(cached.sequence, len(tokens))
-            rounds: list[Round] = []
-            reason = "cancelled"
-            inference = 0.0
-            text = self._tokenizer.stream()
-            try:
-                decoding = decode(
-                    cached.prompt,
-                    target=sequence,
-                    drafter=self._drafter(settings, lookahead, sampling),
-                    lookahead=lookahead,
-                    sampling=sampling,
-                    limits=Limits(settings.max_new_tokens, self.context_limit, self._loaded.stop_ids),
-                )
-                begun, cpu = self._inference_seconds(engine), time.process_time()
-                for event in run(decoding, self._models(engine), stop=stop, since=since):
-                    if isinstance(event, Finished):
-                        reason = event.reason
-                        break
-                    rounds.append(_with_texts(event, text, self._tokenizer))
-                    inference = self._inference_seconds(engine) - begun
-                    yield rounds[-1]
-                cpu = time.process_time() - cpu
-                certificate = None
-                if rounds and reason != "cancelled":
-                    certificate = self._certificate(engine, cached, rounds, sampling, stop)
-                yield self._trace(
-                    instruction, tokens, reused, settings, engine, rounds, reason, cached.prompt.seconds, cpu,
-                    certificate, inference,
-                )  # fmt: skip
-            finally:
-                sequence.release()
+        engine = self._engine(settings.numerics)
+        measured = _Measured()
+        ticket = self._submit(
+            engine,
+            lambda share: self._answering(engine, tokens, settings, measured, share),
+            len(tokens) + settings.max_new_tokens,
+            len(tokens),
+            stop,
+        )
+        rounds: list[Round] = []
+        text = self._tokenizer.stream()
+        try:
+            for event in ticket.events(on_wait):
+                rounds.append(_with_texts(event, text, self._tokenizer))
+                yield rounds[-1]
+        finally:
+            ticket.close()
+        decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        yield Trace(
+            instruction=instruction,
+            prompt_tokens=len(tokens),
+            prompt_reused=measured.reused,
+            pair=dataclasses.replace(self.info, numerics_found=engine.found),
+            settings=settings,
+            prefill_seconds=measured.prefill,
+            rounds=tuple(rounds),
+            finish_reason="cancelled" if ticket.stopped else ticket.result,
+            cpu_seconds=measured.cpu,
+            outside_seconds=max(decoding - measured.inference, 0.0),
+            certificate=None if ticket.stopped else measured.certificate,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine_name(self._core),
+            shared_with=ticket.share.most_others,
+        )
 
-    def baseline(self, trace: Trace, *, stop: threading.Event | None = None) -> Iterator[BaselineToken | Trace]:
+    def baseline(
+        self,
+        trace: Trace,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> Iterator[BaselineToken | Trace]:
         """Decode a trace's prompt again with the target alone, one token a forward; yields each token as it is made,
         and last the Trace with `baseline` and `identical` set.
 
         Times count as if the prompt had been prefilled anew: the measured seconds of the prefill are added, so that
         both runs start from the same line. A certified answer is followed (see `engine.decode.follow`); any other is
-        decoded freely and compared.
+        decoded freely and compared. It goes before the answers that wait for their turn.
         """
         tokens = self._check(trace.instruction, trace.settings)
-        return self._baseline(trace, tokens, stop)
+        return self._baseline(trace, tokens, stop, on_wait)
 
     def _baseline(
-        self, trace: Trace, tokens: tuple[int, ...], stop: threading.Event | None
+        self,
+        trace: Trace,
+        tokens: tuple[int, ...],
+        stop: threading.Event | None,
+        on_wait: Callable[[Waiting], None] | None,
     ) -> Iterator[BaselineToken | Trace]:
-        with self._lock:
-            engine = self._engine(trace.settings.numerics)
-            cached, _ = self._prompt(engine, tokens, stop)
-            if cached is None or not trace.rounds:
-                yield trace
-                return
-            sampling = _sampling(trace.settings)
-            certified = trace.certificate is not None and trace.certificate.certified
-            sequence = engine.target.fork(cached.sequence, len(tokens), min_tokens=1)
-            answer = trace.token_ids
-            limits = Limits(len(answer), self.context_limit, self._loaded.stop_ids)
-            decoding = (
-                follow(cached.prompt, answer, sequence, sampling)
-                if certified
-                else decode(
-                    cached.prompt,
+        if not trace.rounds:
+            yield trace
+            return
+        engine = self._engine(trace.settings.numerics)
+        measured = _Measured()
+        answer = trace.token_ids
+        ticket = self._submit(
+            engine,
+            lambda share: self._repeating(engine, tokens, trace, measured, share),
+            len(tokens) + len(answer),
+            len(tokens),
+            stop,
+            first=True,
+        )
+        shown: list[BaselineToken] = []
+        ties: list[NearTie] = []
+        text = self._tokenizer.stream()
+        try:
+            for event in ticket.events(on_wait):
+                [token] = event.tokens
+                for tie in event.drafted:
+                    ties.append(NearTie(len(shown), tie.draft_probability or 0.0))
+                shown.append(BaselineToken(token.id, event.shown_at, text.push(token.id)))
+                yield shown[-1]
+        finally:
+            ticket.close()
+        baseline = Baseline(
+            tuple(shown), trace.prefill_seconds, measured.cpu, tuple(ties), shared_with=ticket.share.most_others
+        )
+        same = tuple(token.id for token in shown) == answer
+        yield dataclasses.replace(trace, baseline=baseline, identical=None if ticket.stopped else same)
+
+    # Requests, as the engine's thread runs them
+
+    def _submit(
+        self,
+        engine: _Engine,
+        start: Callable[[Share], Generator],
+        tokens: int,
+        prompt_tokens: int,
+        stop: threading.Event | None,
+        first: bool = False,
+    ):
+        """Hand a request to the batcher that comes to hold `tokens` tokens at most."""
+        tokens = min(tokens, self.context_limit)
+        blocks = {engine.target: _blocks(engine.target, tokens, prompt_tokens)}
+        if self._draft is not None:
+            blocks[self._draft] = _blocks(self._draft, tokens, prompt_tokens)
+        try:
+            return self._batcher.submit(
+                start, self._models(engine), blocks=blocks, stop=stop, first=first, merged_tokens=engine.merged
+            )
+        except CacheFull as error:
+            limit = engine.target.pool.limit * engine.target.block_size
+            raise RequestError(
+                f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds {limit} for everybody: "
+                "ask for fewer tokens."
+            ) from error
+        except EngineError as error:
+            raise RequestError(str(error)) from error
+
+    def _answering(
+        self, engine: _Engine, tokens: tuple[int, ...], settings: Settings, measured: _Measured, share: Share
+    ) -> Decoding:
+        """The whole of a request: prompt, answer, certificate. Yields rounds; returns why it finished."""
+        since = perf_counter()
+        known, measured.reused = yield from self._prompt(engine, tokens)
+        draft = None
+        try:
+            measured.prefill = known.prompt.seconds
+            sampling = _sampling(settings)
+            lookahead = self._lookahead(engine, settings)
+            if self._draft is not None and settings.drafter in ("auto", "model"):
+                draft = engine.prompts.start_draft(tokens)
+            limits = Limits(settings.max_new_tokens, self.context_limit, self._loaded.stop_ids)
+            answer: list[int] = []
+            with engine.target.fork(known.target, len(tokens)) as sequence:
+                decoding = decode(
+                    known.prompt,
                     target=sequence,
-                    drafter=None,
-                    lookahead=Lookahead(),
+                    drafter=self._drafter(settings, lookahead, sampling, draft),
+                    lookahead=lookahead,
                     sampling=sampling,
                     limits=limits,
                 )
-            )
-            shown: list[BaselineToken] = []
-            stopped = True
-            ties: list[NearTie] = []
-            text = self._tokenizer.stream()
-            cpu = time.process_time()
-            try:
+                reason = yield from self._timed(decoding, engine, since, measured, answer, lookahead, share)
+            if engine.chunk and (sampling.greedy or sampling.coupling == "shared"):
+                with engine.target.fork(known.target, len(tokens)) as sequence:
+                    difference, seconds = yield from certify(
+                        known.prompt, tuple(answer), sequence, sampling, engine.chunk
+                    )
+                measured.certificate = Certificate(difference is None, len(answer), difference, seconds)
+            return reason
+        finally:
+            if draft is not None:
+                engine.prompts.keep_draft(known, draft)
+            engine.prompts.unpin(known)
+
+    def _repeating(
+        self, engine: _Engine, tokens: tuple[int, ...], trace: Trace, measured: _Measured, share: Share
+    ) -> Decoding:
+        """The whole of a baseline."""
+        known, _ = yield from self._prompt(engine, tokens)
+        try:
+            sampling = _sampling(trace.settings)
+            answer = trace.token_ids
+            lookahead = Lookahead()
+            with engine.target.fork(known.target, len(tokens), min_tokens=1) as sequence:
+                if trace.certificate is not None and trace.certificate.certified:
+                    decoding = follow(known.prompt, answer, sequence, sampling)
+                else:
+                    limits = Limits(len(answer), self.context_limit, self._loaded.stop_ids)
+                    decoding = decode(
+                        known.prompt,
+                        target=sequence,
+                        drafter=None,
+                        lookahead=lookahead,
+                        sampling=sampling,
+                        limits=limits,
+                    )
                 since = perf_counter() - trace.prefill_seconds
-                for event in run(decoding, self._models(engine), stop=stop, since=since):
-                    if isinstance(event, Finished):
-                        stopped = event.reason == "cancelled"
-                        break
-                    [token] = event.tokens
-                    for tie in event.drafted:
-                        ties.append(NearTie(len(shown), tie.draft_probability or 0.0))
-                    shown.append(BaselineToken(token.id, event.shown_at, text.push(token.id)))
-                    yield shown[-1]
-            finally:
-                sequence.release()
-            baseline = Baseline(tuple(shown), trace.prefill_seconds, time.process_time() - cpu, tuple(ties))
-            same = tuple(token.id for token in shown) == answer
-            yield dataclasses.replace(trace, baseline=baseline, identical=None if stopped else same)
+                return (yield from self._timed(decoding, engine, since, measured, [], lookahead, share))
+        finally:
+            engine.prompts.unpin(known)
+
+    def _timed(
+        self,
+        decoding: Decoding,
+        engine: _Engine,
+        since: float,
+        measured: _Measured,
+        answer: list[int],
+        lookahead: Lookahead,
+        share: Share,
+    ) -> Decoding:
+        """A decoding with the times of its rounds, counted from `since`; its tokens are added to `answer`."""
+        target, draft = engine.target, self._draft or engine.target
+        begun, cpu = target.seconds + draft.seconds, time.process_time()
+        halves = 1.0 if draft is not target else 0.5
+        tells = hasattr(lookahead, "others")
+        reply = None
+        try:
+            while True:
+                event = decoding.send(reply)
+                if type(event) is Forward:
+                    reply = yield event
+                    if tells:
+                        lookahead.others = share.rows
+                else:
+                    measured.inference = (target.seconds + draft.seconds - begun) * halves
+                    answer += [token.id for token in event.tokens]
+                    reply = yield dataclasses.replace(event, shown_at=perf_counter() - since)
+        except StopIteration as done:
+            return done.value
+        finally:
+            decoding.close()
+            measured.cpu = time.process_time() - cpu
 
     # Parts
 
@@ -282,70 +439,60 @@ class Session:
         return tokens
 
     def _engine(self, name: str) -> _Engine:
-        if name not in self._engines:
-            self._engines[name] = self._compile(name)
-        return self._engines[name]
+        with self._lock:
+            if name not in self._engines:
+                self._engines[name] = self._compile(name)
+            return self._engines[name]
 
     def _compile(self, name: str) -> _Engine:
-        xml, device = self._loaded.target_xml, self._loaded.device
+        xml, device, kv_cache = self._loaded.target_xml, self._loaded.device, self._loaded.kv_cache
         if name == "exact":
-            target, found = numerics.exact_model(xml, device, self._core)
-            properties = ", ".join(f"{key}={value}" for key, value in target.settings.properties)
-            engine = _Engine(target, 2, found.tokens, f"exact ({properties}): {found}")
+            target, found = numerics.exact_model(xml, device, self._core, kv_cache)
+            merged = min(found.tokens, MERGED_TOKENS)
+            if not isinstance(target, PagedModel) or merged and not numerics.merging_is_exact(target, merged):
+                merged = 0
+            words = f"{found}; " + ("requests that share a forward get the same bits" if merged else _ONE_BY_ONE)
+            prompts = PromptCache(target, self._draft)
+            engine = _Engine(target, 2, found.tokens, merged, f"exact ({_how(target)}): {words}", prompts)
             if found.tokens:
                 engine.lookahead.limit = min(MAX_DRAFT, found.tokens - 1)
         else:
-            engine = _Engine(
-                PagedModel(xml, ModelSettings(device), core=self._core), 1, 0, "fast: the plugin's own choice"
-            )
-        for size, seconds in numerics.measure_costs(engine.target, WARM_UP_SIZES, min_tokens=engine.min_tokens):
-            engine.lookahead.costs.saw_verify(size, seconds)
+            target = numerics.fast_model(xml, device, self._core, kv_cache)
+            prompts = PromptCache(target, self._draft)
+            engine = _Engine(target, 1, 0, MERGED_TOKENS, f"fast ({_how(target)})", prompts)
+        numerics.learn_costs(engine.target, engine.lookahead.costs, min_tokens=engine.min_tokens)
         if self._draft is not None:
             engine.lookahead.costs.saw_draft(self._draft_seconds)
+        self._fix_cache(target)
         return engine
 
-    def _models(self, engine: _Engine) -> dict[str, PagedModel]:
+    def _models(self, engine: _Engine) -> dict[str, Model]:
         return {"target": engine.target, **({"draft": self._draft} if self._draft else {})}
 
-    def _inference_seconds(self, engine: _Engine) -> float:
-        return engine.target.seconds + (self._draft.seconds if self._draft else 0.0)
+    def _fix_cache(self, model: Model) -> None:
+        if self._cache_tokens is not None:
+            model.fix_cache(-(-self._cache_tokens // model.block_size))
 
-    def _prompt(
-        self, engine: _Engine, tokens: tuple[int, ...], stop: threading.Event | None
-    ) -> tuple[_PromptCache | None, int]:
-        """The prompt, run (None when stopped), and how many of its tokens the cache already held.
+    def _make_room(self, model: Model, blocks: int) -> None:
+        caches = [engine.prompts for engine in list(self._engines.values())]
+        caches = [cache for cache in caches if model in (cache.target, cache.draft)]
+        for cache in caches:
+            others = sum(other.held(model) for other in caches if other is not cache)
+            cache.make_room(model, max(blocks - others, 0))
 
-        Reuse is whole chunks of the prefill or the whole prompt, nothing between: a prompt's logits are then the same
-        bits whatever was asked before.
-        """
-        old = engine.cached
-        if old is not None and old.prompt.tokens == tokens:
-            return old, len(tokens)
-        reused = 0
-        if old is not None:
-            limit = min(len(tokens) - 1, len(old.prompt.tokens))
-            while reused + PREFILL_CHUNK <= limit and (
-                tokens[reused : reused + PREFILL_CHUNK] == old.prompt.tokens[reused : reused + PREFILL_CHUNK]
-            ):
-                reused += PREFILL_CHUNK
-        sequence = (
-            engine.target.fork(old.sequence, reused)
-            if reused
-            else engine.target.new_sequence(min_tokens=engine.min_tokens)
-        )
-        if old is not None:
-            old.sequence.release()
-            engine.cached = None
-        prompt = None
+    def _prompt(self, engine: _Engine, tokens: tuple[int, ...]) -> Generator[Forward, Reply, tuple[KnownPrompt, int]]:
+        """The prompt, run and in use (unpin it), and how many of its tokens the cache already held."""
+        known = engine.prompts.pin(tokens)
+        if known is not None:
+            return known, len(tokens)
+        sequence = engine.prompts.start(tokens, engine.min_tokens)
+        reused = sequence.length
         try:
-            prompt = perform(prefill(sequence, tokens), self._models(engine), stop=stop)
-        finally:
-            if prompt is None:
-                sequence.release()
-        if prompt is None:
-            return None, reused
-        engine.cached = _PromptCache(prompt, sequence)
-        return engine.cached, reused
+            prompt = yield from prefill(sequence, tokens)
+        except BaseException:
+            sequence.release()
+            raise
+        return engine.prompts.add(prompt, sequence), reused
 
     def _lookahead(self, engine: _Engine, settings: Settings) -> Lookahead:
         """A run's lookahead: costs and calibration are the engine's, and go on learning from run to run."""
@@ -354,68 +501,44 @@ class Session:
             fixed=settings.draft_tokens, limit=shared.limit, costs=shared.costs, calibration=shared.calibration
         )
 
-    def _drafter(self, settings: Settings, lookahead: Lookahead, sampling: Sampling) -> Drafter | None:
+    def _drafter(
+        self, settings: Settings, lookahead: Lookahead, sampling: Sampling, draft: Sequence | None
+    ) -> Drafter | None:
         if settings.drafter == "none":
             return None
         lookup = Lookup(lookahead)
         if settings.drafter == "lookup":
             return AutoDrafter([lookup], lookahead)
         model = None
-        if self._draft is not None:
-            model = ModelDrafter(self._draft_sequence, lookahead, sampling, head_tokens=self._draft.head_tokens)
+        if draft is not None:
+            model = ModelDrafter(
+                draft, lookahead, sampling, head_tokens=self._draft.head_tokens, window=self._loaded.draft_window
+            )
         if settings.drafter == "model":
             return model
         phrases = self._loaded.phrases
         guessers = [lookup] if phrases is None else [lookup, Phrases(phrases, lookahead)]
         return AutoDrafter(guessers, lookahead, model)
 
-    def _certificate(
-        self,
-        engine: _Engine,
-        cached: _PromptCache,
-        rounds: list[Round],
-        sampling: Sampling,
-        stop: threading.Event | None,
-    ) -> Certificate | None:
-        if not engine.chunk or (not sampling.greedy and sampling.coupling == "maximal"):
-            return None
-        answer = tuple(token.id for round_ in rounds for token in round_.tokens)
-        with engine.target.fork(cached.sequence, len(cached.prompt.tokens)) as sequence:
-            checked = perform(
-                certify(cached.prompt, answer, sequence, sampling, engine.chunk), self._models(engine), stop=stop
-            )
-        if checked is None:
-            return None
-        difference, seconds = checked
-        return Certificate(difference is None, len(answer), difference, seconds)
-
-    def _trace(
-        self, instruction: str, tokens: tuple[int, ...], reused: int, settings: Settings, engine: _Engine,
-        rounds: list[Round], reason: str, prefill_seconds: float, cpu: float, certificate: Certificate | None,
-        inference: float,
-    ) -> Trace:  # fmt: skip
-        decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-        return Trace(
-            instruction=instruction,
-            prompt_tokens=len(tokens),
-            prompt_reused=reused,
-            pair=dataclasses.replace(self.info, numerics_found=engine.found),
-            settings=settings,
-            prefill_seconds=prefill_seconds,
-            rounds=tuple(rounds),
-            finish_reason=reason,
-            cpu_seconds=cpu,
-            outside_seconds=max(decoding - inference, 0.0),
-            certificate=certificate,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=machine_name(self._core),
-        )
-
 
 def machine_name(core: ov.Core | None = None) -> str:
     """The processor's name and how many threads OpenVINO uses on it."""
     core = core or ov.Core()
     return f"{core.get_property('CPU', 'FULL_DEVICE_NAME').strip()}, {platform.machine()}"
+
+
+def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
+    """Cache blocks that a request can come to hold: its prompt's, which is kept for others, and its own, which shares
+    the prompt's whole blocks where blocks can be shared; the last forward may run a draft's length past the end."""
+    size = model.block_size
+    shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
+    return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
+
+
+def _how(model: Model) -> str:
+    """What a model was compiled with, and the path it runs on where that is not the usual one."""
+    properties = ", ".join(f"{key}={value}" for key, value in model.settings.properties)
+    return "; ".join(filter(None, [properties or "the plugin's own choice", model.note]))
 
 
 def _sampling(settings: Settings) -> Sampling:

@@ -290,6 +290,9 @@ class PagedModel:
         block_begins = [0]
         wanted: list[int] = []
         longest = 0
+        # For those that attend token by token, a shared forward has company enough: only products with weights are left,
+        # and those see how many tokens run together, not whose they are.
+        others = sum(len(run.tokens) for run in batch) if len(batch) > 1 else 0
         for run in batch:
             sequence = run.sequence
             tokens = run.tokens
@@ -297,7 +300,7 @@ class PagedModel:
                 raise ValueError(f"cannot give {run.rows} rows of logits for {len(tokens)} tokens")
             start = len(sequence.tokens)
             # What is run beyond the tokens is forgotten at once: the next forward writes over it.
-            padding = max(sequence.min_tokens - len(tokens), 0)
+            padding = max(sequence.min_tokens - max(len(tokens), others if run.stepwise else 0), 0)
             tokens = [*tokens, *[0] * padding]
             end = start + len(tokens)
             longest = max(longest, end)
@@ -315,9 +318,6 @@ class PagedModel:
                 block_begins.append(len(blocks))
             last = len(ids) - padding
             wanted += range(last - run.rows, last)
-        if len(wanted) == 1 and any(run.sequence.min_tokens > 1 for run in batch):
-            # The head, too, takes another kernel for a single row: a prompt's last one, or that of a lone token.
-            wanted *= 2
         self._bind("input_ids", ids)
         self._bind("position_ids", positions)
         self._bind("past_lens", past)

@@ -100,12 +100,14 @@ class NearTie:
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """Plain autoregressive decoding of the same prompt by the target alone, one token a forward. Seconds, counted from
-    the same prefill as the speculative run's; `cpu_seconds` are those of decoding."""
+    the same prefill as the speculative run's; `cpu_seconds` are those of decoding; `shared_with` is how many others'
+    requests were at work on the machine at most meanwhile."""
 
     tokens: tuple[BaselineToken, ...]
     prefill_seconds: float
     cpu_seconds: float
     near_ties: tuple[NearTie, ...] = ()
+    shared_with: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ class PairInfo:
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache; `prefill_seconds` what
     running it took. `cpu_seconds` (of all threads) and `outside_seconds` (wall time that was
-    not inference) are those of decoding, prefill and certificate left out."""
+    not inference) are those of decoding, prefill and certificate left out; where `shared_with` others' requests at
+    most were at work meanwhile, seconds are those of the machine for all of them."""
 
     instruction: str
     prompt_tokens: int
@@ -169,6 +172,7 @@ class Trace:
     identical: bool | None = None
     created: str = ""
     machine: str = ""
+    shared_with: int = 0
     schema: int = field(default=SCHEMA)
 
     @property

@@ -1,0 +1,155 @@
+"""Prompts that were run, kept with their cache blocks so that asking again costs no prefill. Token ids only.
+
+Used from one thread: the one that runs the models. Reuse is of whole prompts, or of whole prefill chunks at their
+fixed places, nothing between: a prompt's logits are then the same bits whatever was asked before, and by whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .decode import Prompt
+from .model import PREFILL_CHUNK, Sequence
+from .open import Model
+
+SPARE_TOKENS = 2048
+"""What prompts in nobody's use may hold of a cache without a limit; the last one stays whatever its length."""
+
+MOST_PROMPTS = 64
+
+
+@dataclass(eq=False, slots=True)
+class KnownPrompt:
+    """A prompt and the sequences that hold it: the target's, and the draft's as far as the draft has read it."""
+
+    prompt: Prompt
+    target: Sequence
+    draft: Sequence | None = None
+    users: int = 0
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.prompt.tokens
+
+
+class PromptCache:
+    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are never given up."""
+
+    def __init__(self, target: Model, draft: Model | None = None):
+        self.target = target
+        self.draft = draft
+        self._known: dict[tuple[int, ...], KnownPrompt] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def pin(self, tokens: tuple[int, ...]) -> KnownPrompt | None:
+        """This very prompt, now in use, or None. Every pin needs its `unpin`."""
+        known = self._known.pop(tokens, None)
+        if known is not None:
+            self._known[tokens] = known  # last, as the most recently used
+            known.users += 1
+        return known
+
+    def add(self, prompt: Prompt, target: Sequence) -> KnownPrompt:
+        """Keep a prompt that was run, now in use. The sequence belongs to the cache from here on."""
+        twin = self.pin(prompt.tokens)
+        if twin is not None:
+            target.release()
+            return twin
+        known = self._known[prompt.tokens] = KnownPrompt(prompt, target, users=1)
+        return known
+
+    def unpin(self, known: KnownPrompt) -> None:
+        known.users -= 1
+        if self.target.pool.limit is None:
+            self._shrink_to(SPARE_TOKENS // self.target.block_size, keep_last=True)
+        elif len(self._known) > MOST_PROMPTS:
+            self._give_up(self._oldest())
+
+    def start(self, tokens: tuple[int, ...], min_tokens: int) -> Sequence:
+        """A target sequence that holds as many whole chunks of the prompt as are known, to run the rest on."""
+        best, reused = None, 0
+        most = (len(tokens) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        for known in self._known.values():
+            common = _common(tokens, known.tokens, most) // PREFILL_CHUNK * PREFILL_CHUNK
+            if common > reused:
+                best, reused = known, common
+        if best is None:
+            return self.target.new_sequence(min_tokens=min_tokens)
+        return self.target.fork(best.target, reused, min_tokens=min_tokens)
+
+    def start_draft(self, tokens: tuple[int, ...]) -> Sequence:
+        """A draft sequence that holds as much of the prompt as any known one begins with."""
+        best, reused = None, 0
+        for known in self._known.values():
+            if known.draft is not None:
+                common = _common(tokens, known.tokens, min(len(tokens), known.draft.length))
+                if common > reused:
+                    best, reused = known.draft, common
+        return self.draft.new_sequence() if best is None else self.draft.fork(best, reused)
+
+    def keep_draft(self, known: KnownPrompt, sequence: Sequence) -> None:
+        """Take over a draft sequence at the end of its request: what it holds of the prompt may be reused."""
+        shared = _common(known.tokens, tuple(sequence.tokens[: len(known.tokens)]), sequence.length)
+        if known.draft is None and shared:
+            sequence.truncate(shared)
+            sequence.trim_blocks()
+            known.draft = sequence
+        else:
+            sequence.release()
+
+    def held(self, model: Model) -> int:
+        """Blocks of a model that prompts in nobody's use hold, those they share counted each time."""
+        spare = [known for known in self._known.values() if not known.users]
+        if model is self.target:
+            return sum(len(known.target.blocks) for known in spare)
+        return sum(len(known.draft.blocks) for known in spare if known.draft is not None)
+
+    def make_room(self, model: Model, blocks: int) -> None:
+        """Give up prompts in nobody's use, the oldest first, until those left hold at most `blocks` of a model."""
+        if model is self.target:
+            self._shrink_to(blocks)
+        elif model is self.draft:
+            held = [known for known in self._known.values() if not known.users and known.draft is not None]
+            total = sum(len(known.draft.blocks) for known in held)
+            for known in held:
+                if total <= blocks:
+                    break
+                total -= len(known.draft.blocks)
+                known.draft.release()
+                known.draft = None
+
+    def clear(self) -> None:
+        """Give up every prompt, in use or not: for the end, when nothing runs any more."""
+        for known in list(self._known.values()):
+            self._give_up(known)
+
+    def _shrink_to(self, blocks: int, *, keep_last: bool = False) -> None:
+        held = [known for known in self._known.values() if not known.users]
+        total = sum(len(known.target.blocks) for known in held)
+        for known in held[:-1] if keep_last else held:
+            if total <= blocks and len(self._known) <= MOST_PROMPTS:
+                break
+            total -= len(known.target.blocks)
+            self._give_up(known)
+
+    def _oldest(self) -> KnownPrompt | None:
+        return next((known for known in self._known.values() if not known.users), None)
+
+    def _give_up(self, known: KnownPrompt | None) -> None:
+        if known is None:
+            return
+        del self._known[known.tokens]
+        known.target.release()
+        if known.draft is not None:
+            known.draft.release()
+            known.draft = None
+
+
+def _common(left: tuple[int, ...], right: tuple[int, ...], most: int) -> int:
+    """Length of the common beginning, at most `most`."""
+    most = min(most, len(left), len(right))
+    if left[:most] == right[:most]:
+        return most
+    return next(at for at in range(most) if left[at] != right[at])
