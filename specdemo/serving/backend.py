@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LOADING_FAILED = "The model could not be loaded:"
+
 
 class Unavailable(RuntimeError):
     """The answer cannot be had now; the message is one sentence. `retry_after` is in seconds."""
@@ -134,7 +136,7 @@ class LocalBackend:
     def ready_engine(self) -> Engine:
         """The engine. Raises NotReady."""
         if self._failed is not None:
-            raise NotReady(f"The model could not be loaded: {self._failed}", 30)
+            raise NotReady(f"{LOADING_FAILED} {self._failed}", 30)
         if self._engine is None:
             raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.", 2)
         return self._engine

@@ -6,12 +6,14 @@ Ray asks nobody and tells nobody: usage statistics and the dashboard are off, an
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 
+from specdemo.serving.backend import LOADING_FAILED
 from specdemo.serving.options import ServeOptions
 from specdemo.zoo.errors import BadChoice, ZooError
 
@@ -23,9 +25,12 @@ QUIET = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_metrics_collection": "0",
-    "RAY_DEDUP_LOGS": "1",
 }
 """Environment of Ray, unless the user has set it otherwise."""
+
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""More of it, for a cluster of this machine only: despite its name it makes Ray listen on the loopback address alone,
+on every system. Without it, Ray's own ports are open to the network."""
 
 
 def require_cores(options: ServeOptions, cores: int) -> None:
@@ -42,7 +47,7 @@ def running(options: ServeOptions, host: str, port: int, *, address: str | None 
 
     Raises ZooError when it does not come up.
     """
-    for name, value in QUIET.items():
+    for name, value in (QUIET | (ALONE if address is None else {})).items():
         os.environ.setdefault(name, value)
     from specdemo.serving.local import bound_socket
 
@@ -57,6 +62,7 @@ def running(options: ServeOptions, host: str, port: int, *, address: str | None 
 
     from specdemo.serving import deployment
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         if address is None:
             ray.init(num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE, log_to_driver=False,
@@ -75,9 +81,6 @@ def running(options: ServeOptions, host: str, port: int, *, address: str | None 
     finally:
         with contextlib.suppress(Exception):
             serve.delete(deployment.NAME)
-        if address is None:
-            with contextlib.suppress(Exception):
-                serve.shutdown()
         ray.shutdown()
 
 
@@ -90,7 +93,7 @@ def _why(name: str, error: Exception) -> str:
         deployments = serve.status().applications[name].deployments.values()
         message = " ".join(one.message for one in deployments if one.message) or message
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    marked = [line for line in lines if "could not be loaded:" in line]
+    marked = [line.partition(LOADING_FAILED)[2].strip() for line in lines if LOADING_FAILED in line]
     return (marked or lines or [type(error).__name__])[-1][:400]
 
 

@@ -107,7 +107,9 @@ class Gateway:
         self._options = options
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        return create_app(self._backend, key=key_from_environment(), default_limit=self._options.max_new_tokens)
+        return create_app(
+            self._backend, key=key_from_environment(), default_limit=self._options.max_new_tokens, request_ids=False
+        )
 
 
 class ReplicaBackend:
@@ -119,6 +121,7 @@ class ReplicaBackend:
         self._start_seconds = start_seconds
         self._description: Description | None = None
         self._reported: tuple[float, list[ReplicaReport]] = (0.0, [])
+        self._asking = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._moved = Counter("specdemo_requests_moved", "Requests sent to another replica because theirs died",
                               registry=self._registry)  # fmt: skip
@@ -146,16 +149,21 @@ class ReplicaBackend:
 
     async def _reports(self) -> list[ReplicaReport]:
         """What every replica that runs now says of itself; asked for at most twice a second."""
-        at, reports = self._reported
-        if time.monotonic() - at < 0.5:
+        async with self._asking:
+            at, reports = self._reported
+            now = time.monotonic()
+            if now - at < 0.5:
+                return reports
+            try:
+                response = self._engine.broadcast("report")
+                answers = await response.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
+                reports = [one for one in answers if isinstance(one, ReplicaReport)]
+            except TimeoutError:  # one that is slow to answer is not gone yet
+                reports = reports if now - at < 5 * REPORT_SECONDS else []
+            except (RayError, DeploymentUnavailableError):
+                reports = []
+            self._reported = (time.monotonic(), reports)
             return reports
-        try:
-            answers = await asyncio.wait_for(self._engine.broadcast("report").results_async(), REPORT_SECONDS)
-            reports = [one for one in answers if isinstance(one, ReplicaReport)]
-        except (TimeoutError, RayError, DeploymentUnavailableError):
-            reports = []
-        self._reported = (time.monotonic(), reports)
-        return reports
 
     async def generate(self, request: Request) -> AsyncIterator[list[Event]]:
         started = False
@@ -241,6 +249,7 @@ def app(args: ServeOptions) -> Application:
         graceful_shutdown_wait_loop_s=1.0,
         health_check_period_s=2.0,
         health_check_timeout_s=20.0,
+        max_constructor_retry_count=3,
         logging_config={"enable_access_log": False},
     ).bind(args)
     return Gateway.options(num_replicas=args.gateways, logging_config={"enable_access_log": False}).bind(engine, args)

@@ -55,9 +55,10 @@ SSE = "text/event-stream"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(backend: Backend, *, key: str | None, default_limit: int) -> Starlette:
+def create_app(backend: Backend, *, key: str | None, default_limit: int, request_ids: bool = True) -> Starlette:
     """The ASGI application. `default_limit` is how many tokens a chat answer may have when its request does not say;
-    `key`, unless None, must come with every request but those to /health and /metrics."""
+    `key`, unless None, must come with every request but those to /health and /metrics. `request_ids` says that responses
+    get an x-request-id here, rather than by a proxy in front."""
     registry = CollectorRegistry()
     responses = Counter("specdemo_http_responses", "Responses by endpoint and status", ["path", "status"],
                         registry=registry)  # fmt: skip
@@ -74,7 +75,7 @@ def create_app(backend: Backend, *, key: str | None, default_limit: int) -> Star
 
     def route(path: str, handler, method: str, *, open_to_all: bool = False) -> Route:
         paths.add(path)
-        return Route(path, guarded(handler, None if open_to_all else key, count), methods=[method])
+        return Route(path, guarded(handler, None if open_to_all else key, count, request_ids), methods=[method])
 
     routes = [
         route("/health", api.health, "GET", open_to_all=True),

@@ -204,8 +204,9 @@ def read(kind: type[BaseModel], body: bytes) -> Any:
 
 
 def _refusal(error: ValidationError) -> Refused:
-    """The first thing that is wrong, in one sentence."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    """The first thing that is wrong, in one sentence; of the ways to read a union, the one that got furthest."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=lambda one: len(one["loc"]))
     place = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
         return Refused("We could not parse the JSON body of your request: send a JSON object as UTF-8.")

@@ -66,7 +66,7 @@ def as_api_error(error: BaseException) -> ApiError:
                     "server_error")  # fmt: skip
 
 
-def guarded(handler: Handler, key: str | None, count: Callable[[str, int], None]) -> Handler:
+def guarded(handler: Handler, key: str | None, count: Callable[[str, int], None], request_ids: bool) -> Handler:
     """The handler behind the key, if there is one; its exceptions become responses, and every response is counted."""
 
     async def handle(request: Request) -> Response:
@@ -78,7 +78,9 @@ def guarded(handler: Handler, key: str | None, count: Callable[[str, int], None]
             response = Response(status_code=499)
         except Exception as error:
             response = as_api_error(error).response()
-        response.headers["x-request-id"] = request.headers.get("x-request-id", "")[:100] or f"req_{uuid.uuid4().hex}"
+        if request_ids:
+            given = request.headers.get("x-request-id", "")[:100]
+            response.headers["x-request-id"] = given or f"req_{uuid.uuid4().hex}"
         count(request.url.path, response.status_code)
         return response
 
