@@ -17,8 +17,16 @@ def main(arguments: list[str] | None = None) -> int:
                         help="address to listen on (SPECDEMO_HOST; default: 127.0.0.1, on a Space 0.0.0.0)")
     parser.add_argument("--port", default=os.environ.get("SPECDEMO_PORT", "7860"),
                         help="port to listen on (SPECDEMO_PORT; default: 7860, or the next free one)")
-    parser.add_argument("--pair", default=os.environ.get("SPECDEMO_PAIR", "embedded"),
-                        help="pair of models to start with (SPECDEMO_PAIR; see `python -m specdemo pairs`)")
+    parser.add_argument("--pair", default=os.environ.get("SPECDEMO_PAIR") or None,
+                        help="pair of models to start with (SPECDEMO_PAIR; see `python -m specdemo pairs`; default: the "
+                             "largest Dolly pair that fits if the Hub answers, else embedded)")
+    parser.add_argument("--device", default=os.environ.get("SPECDEMO_DEVICE") or "CPU",
+                        help="OpenVINO device of the target to start with (SPECDEMO_DEVICE; default: CPU)")
+    parser.add_argument("--draft-device", default=os.environ.get("SPECDEMO_DRAFT_DEVICE") or "CPU",
+                        help="OpenVINO device of the draft to start with (SPECDEMO_DRAFT_DEVICE; default: CPU)")
+    parser.add_argument("--allow-own-pair", action=argparse.BooleanOptionalAction, default=None,
+                        help="let visitors name folders and repositories of their own (default: only where the page is "
+                             "for this machine alone)")
     parser.add_argument("--max-new-tokens", default=os.environ.get("SPECDEMO_MAX_NEW_TOKENS", "100"),
                         help="where the page's setting of that name starts (SPECDEMO_MAX_NEW_TOKENS)")
     options = parser.parse_args(arguments)

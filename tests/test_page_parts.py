@@ -24,7 +24,8 @@ from specdemo.engine.trace import (
     Trace,
     summarize,
 )
-from specdemo.ui import controls, costs, figures, handlers, verdict, wire
+from specdemo.ui import choice, controls, costs, energy, figures, handlers, verdict, wire
+from specdemo.ui.kept import Kept
 from specdemo.ui.pump import Pump
 from specdemo.ui.service import Service
 
@@ -63,6 +64,13 @@ def test_a_near_tie_is_named_with_its_place_and_margin():
     trace = made_up_trace()
     tied = dataclasses.replace(trace.baseline, near_ties=(NearTie(4, 0.0125),))
     assert "at token 5 (margin 0.0125 logits)" in verdict.identity(dataclasses.replace(trace, baseline=tied))
+
+
+def test_a_run_on_a_shared_machine_says_so():
+    quiet = made_up_trace()
+    assert "shared with" not in verdict.verdict(quiet).reason
+    busy = dataclasses.replace(quiet, baseline=dataclasses.replace(quiet.baseline, shared_with=3))
+    assert "shared with 3 other requests" in verdict.verdict(busy).reason
 
 
 def test_a_stopped_run_claims_no_comparison():
@@ -130,17 +138,27 @@ def test_envelopes_lose_no_round_when_every_other_one_is_skipped():
     assert seen >= len(rounds) - 3
 
 
+VALUES = dict(zip(controls.NAMES, ("Why?", "embedded", 40, "auto", "auto", 0, 1, 0, 0, "exact", "shared", "CPU", "CPU",
+                                   "auto", "", "", "int8"), strict=True))
+"""Inputs of a run, as the page's components give them."""
+
+
 def test_a_link_restores_question_and_settings():
-    values = dict(zip(controls.NAMES, ("Why? & how = <b>", "embedded", 40, "5", "lookup", 0.7, 0.9, 40, 11, "fast"),
-                      strict=True))
+    values = {**VALUES, "question": "Why? & how = <b>", "draft_tokens": "5", "drafter": "lookup", "temperature": 0.7,
+              "top_p": 0.9, "top_k": 40, "seed": 11, "numerics": "fast", "coupling": "maximal", "kv_cache": "f16"}
     from urllib.parse import parse_qsl
 
     query = dict(parse_qsl(controls.link_query(values)))
-    assert controls.from_link(query, ["embedded"], dict.fromkeys(controls.NAMES)) == values
+    assert controls.from_link(query, ["embedded"], VALUES) == values
+
+
+def test_a_link_chooses_neither_a_device_nor_a_model_that_is_not_listed():
+    query = {"pair": controls.OWN, "target": "somebody/model", "draft": "/etc", "device": "GPU", "weight_format": "int4"}
+    assert controls.from_link(query, ["embedded", controls.OWN], VALUES) == {**VALUES, "question": ""}
 
 
 def test_a_link_with_nonsense_leaves_the_defaults():
-    defaults = dict(zip(controls.NAMES, ("", "embedded", 100, "auto", "auto", 0, 1, 0, 0, "exact"), strict=True))
+    defaults = {**VALUES, "question": ""}
     query = {"pair": "none", "max_new_tokens": "1e99", "draft_tokens": "-3", "temperature": "nan", "top_p": "x",
              "top_k": "3.5", "seed": "", "numerics": "<script>"}
     assert controls.from_link(query, ["embedded"], defaults) == defaults
@@ -154,11 +172,14 @@ def test_a_link_with_nonsense_leaves_the_defaults():
     ("temperature", float("nan"), "Temperature should be a number from 0 to 5, not nan."),
     ("seed", -1, "Seed should be a whole number"),
     ("numerics", "best", "Numerics should be one of exact, fast, not 'best'."),
+    ("coupling", "loose", "Acceptance rule should be one of shared, maximal, not 'loose'."),
+    ("kv_cache", "f8", "KV cache precision should be one of auto, f32, f16, bf16, u8, not 'f8'."),
+    ("device", "C\nPU", "Device should be a short line of text"),
+    ("pair", controls.OWN, "Your own pair needs a target"),
 ])
 def test_an_impossible_setting_is_refused_in_one_sentence_that_names_it(name, value, said):
-    values = dict(zip(controls.NAMES, ("Why?", "embedded", 40, "auto", "auto", 0, 1, 0, 0, "exact"), strict=True))
     with pytest.raises(controls.InputError) as error:
-        controls.parse(**{**values, name: value})
+        controls.parse(**{**VALUES, name: value})
     assert said in str(error.value)
 
 
@@ -205,6 +226,7 @@ def test_the_page_imports_none_of_the_slow_libraries():
     (["--pair", "nobody"], "--pair 'nobody' is not a pair"),
     (["--port", "x"], "--port 'x' should be a whole number"),
     (["--max-new-tokens", "0"], "--max-new-tokens '0' should be a whole number from 1"),
+    (["--device", "TPU"], "--device 'TPU' is not a device OpenVINO finds here"),
     (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid' is not an address"),
 ])
 def test_a_bad_option_of_app_py_gets_one_sentence_and_exit_code_2(arguments, said):
@@ -257,3 +279,74 @@ def test_a_pair_that_somebody_waits_for_is_loaded_before_another():
     other.join(5)
     assert opened == ["first", "second"]
     assert (seen[-1].kind, seen[-1].pair) == ("ready", "second")
+
+
+def test_the_server_refuses_a_pair_of_the_visitors_own_where_it_offers_none():
+    own = controls.models(controls.OWN, target="somebody/model")
+    with pytest.raises(controls.InputError, match="not offered on this server"):
+        choice.Offer("embedded", allow_own_pair=False).resolve(own)
+    assert choice.Offer("embedded", allow_own_pair=True).resolve(own) == own
+    assert controls.OWN not in [one.value for one in choice.Offer("embedded", allow_own_pair=False).pairs()]
+
+
+def test_the_pair_taken_unasked_is_the_catalogues_and_its_reason_is_kept(monkeypatch):
+    from specdemo.zoo import catalogue, pairs
+
+    chosen = catalogue.Choice(pairs.find_pair("dolly-3b"), "dolly-3b: the largest Dolly pair that fits.")
+    monkeypatch.setattr(catalogue, "default_pair", lambda: chosen)
+    offer = choice.Offer(None, allow_own_pair=False)
+    assert offer.resolve(controls.models(controls.AUTO)).pair == "dolly-3b"
+    assert offer.why == "the largest Dolly pair that fits."
+
+
+def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypatch):
+    from specdemo.zoo import catalogue, pairs
+
+    there = [catalogue.Surveyed(pairs.EMBEDDED, None, fits=True, ready=True),
+             catalogue.Surveyed(pairs.find_pair("dolly-12b"), None, fits=False, ready=False)]
+    monkeypatch.setattr(catalogue, "survey", lambda: there)
+    titles = {one.value: one.title for one in choice.Offer("embedded", allow_own_pair=False).surveyed_pairs()}
+    assert titles["embedded"].endswith("(here already)")
+    assert titles["dolly-12b"].endswith("(12.5 GB to download; needs 28.5 GB of memory, more than there is here)")
+
+
+def test_kept_runs_are_found_again_and_the_oldest_make_room():
+    trace, store = made_up_trace(), Kept(most_runs=2)
+    for run in ("a", "b", "c"):
+        store.put(run, trace)
+    assert store.get("a") is None
+    assert store.get("c") == trace
+
+
+def test_kept_runs_are_bounded_in_bytes():
+    store = Kept(most_bytes=100)
+    store.put("a", made_up_trace())
+    assert store.get("a") is None
+
+
+class CountingMeter:
+    """A meter that reads one joule more each time."""
+
+    def __init__(self):
+        self.read = 0
+
+    def joules(self) -> float:
+        self.read += 1
+        return float(self.read)
+
+
+def test_energy_is_counted_from_the_first_token_to_the_last():
+    trace, tally = made_up_trace(rounds=4), energy.Tally(CountingMeter)
+    assert list(tally.watch([*trace.rounds, trace])) == [*trace.rounds, trace]
+    assert tally.joules == 4
+    assert tally.per_token == pytest.approx(4 / 12)
+
+
+def test_no_energy_is_shown_where_none_can_be_read():
+    class Blind:
+        def joules(self):
+            return None
+
+    tally = energy.Tally(Blind)
+    list(tally.watch(made_up_trace().rounds))
+    assert energy.figures(tally, energy.Tally(Blind)) is None

@@ -14,6 +14,7 @@ from typing import Any
 
 from specdemo.engine.trace import Settings
 from specdemo.ui import controls
+from specdemo.ui.choice import Offer
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.handlers import Runs, loading_line
 from specdemo.ui.pump import Pump
@@ -42,7 +43,7 @@ class View:
     failed: bool = False
 
 
-def run(service: Service, stop: threading.Event, pair: str, limit, max_new_tokens, draft_tokens, drafter,
+def run(service: Service, stop: threading.Event, pair: controls.Models, limit, max_new_tokens, draft_tokens, drafter,
         ) -> Iterator[View]:
     """Runs the benchmark and yields a View whenever something changed; the last one holds the report or a sentence."""
     try:
@@ -149,10 +150,12 @@ def write_files(report) -> tuple[str, str, str]:
     return tuple(map(str, paths))
 
 
-def build(service: Service, runs: Runs, pair: str, visitors: int) -> None:
-    """Adds the tab's components and events to the layout being built. It measures the server's first pair."""
+def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: int) -> None:
+    """Adds the tab's components and events to the layout being built. It measures the pair chosen by `models`, the
+    inputs of the race tab that `controls.models` takes."""
     gr.HTML('<p class="sd-lead">Runs a chosen number of built-in prompts, each with and without the draft, one after the '
-            "other in this process, and sums them up. Leave the machine alone meanwhile: anything else that runs is "
+            "other in this process, and sums them up. It measures the pair and the devices that are chosen under "
+            "“Settings for engineers” on the first tab. Leave the machine alone meanwhile: anything else that runs is "
             "measured too.</p>")
     with gr.Row():
         limit = gr.Slider(1, 32, value=8, step=1, label="Prompts", info="Spread over the tasks of the built-in set.")
@@ -177,11 +180,18 @@ def build(service: Service, runs: Runs, pair: str, visitors: int) -> None:
         return f"benchmark {request.session_hash}"
 
     def begin(request: gr.Request, *values):
+        chosen, values = values[: len(models)], values[len(models):]
         signal = runs.begin(key(request))
         same = [gr.skip()] * (len(plots) + len(files))
         yield (gr.skip(), "", "", gr.update(interactive=False), gr.update(interactive=True),
                *[gr.update(visible=False)] * len(plots), *[gr.update(interactive=False)] * len(files))
         try:
+            try:
+                pair = offer.resolve(controls.models(*chosen))
+            except controls.InputError as error:
+                yield (f'<p class="sd-error" role="alert">{html.escape(str(error))}</p>', gr.skip(), gr.skip(),
+                       gr.update(interactive=True), gr.update(interactive=False), *same)
+                return
             for view in run(service, signal, pair, *values):
                 if view.report is None:
                     ended = (gr.update(interactive=view.failed), gr.update(interactive=not view.failed))
@@ -203,6 +213,6 @@ def build(service: Service, runs: Runs, pair: str, visitors: int) -> None:
         runs.stop(key(request))
 
     private = {"api_visibility": "private", "show_progress": "hidden"}
-    start.click(begin, [limit, length, draft, drafter], [progress, summary, table, start, stop, *plots, *files],
+    start.click(begin, [*models, limit, length, draft, drafter], [progress, summary, table, start, stop, *plots, *files],
                 concurrency_limit=visitors, **private)
     stop.click(halt, None, None, queue=False, **private)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
 from specdemo.engine.trace import Settings
@@ -11,11 +11,17 @@ from specdemo.engine.trace import Settings
 DRAFT_TOKENS = ["auto", *(str(k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16))]
 DRAFTERS = ["auto", "model", "lookup"]
 NUMERICS = ["exact", "fast"]
+COUPLINGS = ["shared", "maximal"]
+KV_CACHES = ["auto", "f32", "f16", "bf16", "u8"]
+WEIGHT_FORMATS = ["int8", "int4", "fp16"]
+AUTO, OWN = "auto", "own"
+"""Two choices of pair beside the names in `zoo.pairs`: the one that suits the machine, and one the visitor names."""
+
 LONGEST_ANSWER = 2000
 LONGEST_LINK_QUESTION = 2000
 
 NAMES = ("question", "pair", "max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p", "top_k", "seed",
-         "numerics")
+         "numerics", "coupling", "device", "draft_device", "kv_cache", "target", "draft", "weight_format")
 """The inputs of a run, in the order in which the page and the endpoints pass them; also the names in a link."""
 
 
@@ -24,20 +30,42 @@ class InputError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Models:
+    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) and `weight_format` count
+    for the pair OWN only."""
+
+    pair: str
+    device: str = "CPU"
+    draft_device: str = "CPU"
+    kv_cache: str = "auto"
+    target: str = ""
+    draft: str = ""
+    weight_format: str = "int8"
+
+    def __str__(self) -> str:
+        return f"{self.target} with {self.draft or 'no draft'}" if self.pair == OWN else self.pair
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a visitor asked for."""
 
     question: str
-    pair: str
+    pair: Models
     settings: Settings
 
 
-def parse(question, pair, max_new_tokens, draft_tokens, drafter, temperature, top_p, top_k, seed, numerics) -> Request:
-    """The components' values as a Request. Raises InputError for an empty question or an impossible value."""
+def parse(question, pair, max_new_tokens, draft_tokens, drafter, temperature, top_p, top_k, seed, numerics,
+          coupling="shared", device="CPU", draft_device="CPU", kv_cache="auto", target="", draft="",
+          weight_format="int8") -> Request:
+    """The components' values as a Request; `pair` may be a Models already. Raises InputError for an empty question or
+    an impossible value."""
     question = question if isinstance(question, str) else ""
     if not question.strip():
         raise InputError("Please type a question or an instruction first; the box is empty.")
-    return Request(question, str(pair), Settings(
+    if not isinstance(pair, Models):
+        pair = models(pair, device, draft_device, kv_cache, target, draft, weight_format)
+    return Request(question, pair, Settings(
         max_new_tokens=number("Maximum tokens", max_new_tokens, 1, LONGEST_ANSWER, int),
         draft_tokens=_draft_tokens(draft_tokens),
         drafter=_choice("Drafter", drafter, DRAFTERS),
@@ -46,7 +74,30 @@ def parse(question, pair, max_new_tokens, draft_tokens, drafter, temperature, to
         top_k=number("Top-k", top_k, 0, 100_000, int),
         seed=number("Seed", seed, 0, 2**31 - 1, int),
         numerics=_choice("Numerics", numerics, NUMERICS),
+        coupling=_choice("Acceptance rule", coupling, COUPLINGS),
     ))
+
+
+def models(pair, device="CPU", draft_device="CPU", kv_cache="auto", target="", draft="", weight_format="int8") -> Models:
+    """The choice of models that these values make. Raises InputError. Whether they exist is found when they are opened."""
+    chosen = Models(
+        _text("Pair", pair), _text("Device", device) or "CPU", _text("Draft device", draft_device) or "CPU",
+        _choice("KV cache precision", kv_cache, KV_CACHES),
+    )
+    if chosen.pair != OWN:
+        return chosen
+    target, draft = _text("Target", target), _text("Draft", draft)
+    if not target:
+        raise InputError("Your own pair needs a target: a folder on the server or a Hub repository (owner/name).")
+    return replace(chosen, target=target, draft=draft,
+                   weight_format=_choice("Weight format", weight_format, WEIGHT_FORMATS))
+
+
+def _text(label: str, value) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    if len(text) > 500 or not text.isprintable():
+        raise InputError(f"{label} should be a short line of text, not {_shown(value)}.")
+    return text
 
 
 def number(label: str, value, low: float, high: float, kind: type):
@@ -88,10 +139,13 @@ def link_query(values: Mapping[str, object]) -> str:
 
 
 def from_link(query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, object]) -> dict[str, object]:
-    """The components' values that a link asks for; whatever is missing or impossible stays at its default."""
+    """The components' values that a link asks for; whatever is missing or impossible stays at its default.
+
+    Devices and a pair of one's own are not taken from a link: a click must not fetch or run what a stranger named.
+    """
     values = dict(defaults)
     values["question"] = query.get("question", "")[:LONGEST_LINK_QUESTION]
-    if query.get("pair") in pairs:
+    if query.get("pair") in pairs and query["pair"] != OWN:
         values["pair"] = query["pair"]
     readers = {
         "max_new_tokens": lambda text: number("", text, 1, LONGEST_ANSWER, int),
@@ -102,6 +156,8 @@ def from_link(query: Mapping[str, str], pairs: list[str], defaults: Mapping[str,
         "top_k": lambda text: number("", text, 0, 1000, int),
         "seed": lambda text: number("", text, 0, 2**31 - 1, int),
         "numerics": lambda text: _choice("", text, NUMERICS),
+        "coupling": lambda text: _choice("", text, COUPLINGS),
+        "kv_cache": lambda text: _choice("", text, KV_CACHES),
     }
     for name, read in readers.items():
         if name in query:

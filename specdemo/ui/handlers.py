@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
-from specdemo.ui import controls, wire
+from specdemo.ui import controls, energy, wire
 from specdemo.ui.pump import Pump
 from specdemo.ui.service import Service, sentence
 
@@ -53,7 +53,7 @@ class Update:
 
 def run(service: Service, runs: Runs, session_id: str | None, values: tuple) -> Iterator[Update]:
     """One race, update by update. The last one is final, whatever happens."""
-    run_id = uuid.uuid4().hex[:8]
+    run_id = uuid.uuid4().hex[:16]
     try:
         request = controls.parse(*values)
     except controls.InputError as error:
@@ -82,13 +82,13 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         yield Update(wire.error(channel.run, "Stopped before the models were ready."), final=True)
         return
     with service.session(request.pair) as session:
-        trace = None
+        trace, spent = None, (energy.Tally(), energy.Tally())
         ahead = service.users - 1
         note = f"Waiting: {ahead} other question{'s' if ahead > 1 else ''} in work" if ahead else "Reading the question"
         yield Update(channel.envelope("waiting" if ahead else "speculative", note))
 
         def first():
-            return session.answer(request.question, request.settings, stop=stop)
+            return spent[0].watch(session.answer(request.question, request.settings, stop=stop))
 
         for batch in Pump(first, stop).batches(UPDATE_EVERY):
             trace = _last_trace(batch) or trace
@@ -102,7 +102,7 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         speculative, trace = trace, None
 
         def second():
-            return session.baseline(speculative, stop=stop)
+            return spent[1].watch(session.baseline(speculative, stop=stop))
 
         for batch in Pump(second, stop).batches(UPDATE_EVERY):
             trace = _last_trace(batch) or trace
@@ -113,7 +113,7 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         kept = trace or speculative
         yield Update(channel.finished(kept, "stopped", "Stopped during plain decoding."), kept, final=True)
     else:
-        yield Update(channel.finished(trace, "done", ""), trace, final=True)
+        yield Update(channel.finished(trace, "done", "", joules=energy.figures(*spent)), trace, final=True)
 
 
 def _last_trace(batch: list) -> Trace | None:
@@ -141,7 +141,7 @@ def loading(service: Service) -> Iterator[str]:
 
 def open_trace(path: str | None) -> tuple[str, Trace | None]:
     """The envelope that shows a saved trace, and the trace; or one sentence on what is wrong with the file."""
-    run_id = uuid.uuid4().hex[:8]
+    run_id = uuid.uuid4().hex[:16]
     if not path:
         return wire.error(run_id, "No file was chosen."), None
     try:
@@ -152,9 +152,7 @@ def open_trace(path: str | None) -> tuple[str, Trace | None]:
         return wire.error(run_id, str(error)), None
     except (OSError, UnicodeDecodeError):
         return wire.error(run_id, "The file could not be read; choose a trace that this demo saved."), None
-    channel = wire.Channel(run_id, trace.settings.max_new_tokens, trace.instruction)
-    note = f"A saved run: {_short(trace.instruction)}"
-    return channel.finished(trace, "opened", note), trace
+    return wire.opened(trace, f"A saved run: {_short(trace.instruction)}"), trace
 
 
 def _short(text: str) -> str:

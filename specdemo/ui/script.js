@@ -50,6 +50,53 @@
     tokensAt(t) { const n = this.at(t); return n ? this.counts[n - 1] : 0; }
   }
 
+  /* The live picture of the race: tokens against seconds. Each update draws what is new and nothing else; only when the
+     time axis is full it doubles and all is drawn again, which happens ever more rarely. */
+  class Sketch {
+    constructor(canvas, runners) {
+      this.canvas = canvas; this.runners = runners; this.pen = canvas.getContext("2d");
+      this.begin(1);
+      new ResizeObserver(() => { if (canvas.clientWidth !== this.width) this.again(); }).observe(canvas);
+    }
+    begin(total) { this.total = Math.max(1, total); this.span = 1; this.drawnAt = 0; this.wipe(); }
+    wipe() {
+      const style = getComputedStyle(this.canvas), dense = window.devicePixelRatio || 1, pen = this.pen;
+      this.width = this.canvas.clientWidth; this.height = this.canvas.clientHeight;
+      this.canvas.width = this.width * dense; this.canvas.height = this.height * dense;
+      pen.setTransform(dense, 0, 0, dense, 0, 0);
+      this.colours = ["--sd-spec-lane", "--sd-plain-lane"].map((name) => style.getPropertyValue(name));
+      this.drawn = this.runners.map(() => 0);
+      const ink = style.getPropertyValue("--sd-soft"), bottom = this.height - 16;
+      pen.font = "11px system-ui, sans-serif"; pen.fillStyle = ink; pen.strokeStyle = style.getPropertyValue("--sd-line"); pen.lineWidth = 1;
+      pen.beginPath(); pen.moveTo(.5, 4); pen.lineTo(.5, bottom + .5); pen.lineTo(this.width, bottom + .5); pen.stroke();
+      pen.fillText("0", 2, this.height - 4); pen.fillText(this.total + " tokens", 5, 12);
+      pen.textAlign = "right"; pen.fillText(seconds(this.span), this.width - 1, this.height - 4); pen.textAlign = "left";
+    }
+    again() { this.wipe(); this.draw(Infinity); }
+    /* The whole of a finished run, at its own scale. */
+    settle(total, span) { this.total = Math.max(1, total); this.span = span || 1; this.again(); }
+    draw(now) {
+      if (now - this.drawnAt < 250) return;
+      this.drawnAt = now === Infinity ? 0 : now;
+      const spent = (runner) => (runner.shown ? runner.times[runner.shown - 1] - runner.first : 0), end = Math.max(...this.runners.map(spent));
+      if (end > this.span) { while (end > this.span) this.span *= 2; this.wipe(); }
+      const x = (t) => 1 + t / this.span * (this.width - 4), y = (n) => this.height - 16 - n / this.total * (this.height - 22);
+      this.runners.forEach((runner, which) => {
+        const pen = this.pen;
+        pen.strokeStyle = pen.fillStyle = this.colours[which]; pen.lineWidth = 2;
+        pen.beginPath();
+        for (let i = this.drawn[which]; i < runner.shown; i++) {
+          const at = x(runner.times[i] - runner.first), top = y(runner.counts[i]);
+          if (which) { pen.fillRect(at - 1, top - 1, 2.5, 2.5); continue; }
+          if (i) { pen.moveTo(x(runner.times[i - 1] - runner.first), y(runner.counts[i - 1])); pen.lineTo(at, y(runner.counts[i - 1])); } else pen.moveTo(at, y(0));
+          pen.lineTo(at, top);
+        }
+        pen.stroke();
+        this.drawn[which] = runner.shown;
+      });
+    }
+  }
+
   const fields = new Map();
 
   class Stage {
@@ -59,6 +106,7 @@
       this.find = find;
       this.spec = new Runner(find(".sd-lane-spec"), find(".sd-text-spec"));
       this.plain = new Runner(find(".sd-lane-plain"), find(".sd-text-plain"));
+      this.sketch = new Sketch(find(".sd-canvas"), [this.spec, this.plain]);
       this.strip = find(".sd-strip"); this.card = find(".sd-card");
       this.run = null; this.trace = null; this.verdict = null; this.rounds = []; this.live = false; this.timer = null;
       this.active = null; this.total = 0; this.playing = false; this.view = Infinity;
@@ -84,7 +132,8 @@
       this.take(message.rounds, message.rounds_from, this.rounds, (r) => this.addRound(r), this.spec, now);
       this.take(message.plain, message.plain_from, this.plain.times, (t) => this.addPlain(t), this.plain, now);
       if (message.trace) {
-        this.trace = message.trace; this.verdict = message.verdict;
+        this.trace = message.trace; this.verdict = message.verdict; this.joules = message.joules || null;
+        this.kept = message.phase === "opened" ? message.kept || "" : message.run;
         if (message.phase === "opened" || !this.live) { this.live = false; this.settle(); }
       }
       this.wake();
@@ -107,7 +156,7 @@
       this.find(".sd-verdict").dataset.tone = "running";
       this.find(".sd-headline").textContent = this.live ? "Racing" : "";
       this.find(".sd-sentence").textContent = this.live ? "First with the draft's help, then plainly: one after the other, so that neither takes the processor from the other." : "";
-      this.find(".sd-table-body").textContent = "";
+      this.find(".sd-table-body").textContent = ""; this.kept = ""; this.sketch.begin(this.total);
       for (const name of [".sd-play", ".sd-seek", ".sd-download"]) this.find(name).disabled = true;
       for (const name of [".sd-cpu-spec", ".sd-cpu-plain", ".sd-money-spec", ".sd-money-plain"]) this.find(name).textContent = "-";
       this.accepted = 0; this.examined = 0; this.drafted = 0; this.tokenCount = 0;
@@ -161,6 +210,7 @@
       const now = performance.now();
       if (this.live) {
         const done = this.advance(this.spec, now) & this.advance(this.plain, now);
+        this.sketch.draw(now);
         if (done && this.trace) { this.live = false; this.settle(); }
         else if (!done || !this.trace) { if (!done || this.running()) this.timer = setTimeout(() => this.tick(), TICK); }
       } else if (this.playing) {
@@ -263,7 +313,7 @@
       this.strip.scrollLeft = 0;
       const both = this.spec.times.length > 0;
       this.find(".sd-play").disabled = !both; this.find(".sd-seek").disabled = !both; this.find(".sd-download").disabled = false;
-      this.money(); this.table(); this.show(Infinity);
+      this.money(); this.table(); this.show(Infinity); this.sketch.settle(this.total, this.duration());
       if (this.plain.times.length > 1) (this.spec.length / Math.max(1, this.spec.tokens - 1) <= this.plain.length / Math.max(1, this.plain.tokens - 1) ? this.spec : this.plain).lane.classList.add("sd-won");
     }
     money() {
@@ -275,6 +325,8 @@
         this.find(".sd-money-" + who).textContent = sum === null ? "-" : sum.toFixed(sum < 10 ? 2 : sum < 100 ? 1 : 0);
       };
       write("spec", summary.cpu_seconds_per_token); write("plain", summary.baseline_cpu_seconds_per_token);
+      const joules = this.joules || {}, energy = (name) => (joules[name] ?? null) === null ? "-" : joules[name].toPrecision(3);
+      this.find(".sd-energy").textContent = this.joules ? "Energy of the processor package: " + energy("speculative") + " joules a token speculative, " + energy("plain") + " plain." : "Energy: this machine does not let its power meter be read.";
     }
     table() {
       const body = this.find(".sd-table-body");
@@ -385,6 +437,7 @@
         this.playing = false; this.playLabel();
         this.show(e.target.value >= 1000 ? Infinity : e.target.value / 1000 * this.duration());
       });
+      this.find(".sd-open").addEventListener("click", () => document.querySelector("input#sd-open, #sd-open input[type=file], input[type=file]")?.click());
       this.find(".sd-price").addEventListener("input", () => this.money());
       this.find(".sd-table").addEventListener("toggle", () => this.table());
       this.find(".sd-download").addEventListener("click", () => {
@@ -408,7 +461,12 @@
     mount(element) { stage = new Stage(element.querySelector(".sd-stage")); if (waiting !== null) { stage.receive(waiting); waiting = null; } },
     receive(text) { if (!text) return; if (stage) stage.receive(text); else waiting = text; },
     settings(text) { query = text; },
-    link() { return location.origin + location.pathname + (query ? "?" + query : ""); },
+    /* Question and settings, and the run on the stage if it answers that very question. */
+    link() {
+      const wanted = new URLSearchParams(query);
+      if (stage && stage.kept && stage.trace && stage.trace.instruction === wanted.get("question")) wanted.set("run", stage.kept);
+      return location.origin + location.pathname + (query ? "?" + wanted : "");
+    },
     get stage() { return stage; },
   };
 })();

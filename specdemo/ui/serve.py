@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import webbrowser
 from argparse import Namespace
 
 from specdemo.ui import controls
 from specdemo.zoo.errors import BadChoice
-from specdemo.zoo.pairs import PAIRS, find_pair
+from specdemo.zoo.machine import require_device
+from specdemo.zoo.pairs import find_pair
 
 
 class BadOption(ValueError):
@@ -50,19 +52,26 @@ def main(options: Namespace) -> int:
     max_new_tokens = _whole("--max-new-tokens", options.max_new_tokens, 1, controls.LONGEST_ANSWER)
     port = free_port(options.host, _whole("--port", options.port, 1, 65535))
     try:
-        find_pair(options.pair)
+        if options.pair:
+            find_pair(options.pair)
+        for option, device in (("--device", options.device), ("--draft-device", options.draft_device)):
+            require_device(device, option)
     except BadChoice as error:
         raise BadOption(str(error)) from error
 
-    from specdemo.ui import page
+    from specdemo.ui import choice, page
     from specdemo.ui.service import Service
 
-    service = Service(options.pair)
-    built = page.build(service, {pair.name: pair.title for pair in PAIRS}, options.pair, max_new_tokens)
+    alone = options.host in ("127.0.0.1", "localhost", "::1") and not options.share and "SPACE_ID" not in os.environ
+    own = alone if options.allow_own_pair is None else options.allow_own_pair
+    offer = choice.Offer(options.pair or None, own, (options.device, options.draft_device))
+    service = Service(controls.Models(options.pair or controls.AUTO), choice.open_session)
+    built = page.build(service, offer, max_new_tokens)
     _, url, _ = built.blocks.queue(max_size=64).launch(
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
         show_error=False, mcp_server=True, **built.launch)
-    service.start()
+    # Which pair suits the machine may take the network two seconds to tell: the page does not wait for that.
+    threading.Thread(target=lambda: service.start(offer.first()), name="first-pair", daemon=True).start()
     print(f"The page is up: {url}", flush=True)
     if _has_desktop():
         webbrowser.open(url)

@@ -35,8 +35,18 @@ def verdict(trace: Trace) -> Verdict:
         return Verdict("plain", _count(summary.tokens), words, "", identity(trace))
     gain = summary.speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
+    reasons = ["" if tone == "faster" else why_not(trace), shared(trace)]
     return Verdict(tone, _headline(summary.speedup, tone), _sentence(trace, summary),
-                   "" if tone == "faster" else why_not(trace), identity(trace))
+                   " ".join(filter(None, reasons)), identity(trace))
+
+
+def shared(trace: Trace) -> str:
+    """That others' requests were at work meanwhile, "" when none was."""
+    others = max(trace.shared_with, trace.baseline.shared_with if trace.baseline else 0)
+    if not others:
+        return ""
+    return (f"The machine was shared with {others} other request{'s' if others > 1 else ''} meanwhile, so these seconds "
+            "say less than those of a quiet one.")
 
 
 def _headline(speedup: float, tone: str) -> str:

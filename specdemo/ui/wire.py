@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from dataclasses import dataclass, field
 
 from specdemo.engine.trace import BaselineToken, Round, Trace, to_json
@@ -44,11 +45,11 @@ class Channel:
         self._rounds_sent, self._plain_sent = len(self.rounds), len(self.plain)
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
-    def finished(self, trace: Trace, phase: str, note: str = "") -> str:
+    def finished(self, trace: Trace, phase: str, note: str = "", **extra) -> str:
         """The last envelope of a run: the whole trace, once, and the verdict in words."""
         self._rounds_sent = self._plain_sent = 0
         self.rounds, self.plain = [], []
-        return self.envelope(phase, note, **finished_fields(trace))
+        return self.envelope(phase, note, **finished_fields(trace), **extra)
 
 
 def finished_fields(trace: Trace) -> dict:
@@ -59,3 +60,20 @@ def finished_fields(trace: Trace) -> dict:
 def error(run: str, message: str) -> str:
     """An envelope that shows one sentence and leaves the rest of the stage alone."""
     return Channel(run, 0, "").envelope("error", message)
+
+
+def idle(note: str) -> str:
+    """An envelope that says one sentence and shows nothing else."""
+    return Channel("", 0, "").envelope("idle", note)
+
+
+def opened(trace: Trace, note: str, kept: str = "") -> str:
+    """The envelope of a run that was measured before: it is shown whole and can be replayed. `kept` is the id by which
+    a link can show it again, "" where the server does not keep it."""
+    channel = Channel(uuid.uuid4().hex[:16], trace.settings.max_new_tokens, trace.instruction)
+    return channel.envelope("opened", note, kept=kept, **finished_fields(trace))
+
+
+def run_of(envelope: str) -> str:
+    """The id of the run that an envelope is about."""
+    return json.loads(envelope)["run"]
