@@ -81,11 +81,13 @@ class ScriptedSession:
 
 
 @contextlib.contextmanager
-def served(session, loaded, *, key: str | None = None, ongoing: int = 4, waiting: int = 2, load=None):
+def served(
+    session, loaded, *, key: str | None = None, ongoing: int = 4, waiting: int = 2, longest: int = 400, load=None
+):
     """A running server over a session; `load` replaces how its engine is made."""
 
     def engine(report) -> Engine:
-        return Engine(session, loaded, longest=400, created=1_700_000_000)
+        return Engine(session, loaded, longest=longest, created=1_700_000_000)
 
     backend = LocalBackend(load or engine, ongoing=ongoing, waiting=waiting)
     server = LocalServer(backend, bound_socket("127.0.0.1", 0), key=key, default_limit=8, drain_seconds=5)

@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from specdemo.engine.trace import BaselineToken, Trace
-from specdemo.serving.generation import Description, Done, Engine, Event, Refused, Request
+from specdemo.serving.generation import Description, Done, Engine, Event, Interrupted, Refused, Request, Waits
 from specdemo.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,6 @@ class NotReady(Unavailable):
     """No model is loaded yet, or none is any more."""
 
 
-class Interrupted(RuntimeError):
-    """An answer that had begun cannot be finished; the message is one sentence."""
-
-
 class Backend(Protocol):
     """What the API needs. Every method may raise NotReady."""
 
@@ -60,7 +56,7 @@ class Backend(Protocol):
         """
         ...
 
-    def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Trace]]: ...
+    def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]: ...
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed") and `replicas`, as JSON."""
@@ -161,7 +157,7 @@ class LocalBackend:
         async with self._place():
             record = self._metrics.begin()
             try:
-                async with aclosing(self._stream(lambda stop: engine.generate(request, stop))) as batches:
+                async with aclosing(self._stream(lambda stop, note: engine.generate(request, stop, note))) as batches:
                     async for batch in batches:
                         for event in batch:
                             record.saw(event)
@@ -181,9 +177,12 @@ class LocalBackend:
             finally:
                 record.end("finished")
 
-    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Trace]]:
+    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]:
         engine = self.ready_engine()
-        async with self._place(), aclosing(self._stream(lambda stop: engine.baseline(trace, stop))) as batches:
+        async with (
+            self._place(),
+            aclosing(self._stream(lambda stop, note: engine.baseline(trace, stop, note))) as batches,
+        ):
             async for batch in batches:
                 yield batch
 
@@ -199,8 +198,11 @@ class LocalBackend:
         finally:
             self._present -= 1
 
-    async def _stream(self, start: Callable[[threading.Event], Iterator[T]]) -> AsyncIterator[list[T]]:
-        """What an iterator yields in a thread, in lists of what has arrived. Its exceptions are raised here."""
+    async def _stream(
+        self, start: Callable[[threading.Event, Callable[[T], None]], Iterator[T]]
+    ) -> AsyncIterator[list[T]]:
+        """What an iterator yields in a thread, or notes between, in lists of what has arrived. Its exceptions are raised
+        here."""
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Event()
         items: deque[T] = deque()
@@ -212,13 +214,16 @@ class LocalBackend:
             except RuntimeError:  # the loop has closed: nobody listens
                 stop.set()
 
+        def arrive(item: T) -> None:
+            self._progress = time.monotonic()
+            items.append(item)
+            wake()
+
         def run() -> None:
             error: BaseException | None = None
             try:
-                for item in start(stop):
-                    self._progress = time.monotonic()
-                    items.append(item)
-                    wake()
+                for item in start(stop, arrive):
+                    arrive(item)
             except BaseException as raised:
                 error = raised
             finally:

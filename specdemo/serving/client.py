@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from specdemo.engine.batch import Waiting
 from specdemo.engine.trace import (
     BaselineToken,
     PairInfo,
@@ -37,6 +38,7 @@ CONNECT, SILENCE = 10.0, 60.0
 _rounds = TypeAdapter(tuple[Round, ...])
 _tokens = TypeAdapter(tuple[BaselineToken, ...])
 _pair = TypeAdapter(PairInfo)
+_waiting = TypeAdapter(Waiting)
 
 
 class EngineError(ZooError):
@@ -73,13 +75,18 @@ class RemoteSession:
                               "`python -m specdemo serve`.") from error  # fmt: skip
 
     def answer(
-        self, instruction: str, settings: Settings, *, stop: threading.Event | None = None
+        self,
+        instruction: str,
+        settings: Settings,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]:
         """As Session.answer. A run that is stopped ends with the trace of what had come until then."""
         body = json.dumps({"instruction": instruction, "settings": dataclasses.asdict(settings)})
         prompt_tokens = 0
         rounds: list[Round] = []
-        with closing(self._lines("/specdemo/answer", body, stop)) as lines:
+        with closing(self._lines("/specdemo/answer", body, stop, on_wait)) as lines:
             for line in lines:
                 prompt_tokens = line.get("started", prompt_tokens)
                 for one in _parsed(_rounds, line.get("rounds", [])):
@@ -90,9 +97,15 @@ class RemoteSession:
                     return
         yield self._cut_off(instruction, settings, prompt_tokens, rounds)
 
-    def baseline(self, trace: Trace, *, stop: threading.Event | None = None) -> Iterator[BaselineToken | Trace]:
+    def baseline(
+        self,
+        trace: Trace,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> Iterator[BaselineToken | Trace]:
         """As Session.baseline; a run that is stopped ends with the trace as it was given."""
-        with closing(self._lines("/specdemo/baseline", to_json(trace), stop)) as lines:
+        with closing(self._lines("/specdemo/baseline", to_json(trace), stop, on_wait)) as lines:
             for line in lines:
                 yield from _parsed(_tokens, line.get("tokens", []))
                 if "trace" in line:
@@ -104,7 +117,9 @@ class RemoteSession:
         """Close the connections; the engine goes on for others."""
         self._http.close()
 
-    def _lines(self, path: str, body: str, stop: threading.Event | None) -> Iterator[dict[str, Any]]:
+    def _lines(
+        self, path: str, body: str, stop: threading.Event | None, on_wait: Callable[[Waiting], None] | None
+    ) -> Iterator[dict[str, Any]]:
         """The JSON objects of a stream, until its end or until `stop` is set. Leaving it ends the work over there."""
         headers = {"Content-Type": "application/json"}
         with self._reached(), self._http.stream("POST", path, content=body.encode(), headers=headers) as response:
@@ -119,6 +134,8 @@ class RemoteSession:
                 line = json.loads(text)
                 if "error" in line:
                     raise EngineError(str(line["error"].get("message")))
+                if on_wait is not None and "waiting" in line:
+                    on_wait(_parsed(_waiting, line["waiting"]))
                 yield line
                 if "trace" in line:
                     return
@@ -179,7 +196,7 @@ def _error_of(response: httpx.Response) -> EngineError:
     return RequestError(message) if response.status_code == 400 else EngineError(message)
 
 
-def _parsed(adapter: TypeAdapter, data: list[Any]) -> Any:
+def _parsed(adapter: TypeAdapter, data: Any) -> Any:
     try:
         return adapter.validate_python(data)
     except ValidationError as error:

@@ -23,8 +23,18 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from specdemo.engine.trace import BaselineToken, Trace
-from specdemo.serving.backend import Busy, Interrupted, LocalBackend, NotReady, Unavailable
-from specdemo.serving.generation import Description, Done, Event, Progress, Refused, Request, Started
+from specdemo.serving.backend import Busy, LocalBackend, NotReady, Unavailable
+from specdemo.serving.generation import (
+    Description,
+    Done,
+    Event,
+    Interrupted,
+    Progress,
+    Refused,
+    Request,
+    Started,
+    Waits,
+)
 from specdemo.serving.metrics import merged
 from specdemo.serving.openai_api import create_app
 from specdemo.serving.options import ServeOptions, open_engine
@@ -71,15 +81,15 @@ class EngineReplica:
             async with aclosing(self._backend.generate(request)) as batches:
                 async for batch in batches:
                     yield batch
-        except (Refused, Unavailable) as error:
+        except (Refused, Unavailable, Interrupted) as error:
             yield error
 
-    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Trace] | Exception]:
+    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace] | Exception]:
         try:
             async with aclosing(self._backend.baseline(trace)) as batches:
                 async for batch in batches:
                     yield batch
-        except (Refused, Unavailable) as error:
+        except (Refused, Unavailable, Interrupted) as error:
             yield error
 
     async def describe(self) -> Description:
@@ -177,7 +187,7 @@ class ReplicaBackend:
                     if isinstance(batch[-1], Done):
                         return
 
-    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Trace]]:
+    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]:
         async with aclosing(self._events("baseline", trace)) as batches:
             async for batch in batches:
                 yield batch

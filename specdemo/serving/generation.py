@@ -6,8 +6,8 @@ Knows nothing of HTTP; everything here is plain data that can be sent to another
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ from specdemo.engine.trace import BaselineToken, PairInfo, Round, Settings, Trac
 from specdemo.zoo.templates import Message, TemplateError
 
 if TYPE_CHECKING:
+    from specdemo.engine.batch import Waiting
     from specdemo.zoo.load import LoadedPair
 
 TITLE_CHARACTERS = 2000
@@ -47,11 +48,23 @@ class Request:
     stop: tuple[str, ...] = ()
 
 
+class Interrupted(RuntimeError):
+    """An answer that cannot be begun after all, or not be finished; the message is one sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """The request can be answered; it waits for its turn, or is being read."""
 
     prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The request's place among those that wait, 1 being next, and the seconds that may take (None: not known)."""
+
+    place: int
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class Done:
     trace: Trace
 
 
-Event = Started | Progress | Done
+Event = Started | Waits | Progress | Done
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +119,16 @@ class Answers(Protocol):
         *,
         stop: threading.Event | None = None,
         prompt: tuple[int, ...] | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]: ...
 
-    def baseline(self, trace: Trace, *, stop: threading.Event | None = None) -> Iterator[BaselineToken | Trace]: ...
+    def baseline(
+        self,
+        trace: Trace,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> Iterator[BaselineToken | Trace]: ...
 
     def close(self) -> None: ...
 
@@ -156,10 +176,11 @@ class Engine:
         """Releases the models."""
         self._session.close()
 
-    def generate(self, request: Request, stop: threading.Event) -> Iterator[Event]:
-        """The answer's events; the last is Done. Raises Refused, before the first, for what cannot be answered.
+    def generate(self, request: Request, stop: threading.Event, note: Callable[[Waits], None]) -> Iterator[Event]:
+        """The answer's events; the last is Done. While it waits for its turn, `note` is told its place.
 
-        Setting `stop` ends it within one forward.
+        Raises Refused, before the first, for what cannot be answered, Interrupted when the models fail. Setting `stop`
+        ends it within one round.
         """
         prompt, title = self._prompt(request)
         if prompt is not None and len(prompt) >= self.description.context_limit:
@@ -170,12 +191,12 @@ class Engine:
                 "context_length_exceeded",
             )
         try:
-            answer = self._session.answer(title, request.settings, stop=stop, prompt=prompt)
+            answer = self._session.answer(title, request.settings, stop=stop, prompt=prompt, on_wait=_noted(note))
         except ValueError as error:  # RequestError: a sentence for the user
             raise Refused(str(error)) from error
         yield Started(len(prompt) if prompt is not None else self._count(request))
         text = StopText(request.stop)
-        with closing(answer):
+        with closing(answer), _engine_errors():
             for event in answer:
                 if isinstance(event, Trace):
                     reason = "stop" if text.found else _REASONS[event.finish_reason]
@@ -186,7 +207,9 @@ class Engine:
                     stop.set()
                 yield Progress((event,), certain)
 
-    def baseline(self, trace: Trace, stop: threading.Event) -> Iterator[BaselineToken | Trace]:
+    def baseline(
+        self, trace: Trace, stop: threading.Event, note: Callable[[Waits], None]
+    ) -> Iterator[BaselineToken | Waits | Trace]:
         """The same prompt by the target alone. Raises Refused for a trace that this model cannot have made."""
         size = self._loaded.tokenizer.vocabulary_size
         if any(not 0 <= token < size for token in trace.token_ids):
@@ -195,7 +218,8 @@ class Engine:
             prompt = self._loaded.template.render(trace.instruction, self._loaded.tokenizer)
             if len(prompt) + len(trace.token_ids) > self.description.context_limit:
                 raise Refused("The trace is longer than this model's context.", "trace", "context_length_exceeded")
-            return self._session.baseline(trace, stop=stop)
+            with _engine_errors():
+                yield from self._session.baseline(trace, stop=stop, on_wait=_noted(note))
         except Refused:
             raise
         except ValueError as error:
@@ -226,6 +250,23 @@ class Engine:
 
     def _count(self, request: Request) -> int:
         return len(self._loaded.template.render(request.instruction or "", self._loaded.tokenizer))
+
+
+def _noted(note: Callable[[Waits], None]) -> Callable[[Waiting], None]:
+    return lambda waiting: note(Waits(waiting.place, waiting.seconds))
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    """What the session says of an answer that has been taken on, as what a client may be told."""
+    from specdemo.engine.batch import EngineError
+
+    try:
+        yield
+    except EngineError as error:
+        raise Interrupted(str(error)) from error
+    except ValueError as error:  # RequestError: it does not fit into this server after all
+        raise Refused(str(error)) from error
 
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "cancelled"}

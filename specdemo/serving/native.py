@@ -1,8 +1,9 @@
 """The page's own endpoints: everything a session yields, over HTTP, one JSON object a line.
 
 `POST /specdemo/answer` takes {"instruction", "settings"} and gives lines {"started"}, {"rounds"}, then {"trace"};
-`POST /specdemo/baseline` takes a trace and gives {"tokens"}, then {"trace"}. {"error"} may end either. Empty lines
-keep the connection lively while there is nothing to say, so that a reader can look up. `client` reads all this.
+`POST /specdemo/baseline` takes a trace and gives {"tokens"}, then {"trace"}. {"waiting"} says which place a request has
+in the queue, {"error"} may end either. Empty lines keep the connection lively while there is nothing to say, so that a
+reader can look up. `client` reads all this.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from specdemo.engine.trace import MAX_JSON_BYTES, Settings, Trace, TraceError, from_json, to_json
+from specdemo.engine.trace import MAX_JSON_BYTES, BaselineToken, Settings, Trace, TraceError, from_json, to_json
 from specdemo.serving.backend import Backend
-from specdemo.serving.generation import Done, Progress, Refused, Request, Started
+from specdemo.serving.generation import Done, Progress, Refused, Request, Started, Waits
 from specdemo.serving.schema import read
 from specdemo.serving.web import LineStream, as_api_error, body_of, compact, unless_gone
 
@@ -134,12 +135,18 @@ def _answer_line(batch: list[Any]) -> dict[str, Any]:
             rounds += [dataclasses.asdict(one) for one in event.rounds]
         elif isinstance(event, Done):
             line["trace"] = json.loads(to_json(event.trace))
-    return {**line, "rounds": rounds} if rounds else line
+    return {**line, "rounds": rounds} if rounds else {**line, **_waiting_of(batch)}
+
+
+def _waiting_of(batch: list[Any]) -> dict[str, Any]:
+    """The last place in the queue that a batch tells, if it tells one."""
+    waits = [dataclasses.asdict(one) for one in batch if isinstance(one, Waits)]
+    return {"waiting": waits[-1]} if waits else {}
 
 
 def _baseline_line(batch: list[Any]) -> dict[str, Any]:
-    tokens = [dataclasses.asdict(one) for one in batch if not isinstance(one, Trace)]
-    line: dict[str, Any] = {"tokens": tokens} if tokens else {}
+    tokens = [dataclasses.asdict(one) for one in batch if isinstance(one, BaselineToken)]
+    line: dict[str, Any] = {"tokens": tokens} if tokens else _waiting_of(batch)
     if isinstance(batch[-1], Trace):
         line["trace"] = json.loads(to_json(batch[-1]))
     return line

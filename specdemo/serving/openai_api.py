@@ -21,8 +21,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from specdemo.serving import native
-from specdemo.serving.backend import Backend, Interrupted
-from specdemo.serving.generation import Description, Done, Event, Progress, Request
+from specdemo.serving.backend import Backend
+from specdemo.serving.generation import Description, Done, Event, Interrupted, Progress, Request
 from specdemo.serving.schema import (
     AnswerMessage,
     ChatChoice,

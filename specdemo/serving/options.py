@@ -100,6 +100,6 @@ def open_engine(options: ServeOptions, report: Callable[[str], None], threads: i
 
     from specdemo.session import MAX_NEW_TOKENS, Session, machine_name
 
-    session = Session(loaded, threads=threads)
+    session = Session(loaded, threads=threads, visitors=options.ongoing)
     longest = min(MAX_NEW_TOKENS, session.context_limit - 1)
     return Engine(session, loaded, longest=longest, created=int(time.time()), machine=machine_name())

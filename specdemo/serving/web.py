@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from specdemo.serving.backend import Busy, Interrupted, NotReady
-from specdemo.serving.generation import Refused
+from specdemo.serving.backend import Busy, NotReady
+from specdemo.serving.generation import Interrupted, Refused
 from specdemo.serving.schema import ErrorBody, ErrorDetail
 
 log = logging.getLogger(__name__)
