@@ -20,6 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pair", default=os.environ.get("SPECDEMO_PAIR") or None,
                         help="pair of models to start with (SPECDEMO_PAIR; see `python -m specdemo pairs`; default: the "
                              "largest Dolly pair that fits if the Hub answers, else embedded)")
+    parser.add_argument("--engine", metavar="URL", default=os.environ.get("SPECDEMO_ENGINE") or None,
+                        help="let a `specdemo serve` at http://HOST:PORT answer, in place of models here "
+                             "(SPECDEMO_ENGINE; see docs/serving.md)")
     parser.add_argument("--device", default=os.environ.get("SPECDEMO_DEVICE") or "CPU",
                         help="OpenVINO device of the target to start with (SPECDEMO_DEVICE; default: CPU)")
     parser.add_argument("--draft-device", default=os.environ.get("SPECDEMO_DRAFT_DEVICE") or "CPU",

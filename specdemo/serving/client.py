@@ -35,6 +35,14 @@ from specdemo.zoo.errors import BadChoice, ZooError
 CONNECT, SILENCE = 10.0, 60.0
 """Seconds to wait for a connection, and for the next line: one comes four times a second, if only an empty one."""
 
+
+class _NoMeter:
+    available = False
+
+    def joules(self) -> None:
+        return None
+
+
 _rounds = TypeAdapter(tuple[Round, ...])
 _tokens = TypeAdapter(tuple[BaselineToken, ...])
 _pair = TypeAdapter(PairInfo)
@@ -43,6 +51,10 @@ _waiting = TypeAdapter(Waiting)
 
 class EngineError(ZooError):
     """The engine somewhere else cannot be reached, or failed; one sentence for the user."""
+
+
+class NotReadyYet(EngineError):
+    """The engine is there but has not loaded its model yet."""
 
 
 class RequestError(EngineError, ValueError):
@@ -117,6 +129,17 @@ class RemoteSession:
         """Close the connections; the engine goes on for others."""
         self._http.close()
 
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def meter() -> _NoMeter:
+        """In place of this machine's energy counters, which say nothing of the engine's."""
+        return _NoMeter()
+
     def _lines(
         self, path: str, body: str, stop: threading.Event | None, on_wait: Callable[[Waiting], None] | None
     ) -> Iterator[dict[str, Any]]:
@@ -177,23 +200,13 @@ def engine_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def opener(url: str) -> Callable[[str, Callable[[str, float | None], None]], RemoteSession]:
-    """For `specdemo.ui.service.Service`: opens the engine at `url`, whatever pair is asked for."""
-
-    def open_remote(name: str, report: Callable[[str, float | None], None]) -> RemoteSession:
-        report(f"Reaching the engine at {url}", None)
-        return RemoteSession(url)
-
-    return open_remote
-
-
 def _error_of(response: httpx.Response) -> EngineError:
     """The exception of a response that is not 200."""
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"The engine at {response.url.host} answered {response.status_code} {response.reason_phrase}."
-    return RequestError(message) if response.status_code == 400 else EngineError(message)
+    return {400: RequestError, 503: NotReadyYet}.get(response.status_code, EngineError)(message)
 
 
 def _parsed(adapter: TypeAdapter, data: Any) -> Any:

@@ -40,6 +40,12 @@ class Tally:
         return self._make()
 
 
+def tallies(session: Any) -> tuple[Tally, Tally]:
+    """Of a race on `session`, its two runs; one that runs elsewhere brings a meter of its own."""
+    meter = getattr(session, "meter", None)
+    return Tally(meter), Tally(meter)
+
+
 def figures(speculative: Tally, plain: Tally) -> dict[str, float | None] | None:
     """Joules a token of both runs for the page, None where there are none to show."""
     if speculative.per_token is None and plain.per_token is None:

@@ -82,7 +82,7 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         yield Update(wire.error(channel.run, "Stopped before the models were ready."), final=True)
         return
     with service.session(request.pair) as session:
-        trace, spent = None, (energy.Tally(), energy.Tally())
+        trace, spent = None, energy.tallies(session)
         ahead = service.users - 1
         note = f"Waiting: {ahead} other question{'s' if ahead > 1 else ''} in work" if ahead else "Reading the question"
         yield Update(channel.envelope("waiting" if ahead else "speculative", note))

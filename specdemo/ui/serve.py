@@ -65,7 +65,11 @@ def main(options: Namespace) -> int:
     alone = options.host in ("127.0.0.1", "localhost", "::1") and not options.share and "SPACE_ID" not in os.environ
     own = alone if options.allow_own_pair is None else options.allow_own_pair
     offer = choice.Offer(options.pair or None, own, (options.device, options.draft_device))
-    service = Service(controls.Models(options.pair or controls.AUTO), choice.open_session)
+    if options.engine:
+        offer = _remote(options.engine)
+        service = Service(offer.first(), offer.open_session)
+    else:
+        service = Service(controls.Models(options.pair or controls.AUTO), choice.open_session)
     built = page.build(service, offer, max_new_tokens)
     _, url, _ = built.blocks.queue(max_size=64).launch(
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
@@ -80,6 +84,17 @@ def main(options: Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         built.blocks.block_thread()
     return 0
+
+
+def _remote(url: str):
+    """The offer of an engine somewhere else. Raises BadOption when there is none."""
+    from specdemo.ui.remote import RemoteOffer
+    from specdemo.zoo.errors import ZooError
+
+    try:
+        return RemoteOffer(url)
+    except ZooError as error:
+        raise BadOption(str(error)) from error
 
 
 def _has_desktop() -> bool:
