@@ -1,0 +1,254 @@
+"""What becomes of requests when replicas die, are full or are not there: the gateway's part, against scripted replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from specdemo.engine.trace import EmittedToken, PairInfo, Round, Settings, Trace
+from specdemo.serving.backend import Busy, NotReady
+from specdemo.serving.cluster import require_cores
+from specdemo.serving.drill import report
+from specdemo.serving.generation import Description, Done, Interrupted, Progress, Refused, Request, Started
+from specdemo.serving.local import bound_socket
+from specdemo.serving.metrics import Metrics
+from specdemo.serving.options import ServeOptions
+from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
+from specdemo.serving.traffic import Asked, level
+from specdemo.zoo.errors import BadChoice
+
+
+class Died(Exception): ...
+
+
+class Full(Exception): ...
+
+
+class Impossible(Exception): ...
+
+
+PAIR = PairInfo("p", "t", None)
+TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
+BEGUN = [Started(3)]
+SAID = [Progress((Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0),), "a")]
+OVER = [Done("", "length", TRACE)]
+REQUEST = Request(Settings(), text="q")
+
+
+class Stream:
+    """What one call of a replica yields, or raises, one after another; a number is a wait in seconds."""
+
+    def __init__(self, script):
+        self._script = iter(script)
+        self.cancelled = False
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        for step in self._script:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            elif isinstance(step, type) and issubclass(step, Exception):
+                raise step
+            else:
+                return step
+        raise StopAsyncIteration
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class Handle:
+    """Answers its calls from scripts, one after another; reports as many replicas as it is told."""
+
+    def __init__(self, *scripts, replicas: int = 1):
+        self.streams = [Stream(script) for script in scripts]
+        self.calls = 0
+        self.replicas = replicas
+        self.generate = self.baseline = self.describe = self
+
+    def options(self, *, stream):
+        return self
+
+    def remote(self, *arguments):
+        if not arguments:
+            return self._describe()
+        self.calls += 1
+        return self.streams[self.calls - 1]
+
+    async def _describe(self):
+        return Description(PAIR, 512, 100, 1)
+
+    def broadcast(self, method):
+        return self
+
+    async def results_async(self, **_):
+        return [ReplicaReport(f"r{at}", "node", at, at, Metrics().text()) for at in range(self.replicas)] + [Died()]
+
+
+def backend(handle: Handle, start_seconds: float = 5.0) -> ReplicaBackend:
+    return ReplicaBackend(handle, Failures(Died, Full, Impossible, Exception), start_seconds=start_seconds)
+
+
+def events(handle: Handle, **more) -> list:
+    async def collect():
+        found = []
+        async with aclosing(backend(handle, **more).generate(REQUEST)) as batches:
+            async for batch in batches:
+                found += batch
+        return found
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize("before", [[Died], [BEGUN, Died]])
+def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
+    handle = Handle(before, [BEGUN, SAID, OVER])
+    found = events(handle)
+    assert found == [*BEGUN, *SAID, *OVER], "and its beginning is told once"
+    assert handle.calls == 2 and all(stream.cancelled for stream in handle.streams)
+
+
+def test_an_answer_whose_replica_dies_after_it_has_said_something_ends_with_a_clear_error():
+    handle = Handle([BEGUN, SAID, Died], [BEGUN, SAID, OVER])
+    with pytest.raises(Interrupted, match="has died; send the request again"):
+        events(handle)
+    assert handle.calls == 1, "what the client has read is not repeated"
+
+
+def test_a_request_that_kills_every_replica_is_given_up():
+    handle = Handle(*[[Died]] * (ATTEMPTS + 1))
+    with pytest.raises(NotReady, match=f"{ATTEMPTS} replicas died"):
+        events(handle)
+    assert handle.calls == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    ("script", "replicas", "raised"),
+    [([Full], 1, Busy), ([Impossible], 0, NotReady), ([[]], 0, Interrupted), ([5.0], 1, Busy), ([5.0], 0, NotReady)],
+)
+def test_no_replica_to_answer_is_told_apart_from_busy_ones(script, replicas, raised):
+    script = [] if script == [[]] else script
+    handle = Handle(script, replicas=replicas)
+    with pytest.raises(raised):
+        events(handle, start_seconds=0.05)
+    assert handle.streams[0].cancelled
+
+
+def test_what_a_replica_refuses_is_refused_in_its_words():
+    with pytest.raises(Refused, match="too long") as caught:
+        events(Handle([Refused("too long", "prompt", "context_length_exceeded")]))
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_leaving_in_the_middle_cancels_the_replicas_work():
+    handle = Handle([BEGUN, SAID, OVER])
+
+    async def leave():
+        async with aclosing(backend(handle).generate(REQUEST)) as batches:
+            await anext(batches)
+
+    asyncio.run(leave())
+    assert handle.streams[0].cancelled
+
+
+def test_health_and_metrics_are_of_the_replicas_that_answer():
+    async def ask(replicas):
+        one = backend(Handle(replicas=replicas))
+        return await one.health(), await one.metrics()
+
+    health, metrics = asyncio.run(ask(2))
+    assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
+    assert 'specdemo_tokens_total{replica="r1"} 0.0' in metrics and "specdemo_requests_moved_total 0.0" in metrics
+    assert asyncio.run(ask(0))[0]["status"] == "loading"
+
+
+def test_without_a_replica_there_is_no_model_to_describe():
+    with pytest.raises(NotReady):
+        asyncio.run(backend(Handle(replicas=0)).describe())
+    assert asyncio.run(backend(Handle()).describe()).model == "t"
+
+
+# Options, and the figures of drills
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replicas": 2, "max_replicas": 3}, "fixed number"),
+        ({"min_replicas": 3, "max_replicas": 2}, "more than max_replicas"),
+        ({"assistant_model": "x"}, "needs model"),
+        ({"replcas": 2}, "Extra inputs"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        ServeOptions(**given)
+
+
+def test_replicas_that_this_machine_has_no_cores_for_are_refused():
+    with pytest.raises(BadChoice, match="3 replicas of 2 cores each need 6 cores and this machine has 4"):
+        require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
+    require_cores(ServeOptions(replicas=2, cpus_per_replica=2), 4)
+
+
+def test_tokens_count_when_they_came_and_requests_when_they_ended():
+    whole = Asked(since=0.0, pieces=[1.0, 2.0, 3.0, 4.0], tokens=8, ended="finished", until=4.1)
+    cut = Asked(since=2.0, pieces=[2.5], ended="interrupted", until=3.0)
+    early, late = level([whole, cut], 0.0, 2.2), level([whole, cut], 2.2, 5.0)
+    assert (early.tokens_per_s * early.seconds, early.finished) == (pytest.approx(4), 0)
+    assert late.tokens_per_s * late.seconds == pytest.approx(4 + 2), "an answer cut off counts as the others do"
+    assert (late.finished, late.interrupted, late.first_token_p50_s) == (1, 1, 0.5)
+
+
+def test_a_drill_names_each_promise_that_was_not_kept():
+    from specdemo.serving.drill import Drilled, Phase
+
+    phase = Phase("before", (2, 2), level([], 0.0, 1.0))
+    lines = report(Drilled("kill", 4, (phase,), ("A note.",), ("It hung.",)))
+    assert lines[-1] == "NOT AS PROMISED: It hung." and "before" in lines[1]
+
+
+# The command
+
+
+def serve(capsys, *arguments: str) -> tuple[int, str]:
+    from specdemo import cli
+
+    code = cli.main(["serve", "--pair", "embedded", *arguments])
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said, "one sentence"
+    return code, said
+
+
+def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, said = serve(capsys)
+    assert code == 1 and "pip install -r requirements-serve.txt" in said and "--no-ray" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--no-ray", "--replicas", "2"), "--replicas"),
+        (("--no-ray", "--max-replicas", "2"), "--max-replicas"),
+        (("--no-ray", "--drill", "kill"), "--drill"),
+        (("--no-ray", "--json", "x"), "--json"),
+        (("--no-ray", "--host", "192.0.2.77"), "--host"),
+    ],
+)
+def test_options_of_the_command_that_cannot_be_used_are_named(capsys, arguments, named):
+    code, said = serve(capsys, *arguments)
+    assert code == 2 and named in said
+
+
+def test_a_port_in_use_is_named(capsys):
+    with bound_socket("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = serve(capsys, "--no-ray", "--port", port)
+    assert code == 2 and f"--port {port}" in said
