@@ -319,6 +319,22 @@ def load_from(args: argparse.Namespace) -> LoadedPair:
     return dataclasses.replace(loaded, device=args.device, draft_device=args.draft_device, kv_cache=args.kv_cache)
 
 
+def check_output(destination: str | None, option: str) -> None:
+    """Refuse a file that cannot be written before minutes of measuring, not after. Raises BadChoice."""
+    from pathlib import Path
+
+    from specdemo.zoo.errors import BadChoice
+
+    if destination in (None, "-"):
+        if option == "--html" and destination == "-":
+            raise BadChoice("--html writes a page of some megabytes: name a file for it, not '-'.")
+        return
+    path = Path(destination)
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {path.parent}"
+        raise BadChoice(f"{option} {destination} {reason}.")
+
+
 def write_json(text: str, destination: str) -> None:
     """Write to the file `destination`, or to standard output for '-'. Raises ZooError if it cannot be written."""
     if destination == "-":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tiny_home import EXPORTED, ir_folder
 
+from specdemo.engine.trace import PairInfo
 from specdemo.zoo.load import LoadedPair, load_pair
 from specdemo.zoo.pairs import EMBEDDED
+from specdemo.zoo.templates import PLAIN
+from specdemo.zoo.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -30,19 +36,28 @@ def chromium() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> TinyModels:
-    """Made-up models of real shapes, exported once: Dolly with Pythia as int8 IR, GPT-2 as checkpoints."""
-    from tiny_models import write_dolly_pair, write_gpt2_pair
-
-    from specdemo.zoo.export import ExportSettings, export
-
+def tiny_home(tmp_path_factory) -> Path:
+    """Tiny models with made-up weights: checkpoints, and what `tiny_home.EXPORTED` lists as IR."""
     home = tmp_path_factory.mktemp("tiny")
-    write_dolly_pair(home / "dolly", home / "pythia")
-    write_gpt2_pair(home / "gpt2-xl", home / "gpt2")
-    with ThreadPoolExecutor(2) as both:
-        names = ("dolly", "pythia")
-        list(both.map(lambda name: export(home / name, home / f"{name}-ov", ExportSettings("int8")), names))
-    return TinyModels(home / "dolly-ov", home / "pythia-ov", home / "gpt2-xl", home / "gpt2")
+    command = [sys.executable, str(Path(__file__).with_name("tiny_home.py"))]
+    with ThreadPoolExecutor(len(EXPORTED)) as pool:
+        made = pool.map(
+            lambda group: subprocess.run([*command, group, str(home)], capture_output=True, text=True), EXPORTED
+        )
+        for done in made:
+            assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_home) -> TinyModels:
+    """Made-up models of real shapes: Dolly with Pythia as int8 IR, GPT-2 XL as a checkpoint and GPT-2 as IR."""
+    return TinyModels(
+        dolly=ir_folder(tiny_home, "dolly", "int8"),
+        pythia=ir_folder(tiny_home, "pythia", "int8"),
+        gpt2_xl=tiny_home / "gpt2-xl",
+        gpt2=ir_folder(tiny_home, "gpt2", "int8"),
+    )
 
 
 @dataclass(frozen=True)
@@ -54,8 +69,14 @@ class TinyModels:
 
 
 @pytest.fixture(scope="session")
-def tiny_llama_pair(tmp_path_factory) -> LoadedPair:
-    """A Llama-shaped target and a draft that is right now and then."""
-    from tiny_llama import make_pair
-
-    return make_pair(tmp_path_factory.mktemp("tiny-llama"))
+def tiny_llama_pair(tiny_home) -> LoadedPair:
+    """A Llama-shaped target and a draft that is right now and then, int8."""
+    return LoadedPair(
+        info=PairInfo("tiny-llama", "tiny target", "tiny draft"),
+        target_xml=ir_folder(tiny_home, "llama-target", "int8") / "openvino_model.xml",
+        draft_xml=ir_folder(tiny_home, "llama-draft", "int8") / "openvino_model.xml",
+        tokenizer=Tokenizer(tiny_home / "llama-target" / "tokenizer.json"),
+        template=PLAIN,
+        stop_ids=frozenset(),
+        context_limit=2048,
+    )

@@ -93,7 +93,7 @@ class Hub:
                 self.answer()
 
             def answer(self) -> None:
-                path = self.path.partition("?")[0]
+                path = re.sub(r"^http://[^/]+", "", self.path.partition("?")[0])  # a proxy is asked for whole addresses
                 hub.requests.append(f"{self.command} {path}")
                 for pattern, method in (
                     (r"/api/models/(?P<repo>.+?)(?:/revision/(?P<revision>[^/]+))?", self.metadata),

@@ -12,6 +12,7 @@ from hypothesis import settings
 from openvino import opset13 as ops
 from test_engine_cache import EXACT, TOLERANCE, CacheMachine, recomputed
 
+from specdemo.engine import numerics
 from specdemo.engine.model import CacheFull, ModelError, ModelSettings, PagedModel, Run
 from specdemo.engine.open import open_model
 from specdemo.engine.stateful import StatefulModel
@@ -132,6 +133,20 @@ def test_a_device_that_loses_the_paged_cache_is_noticed(xml, monkeypatch):
     monkeypatch.setattr(PagedModel, "keeps_its_cache", lambda self: False)
     assert isinstance(open_model(xml, ModelSettings("HETERO:CPU")), StatefulModel)
     assert isinstance(open_model(xml, ModelSettings("CPU")), PagedModel)
+
+
+def test_a_device_that_refuses_the_cpus_settings_runs_in_its_own(xml, monkeypatch):
+    def picky(xml, settings, **options):
+        if settings.properties:
+            raise ModelError("PICKY cannot run this model: unsupported property")
+        return open_model(xml, ModelSettings("CPU"), **options)
+
+    monkeypatch.setattr(numerics, "open_model", picky)
+    model, _ = numerics.exact_model(xml, "PICKY", ov.Core())
+    assert model.settings.properties == ()
+    assert numerics.fastest_model(xml, "PICKY", ov.Core()).settings.properties == ()
+    with pytest.raises(ModelError, match="unsupported"):
+        numerics.exact_model(xml, "CPU", ov.Core())
 
 
 def test_a_damaged_file_is_refused_once_and_not_tried_statefully(tmp_path, xml):

@@ -129,7 +129,9 @@ def test_the_dolly_prompt_and_stop_are_the_ones_it_was_trained_with(server, tiny
     assert stream.push(50277) == ""
 
 
-def test_checkpoints_from_the_hub_are_exported_once_and_answer_identically(server, tiny):
+def test_a_checkpoint_from_the_hub_is_exported_once_and_answers_identically_with_ir_drafting_for_it(
+    server, tiny, tmp_path
+):
     server.add_folder("made-up/big", tiny.gpt2_xl)
     server.add_folder("made-up/small", tiny.gpt2)
     options = ("Once upon a time", "--model", "made-up/big", "--assistant-model", "made-up/small")
@@ -140,11 +142,25 @@ def test_checkpoints_from_the_hub_are_exported_once_and_answer_identically(serve
     assert trace.identical is True
     assert trace.pair.target_revision == COMMIT
     assert "Exporting made-up/big" in first.stderr
+    assert "Exporting made-up/small" not in first.stderr
+    [exported] = (tmp_path / "home" / "exported").glob("made-up-big-*")
+    assert (exported / "openvino_tokenizer.xml").is_file(), "other programs want it"
     server.stop()
     again = specdemo("run", *options, *more)
     assert again.returncode == 0, again.stderr
     assert "Exporting" not in again.stderr
     assert from_json(again.stdout).token_ids == trace.token_ids
+
+
+def test_a_pair_is_not_used_while_half_of_it_cannot_be_had(server, monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 32 * 2**30)
+    server.repositories[DOLLY] = Repository(decoder_files())
+    server.repositories[PYTHIA] = Repository(decoder_files())
+    models.prepare([find_pair("dolly-3b").target])
+    server.repositories[PYTHIA].error = (403, "GatedRepo")
+    with pytest.raises(ZooError, match="pythia-1b-int4-ov is gated"):
+        load_pair(find_pair("dolly-3b"))
+    assert not catalogue.is_ready(find_pair("dolly-3b"))
 
 
 def test_folders_of_ir_are_used_as_they_are(tiny):
@@ -255,6 +271,15 @@ def test_a_token_is_sent(server, monkeypatch):
         fetch()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert fetch().revision == COMMIT
+
+
+def test_a_proxy_is_gone_through(server):
+    server.repositories[DOLLY] = Repository(decoder_files())
+    server.repositories[PYTHIA] = Repository({}, error=(404, "RepoNotFound"))
+    done = specdemo("fetch", "dolly-3b", HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=server.url, NO_PROXY="")
+    assert done.returncode == 2
+    assert f"no model '{PYTHIA}' at http://hub.invalid" in said_in_one_line(done)
+    assert any(DOLLY in one for one in server.requests)
 
 
 # Each failure, in one sentence.
@@ -435,6 +460,26 @@ def test_the_default_is_the_largest_dolly_pair_that_fits_where_the_hub_answers(s
     assert catalogue.default_pair().pair.name == "dolly-12b"
     monkeypatch.setattr(machine, "memory_bytes", lambda: 4 * 2**30)
     assert catalogue.default_pair().pair.name == "embedded"
+
+
+def test_a_smaller_pair_that_is_here_goes_before_a_larger_one_that_is_not(server, monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 32 * 2**30)
+    server.repositories[DOLLY] = server.repositories[PYTHIA] = Repository(decoder_files())
+    models.prepare([find_pair("dolly-3b").target, find_pair("dolly-3b").draft])
+    choice = catalogue.default_pair()
+    assert choice.pair.name == "dolly-3b"
+    assert "dolly-12b would fit too" in choice.why
+
+
+def test_the_hub_is_not_asked_in_offline_mode_and_not_waited_for_long(server, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert not hub.answers()
+    assert server.requests == []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: time.sleep(5))
+    started = time.monotonic()
+    assert not hub.answers(timeout=0.2)
+    assert time.monotonic() - started < 1
 
 
 def test_the_default_is_the_embedded_pair_where_the_hub_does_not_answer(server, monkeypatch):

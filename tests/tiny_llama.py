@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specdemo.engine.trace import PairInfo
-from specdemo.zoo.export import ExportSettings, export
-from specdemo.zoo.load import LoadedPair
-from specdemo.zoo.templates import PLAIN
-from specdemo.zoo.tokenizer import Tokenizer
-
 BYTES = 256
 NOISE = 0.3
 
 
-def make_pair(folder: Path) -> LoadedPair:
-    """Checkpoints, exported to int8 IR."""
+def write_llama_pair(target: Path, draft: Path) -> None:
+    """Checkpoints with their tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,7 +25,7 @@ def make_pair(folder: Path) -> LoadedPair:
         tie_word_embeddings=False,
     )
     torch.manual_seed(0)
-    models = {name: LlamaForCausalLM(config) for name in ("target", "draft")}
+    models = {folder: LlamaForCausalLM(config) for folder in (target, draft)}
     with torch.no_grad():
         for (_, weights), (_, copied) in zip(*(m.named_parameters() for m in models.values()), strict=True):
             if weights.dim() > 1:
@@ -39,19 +33,9 @@ def make_pair(folder: Path) -> LoadedPair:
             copied.copy_(weights)
             if weights.dim() > 1:
                 copied.add_(NOISE * weights.std() * torch.randn_like(weights))
-    for name, model in models.items():
-        model.save_pretrained(folder / f"{name}-checkpoint")
-        _write_tokenizer(folder / f"{name}-checkpoint")
-        export(folder / f"{name}-checkpoint", folder / name, ExportSettings("int8"))
-    return LoadedPair(
-        info=PairInfo("tiny-llama", "tiny target", "tiny draft"),
-        target_xml=folder / "target" / "openvino_model.xml",
-        draft_xml=folder / "draft" / "openvino_model.xml",
-        tokenizer=Tokenizer(folder / "target-checkpoint" / "tokenizer.json"),
-        template=PLAIN,
-        stop_ids=frozenset(),
-        context_limit=2048,
-    )
+    for folder, model in models.items():
+        model.save_pretrained(folder)
+        _write_tokenizer(folder)
 
 
 def _write_tokenizer(folder: Path) -> None:

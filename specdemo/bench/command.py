@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from specdemo.cli import check_output
+
 if TYPE_CHECKING:
     from specdemo.bench.report import Report, Row
     from specdemo.bench.screen import Screen
@@ -84,22 +86,6 @@ def open_session(args: argparse.Namespace) -> tuple[LoadedPair, Session]:
     from specdemo.session import Session  # openvino is imported here, after the cheap refusals above
 
     return loaded, Session(loaded)
-
-
-def check_output(destination: str | None, option: str) -> None:
-    """Refuse a file that cannot be written before minutes of measuring, not after. Raises BadChoice."""
-    from pathlib import Path
-
-    from specdemo.zoo.errors import BadChoice
-
-    if destination in (None, "-"):
-        if option == "--html" and destination == "-":
-            raise BadChoice("--html writes a page of some megabytes: name a file for it, not '-'.")
-        return
-    path = Path(destination)
-    if path.is_dir() or not path.parent.is_dir():
-        reason = "is a folder" if path.is_dir() else f"cannot be written: there is no folder {path.parent}"
-        raise BadChoice(f"{option} {destination} {reason}.")
 
 
 def _run(args, loaded, session, prompts, settings, sweep: int, screen: Screen) -> Report:

@@ -33,12 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from specdemo.cli import load_from, settings_from, write_json
+    from specdemo.cli import check_output, load_from, settings_from, write_json
     from specdemo.engine.trace import to_json
     from specdemo.zoo.errors import BadChoice
 
     if not args.instruction.strip():
         raise BadChoice("The instruction is empty; write what the model should answer.")
+    check_output(args.json, "--json")
     settings = settings_from(args)
     loaded = load_from(args)
 
@@ -140,6 +141,8 @@ def report(trace: Trace) -> list[str]:
             f"acceptance rate {figures.acceptance_rate:.0%}, {figures.tokens_per_round:.2f} tokens per round; "
             f"drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
+    if trace.pair.numerics_found:
+        lines.append(f"numerics {trace.pair.numerics_found}")
     if trace.certificate:
         lines.append(_certificate(trace))
     if trace.baseline and figures.baseline_tokens_per_second is not None:
@@ -147,9 +150,7 @@ def report(trace: Trace) -> list[str]:
     if figures.speedup is not None:
         lines.append(f"speed-up {figures.speedup:.2f}x")
     if trace.identical is not None:
-        lines.append(
-            "the two answers are identical, token for token" if trace.identical else "the two answers differ"
-        )
+        lines.append("the two answers are identical, token for token" if trace.identical else "the two answers differ")
     if trace.baseline:
         lines += [
             f"at token {tie.position} the one-token baseline rounds a near tie the other way"

@@ -42,9 +42,10 @@ class Choice:
 
 
 def default_pair() -> Choice:
-    """The largest Dolly pair that fits this machine, if it is here or the Hub answers; else the embedded pair.
+    """The largest Dolly pair that fits this machine, of those that are here if any is, else if the Hub answers; else
+    the embedded pair.
 
-    Asks the network (for two seconds at most) only if no fitting Dolly pair is here.
+    Never raises. Asks the network, for two seconds at most, only if no fitting Dolly pair is here.
     """
     memory = machine.memory_bytes()
     fitting = [pair for pair in map(find_pair, BY_SIZE) if pair.memory_bytes <= memory]
@@ -52,7 +53,10 @@ def default_pair() -> Choice:
         return Choice(EMBEDDED, f"{EMBEDDED.name}: no Dolly pair fits the {memory / 1e9:.0f} GB of this machine.")
     for pair in fitting:
         if is_ready(pair):
-            return Choice(pair, f"{pair.name}: the largest Dolly pair that fits this machine and is here already.")
+            more = f"; {fitting[0].name} would fit too" if pair is not fitting[0] else ""
+            return Choice(
+                pair, f"{pair.name}: the largest Dolly pair that is here already and fits this machine{more}."
+            )
     if hub.answers():
         return Choice(fitting[0], f"{fitting[0].name}: the largest Dolly pair that fits this machine.")
     return Choice(EMBEDDED, f"{EMBEDDED.name}: the Hub cannot be reached and no Dolly pair is here.")

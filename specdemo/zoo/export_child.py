@@ -11,7 +11,8 @@ GROUP_SIZES = (128, 64, 32)
 KEPT = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
-def main(source: Path, out: Path, weight_format: str, group_size: int) -> int:
+def main(source: Path, out: Path, weight_format: str, group_size: int, *, convert_tokenizer: bool = True) -> int:
+    """`convert_tokenizer` False leaves out the tokenizer as IR, which other programs want and this one does not."""
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -33,7 +34,7 @@ def main(source: Path, out: Path, weight_format: str, group_size: int) -> int:
         ov_config=config,
         library_name="transformers",
         stateful=True,
-        convert_tokenizer=True,
+        convert_tokenizer=convert_tokenizer,
     )
     for name in KEPT:  # the checkpoint's own files, where transformers wrote none or another form
         if (source / name).is_file() and (name == "tokenizer.json" or not (out / name).exists()):

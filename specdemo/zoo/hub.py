@@ -12,8 +12,10 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +73,25 @@ class Snapshot:
 
 
 def answers(timeout: float = 2.0) -> bool:
-    """Whether the Hub can be reached now, within `timeout` seconds."""
+    """Whether the Hub can be reached now: at most `timeout` seconds, and none at all with HF_HUB_OFFLINE."""
     import httpx
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils import get_session
 
-    try:
-        return get_session().head(constants.ENDPOINT, timeout=timeout).status_code < 500
-    except (httpx.HTTPError, OfflineModeIsEnabled, OSError):
+    heard = []
+
+    def ask() -> None:
+        with suppress(httpx.HTTPError, OfflineModeIsEnabled, OSError):
+            heard.append(get_session().head(constants.ENDPOINT, timeout=timeout).status_code < 500)
+
+    if constants.is_offline_mode():
         return False
+    # A thread, because looking a name up obeys no timeout.
+    asking = threading.Thread(target=ask, name="is-the-hub-there", daemon=True)
+    asking.start()
+    asking.join(timeout)
+    return heard == [True]
 
 
 def cached(repo: str, choose: Choose, check: Check | None = None) -> Snapshot | None:

@@ -27,6 +27,21 @@ def memory_bytes() -> int:
     return total
 
 
+def available_bytes() -> int:
+    """Memory that this process could still fill now. Bytes."""
+    import psutil
+
+    return max(min(psutil.virtual_memory().available, memory_bytes() - own_bytes()), 0)
+
+
+def own_bytes() -> int:
+    """Memory of this process that is no mapped file's; where the system does not tell, all that is resident. Bytes."""
+    import psutil
+
+    memory = psutil.Process().memory_info()
+    return memory.rss - getattr(memory, "shared", 0)
+
+
 def processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
