@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdemo import cli
-from specdemo.commands.rehearse import TOKENS, Rehearsed, prospect, rehearse, table
+from specdemo.commands.rehearse import NUMERICS, TOKENS, Rehearsed, prospect, rehearse, table
 from specdemo.zoo import ir
 from specdemo.zoo.pairs import PAIRS, find_pair
 from specdemo.zoo.progress import silent
@@ -18,7 +18,22 @@ def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits):
     figures = rehearse("tiny", shape, bits, tmp_path, silent)
     assert len(figures.step_seconds) == len(TOKENS)
     assert min(figures.step_seconds) > 0
-    assert shape.bytes(bits) <= figures.weights_bytes < 1.2 * shape.bytes(bits)
+    assert figures.weights_bytes == shape.bytes(bits)
+
+
+def test_numerics_are_compared_for_the_target(tmp_path):
+    figures = rehearse("tiny", Shape(256, 1, 4, 500), 8, tmp_path, silent, compare=True)
+    assert [one.numerics for one in figures.settings] == list(NUMERICS)
+    assert "bitwise equal" in figures.settings[0].invariance
+    lines = table("made-up", "a machine", [figures], [prospect(figures.step_seconds, 0.0001, 0.8)])
+    assert sum(line.startswith("| exact, f") for line in lines) == 3
+
+
+def test_every_layer_is_held_by_itself_though_all_say_the_same(tmp_path):
+    shape = Shape(hidden=1024, layers=8, heads=8, vocabulary=1000)
+    figures = rehearse("tiny", shape, 8, tmp_path, silent)
+    assert (tmp_path / "openvino_model.bin").stat().st_size == pytest.approx(shape.bytes(8), rel=0.05)
+    assert 0.9 * shape.bytes(8) < figures.own_bytes < 1.5 * shape.bytes(8) + 100_000_000
 
 
 def test_a_made_up_model_is_a_decoder_to_the_same_check_as_a_real_one(tmp_path):

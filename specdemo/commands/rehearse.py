@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import json
 import shutil
 import statistics
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,20 +18,45 @@ TOKENS = tuple(range(1, 9))
 PROMPT = 128
 REPEATS = 5
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)
+F32 = ("INFERENCE_PRECISION_HINT", "f32")
+NUMERICS = {
+    "exact, f16 cache": (F32, ("KV_CACHE_PRECISION", "f16")),
+    "exact, f32 cache": (F32, ("KV_CACHE_PRECISION", "f32")),
+    "exact, f16 cache, activations not quantized": (
+        F32, ("KV_CACHE_PRECISION", "f16"), ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
+    ),
+    "the plugin's own": (),
+}  # fmt: skip
+"""Settings that are compared for the target. The first is the one that a Session takes at these sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A model in one setting: seconds of a forward over each of TOKENS, and whether those agree bitwise."""
+
+    numerics: str
+    step_seconds: tuple[float, ...]
+    invariance: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What one model cost. Bytes and seconds; `step_seconds[i]` is the median forward over i + 1 tokens."""
+    """What one model cost. Bytes and seconds; `step_seconds[i]` is the median forward over i + 1 tokens.
+
+    `weights_bytes` is the real model's file, which is mapped while it is in use and may be dropped from memory at any
+    time; `own_bytes` what the compiled model takes beside it, `peak_bytes` the most that was taken on the way there;
+    `cache_bytes` are the keys and values of a full context.
+    """
 
     model: str
     weights_bytes: int
-    anonymous_bytes: int
-    mapped_bytes: int
+    own_bytes: int
     peak_bytes: int
+    cache_bytes: int
     load_seconds: float
     prefill_seconds: float
     step_seconds: tuple[float, ...]
+    settings: tuple[Stepped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,7 @@ class Prospect:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pair", metavar="PAIR", help="a Dolly pair that `specdemo pairs` lists")
+    parser.add_argument("--quick", action="store_true", help="leave out the comparison of numerics")
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON ('-' for standard output)")
 
 
@@ -64,8 +90,9 @@ def main(args: argparse.Namespace) -> int:
         known = ", ".join(one.name for one in PAIRS if shape_of(one.target))
         raise BadChoice(f"PAIR {args.pair!r} cannot be rehearsed, its shapes are not written down; choose {known}.")
     home = make_folder(cache_home() / "rehearsal")
+    _require_memory(pair.name, [shape.bytes(bits) + shape.cache_bytes(PROMPT) for _, (shape, bits) in made])
     largest = max(shape.bytes(bits) for _, (shape, bits) in made)
-    require_space(home, 2 * largest + 1_000_000_000, f"Rehearsing {pair.name}")
+    require_space(home, largest + 1_000_000_000, f"Rehearsing {pair.name}")
     bar = ProgressBar()
     rehearsed = []
     with only_one_in(home):
@@ -74,7 +101,8 @@ def main(args: argparse.Namespace) -> int:
         for name, (shape, bits) in made:
             folder = Path(tempfile.mkdtemp(prefix="made-up-", dir=home))
             try:
-                rehearsed.append(rehearse(name, shape, bits, folder, bar))
+                is_target = not rehearsed
+                rehearsed.append(rehearse(name, shape, bits, folder, bar, compare=is_target and not args.quick))
             finally:
                 bar.close()
                 shutil.rmtree(folder, ignore_errors=True)
@@ -95,43 +123,80 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def rehearse(name: str, shape, bits: int, folder: Path, report) -> Rehearsed:
-    """Make the model up in `folder`, load it with the settings of exact numerics, and time it."""
+def rehearse(name: str, shape, bits: int, folder: Path, report, *, compare: bool = False) -> Rehearsed:
+    """Make the model up in `folder`, load it with the settings of exact numerics, and time it; with `compare`, in all
+    of NUMERICS, one after the other."""
     from specdemo.engine.model import ModelSettings, PagedModel, Run
-    from specdemo.engine.numerics import exact_candidates
+    from specdemo.zoo import machine
     from specdemo.zoo.progress import Progress
-    from specdemo.zoo.rehearsal import write_ir
+    from specdemo.zoo.rehearsal import CONTEXT, write_ir
 
     xml = write_ir(shape, bits, folder, report)
-    report(Progress(f"Loading and timing {name}"))
-    _forget_peak()
-    before = perf_counter()
-    model = PagedModel(xml, ModelSettings("CPU", exact_candidates(xml)[0]))
-    with model.new_sequence() as sequence:
-        model.forward([Run(sequence, [1], 1)])
-        load_seconds = perf_counter() - before
-    with model.new_sequence() as sequence:
-        before = perf_counter()
-        model.forward([Run(sequence, [1] * PROMPT, 1)])
-        prefill_seconds = perf_counter() - before
-        times: dict[int, list[float]] = {count: [] for count in TOKENS}
-        for _ in range(REPEATS):  # sizes interleaved, so that a slow spell touches all of them
-            for count in TOKENS:
-                before = perf_counter()
-                model.forward([Run(sequence, [1] * count, count)])
-                times[count].append(perf_counter() - before)
-                sequence.truncate(PROMPT)
-        memory = _memory()
+    gc.collect()
+    first, *others = NUMERICS.items()
+    report(Progress(f"Loading {name}"))
+    before, began = machine.own_bytes(), perf_counter()
+    with _Peak() as peak:
+        model = PagedModel(xml, ModelSettings("CPU", first[1]))
+        with model.new_sequence() as sequence:
+            model.forward([Run(sequence, [1, 1], 1)])
+        load_seconds = perf_counter() - began
+        with model.new_sequence() as sequence:
+            began = perf_counter()
+            model.forward([Run(sequence, [1] * PROMPT, 1)])
+            prefill_seconds = perf_counter() - began
+    after = machine.own_bytes()
+    settings = [_stepped(first[0], model, name, report, check=compare)]
+    del model
+    for numerics, properties in others if compare else ():
+        gc.collect()
+        report(Progress(f"Loading {name} ({numerics})"))
+        settings.append(_stepped(numerics, PagedModel(xml, ModelSettings("CPU", properties)), name, report, check=True))
     return Rehearsed(
         model=name,
-        weights_bytes=xml.with_suffix(".bin").stat().st_size,
-        anonymous_bytes=memory.get("RssAnon", 0),
-        mapped_bytes=memory.get("RssFile", 0),
-        peak_bytes=memory.get("VmHWM", 0),
+        weights_bytes=shape.bytes(bits),
+        own_bytes=after - before,
+        peak_bytes=peak.bytes - before,
+        cache_bytes=shape.cache_bytes(CONTEXT),
         load_seconds=load_seconds,
         prefill_seconds=prefill_seconds,
-        step_seconds=tuple(statistics.median(times[count]) for count in TOKENS),
+        step_seconds=settings[0].step_seconds,
+        settings=tuple(settings) if compare else (),
     )
+
+
+def _stepped(numerics: str, model, name: str, report, *, check: bool) -> Stepped:
+    """Time forwards of all sizes, interleaved, so that a slow spell touches all of them; then compare their logits."""
+    from specdemo.engine.model import Run
+    from specdemo.engine.numerics import measure_invariance
+    from specdemo.zoo.progress import Progress
+
+    report(Progress(f"Timing {name} ({numerics})"))
+    times: dict[int, list[float]] = {count: [] for count in TOKENS}
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1] * PROMPT, 1)])
+        for _ in range(REPEATS):
+            for count in TOKENS:
+                before = perf_counter()
+                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
+                times[count].append(perf_counter() - before)
+                sequence.truncate(PROMPT)
+    found = str(measure_invariance(model)) if check else ""
+    return Stepped(numerics, tuple(statistics.median(times[count]) for count in TOKENS), found)
+
+
+def _require_memory(pair: str, needed: list[int]) -> None:
+    """Raise ZooError if one of the models, which are tried one after the other, cannot fit into this machine."""
+    from specdemo.zoo import machine
+    from specdemo.zoo.errors import ZooError
+
+    memory = machine.memory_bytes()
+    largest = max(needed) + 1_000_000_000
+    if largest > memory:
+        raise ZooError(
+            f"Rehearsing {pair} needs {largest / 1e9:.1f} GB of memory and this machine has {memory / 1e9:.1f} GB; "
+            "rehearse a smaller pair."
+        )
 
 
 def prospect(target_seconds: tuple[float, ...], draft_seconds: float, alpha: float) -> Prospect:
@@ -151,24 +216,34 @@ def prospect(target_seconds: tuple[float, ...], draft_seconds: float, alpha: flo
 def table(pair: str, machine: str, rehearsed: list[Rehearsed], outlook: list[Prospect]) -> list[str]:
     """The figures as Markdown."""
     lines = [
-        f"{pair} rehearsed on {machine}: made-up weights in the real shapes, f32 activations, batch 1, {PROMPT} tokens "
-        "of context.",
+        f"{pair} rehearsed on {machine}: made-up weights in the real shapes, f32 activations, f16 cache, batch 1, "
+        f"{PROMPT} tokens of context.",
         "",
-        "| model | weights | memory of its own | mapped file | peak | load and first forward | prefill of 128 |",
+        "| model | weights file | memory of its own | peak while loading | cache of a full context | load and first "
+        "forward | prefill of 128 |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in rehearsed:
-        sizes = (one.weights_bytes, one.anonymous_bytes, one.mapped_bytes, one.peak_bytes)
+        sizes = (one.weights_bytes, one.own_bytes, one.peak_bytes, one.cache_bytes)
         cells = [one.model, *(f"{size / 1e9:.2f} GB" for size in sizes)]
         cells += [f"{one.load_seconds:.1f} s", f"{one.prefill_seconds:.2f} s"]
         lines.append(f"| {' | '.join(cells)} |")
+    total = sum(one.own_bytes + one.cache_bytes for one in rehearsed)
     lines += [
+        "",
+        f"Together {total / 1e9:.1f} GB must stay in memory; the weights files, "
+        f"{sum(one.weights_bytes for one in rehearsed) / 1e9:.1f} GB, are read once while loading.",
         "",
         f"| milliseconds a forward of n tokens | {' | '.join(map(str, TOKENS))} |",
         "|---" * (len(TOKENS) + 1) + "|",
     ]
     for one in rehearsed:
-        lines.append(f"| {one.model} | {' | '.join(f'{seconds * 1000:.1f}' for seconds in one.step_seconds)} |")
+        lines.append(_row(one.model, one.step_seconds))
+    compared = [(one.model, setting) for one in rehearsed for setting in one.settings]
+    if compared:
+        lines += ["", f"| numerics of {compared[0][0]}, ms for n = | {' | '.join(map(str, TOKENS))} | logits |",
+                  "|---" * (len(TOKENS) + 2) + "|"]  # fmt: skip
+        lines += [f"{_row(setting.numerics, setting.step_seconds)} {setting.invariance} |" for _, setting in compared]
     lines += [
         "",
         "| acceptance rate | " + " | ".join(f"{one.acceptance_rate:.1f}" for one in outlook) + " |",
@@ -180,17 +255,30 @@ def table(pair: str, machine: str, rehearsed: list[Rehearsed], outlook: list[Pro
     return lines
 
 
-def _forget_peak() -> None:
-    """Let Linux count this process's peak of memory from now on."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+def _row(name: str, seconds: tuple[float, ...]) -> str:
+    return f"| {name} | {' | '.join(f'{one * 1000:.1f}' for one in seconds)} |"
 
 
-def _memory() -> dict[str, int]:
-    """This process's memory as Linux counts it, bytes: RssAnon (its own), RssFile (mapped files), VmHWM (the peak)."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines if line.startswith(("RssAnon", "RssFile", "VmHWM")))
-    return {name.rstrip(":"): int(count) * 1024 for name, count, *_ in fields}
+class _Peak:
+    """The most memory of its own that this process had while the block ran, looked at fifty times a second."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Peak:
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        from specdemo.zoo import machine
+
+        while True:
+            self.bytes = max(self.bytes, machine.own_bytes())
+            if self._over.wait(0.02):
+                return

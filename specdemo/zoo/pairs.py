@@ -96,8 +96,10 @@ def _dolly(name: str, title: str, target: Source, draft: Source, memory_bytes: i
     )
 
 
-# Memory: the weights twice (the mapped file, and beside it the form the processor computes with), the KV cache of a
-# full context, and 1 GB to work in. A smaller machine can run them, paging while it loads.
+# Memory: the target's weights twice, because exact and fast numerics are two compiled models and a session that was asked
+# for both holds both; the draft's; KV caches of a full context; 1 GB to work in. The files themselves are mapped, and
+# need not stay in memory once a model is compiled. Exact numerics alone take little more than half of it, so a
+# smaller machine can run these too (`rehearse` says what one of them takes).
 PAIRS: tuple[Pair, ...] = (
     EMBEDDED,
     _dolly("dolly-3b", "Dolly V2 3B with Pythia 1B", _DOLLY_3B_INT8, _PYTHIA_1B_INT4, 8_700 * MB,

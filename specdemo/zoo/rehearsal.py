@@ -1,12 +1,17 @@
 """GPT-NeoX decoders of real shapes and precisions with made-up weights: a dress rehearsal for models that are not here.
 
 The time and memory of a forward depend on shapes and number formats, not on what the weights say, so such a model
-tells what the real one would cost on this machine. What it answers means nothing. Weights are made in a file on disk
-and never exist as 32-bit numbers.
+tells what the real one would cost on this machine. What it answers means nothing. One layer is made up and written as
+many times as the model has layers, so that neither making nor writing it holds more than that in memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +24,9 @@ from specdemo.zoo.progress import Progress, Report, silent
 
 ROTARY_SHARE = 0.25
 GROUP = 128
+CONTEXT = 2048
+_SHARED = 4096  # bytes from which a constant is a matrix
 _STEP = 2.7e-4  # of 8-bit weights: a standard deviation of 0.02, as models are initialised with
-_CHUNK = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +44,12 @@ class Shape:
         return 12 * self.hidden**2 * self.layers + 2 * self.vocabulary * self.hidden
 
     def bytes(self, bits: int) -> int:
-        """Size of the weights file."""
+        """Size of the real model's weights."""
         return self.matrices * bits // 8
+
+    def cache_bytes(self, tokens: int, width: int = 2) -> int:
+        """Keys and values of `tokens` tokens, `width` bytes a number."""
+        return 2 * self.layers * self.hidden * tokens * width
 
 
 SHAPES = {
@@ -62,35 +72,56 @@ def shape_of(source: Source) -> tuple[Shape, int] | None:
 def write_ir(shape: Shape, bits: int, folder: Path, report: Report = silent) -> Path:
     """Write IR of `shape` with weights of `bits` (8 or 4) into `folder`; returns the path of its XML.
 
-    Needs twice the weights' size on disk while it works, and next to no memory.
+    Embedding, head and one layer are made up. OpenVINO writes equal constants once, and its CPU plugin would then hold
+    them once too: each layer is given a copy of its own in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pool_file = folder / "made-up-weights"
     text = f"Making up weights: {shape.layers} layers of {shape.hidden}"
-    _write_noise(pool_file, shape.bytes(bits), report, text)
-    pool = _Pool(np.memmap(pool_file, dtype=np.uint8, mode="c"), bits)
-    report(Progress("Writing the made-up model"))
+    report(Progress(text, 0, shape.bytes(bits)))
+    once = dataclasses.replace(shape, layers=1)
+    pool = _Pool(np.random.default_rng(0).integers(0, 256, once.bytes(bits), np.uint8), bits)
     xml = folder / "openvino_model.xml"
     ov.save_model(_decoder(shape, pool), xml, compress_to_fp16=False)
-    pool_file.unlink()
+    _spread(xml, lambda done: report(Progress(text, min(done, shape.bytes(bits)), shape.bytes(bits))))
     return xml
 
 
-def _write_noise(path: Path, size: int, report: Report, text: str) -> None:
-    noise = np.random.default_rng(0)
-    with open(path, "wb") as file:
-        while (done := file.tell()) < size:
-            file.write(noise.bytes(min(_CHUNK, size - done)))
-            report(Progress(text, file.tell(), size))
+def _spread(xml: Path, wrote: Callable[[int], None]) -> None:
+    """Give every large constant of an IR a place of its own in its .bin, where several share one."""
+    seen: set[str] = set()
+    with open(xml.with_suffix(".bin"), "r+b") as weights:
+
+        def place(found: re.Match[str]) -> str:
+            begin, size = found["offset"], int(found["size"])
+            if size < _SHARED or begin not in seen:
+                seen.add(begin)
+                return found[0]
+            weights.seek(int(begin))
+            content = weights.read(size)
+            end = weights.seek(0, os.SEEK_END)
+            own = weights.seek(-(-end // 64) * 64)
+            weights.write(content)
+            wrote(own + size)
+            return f'offset="{own}" size="{size}"'
+
+        text = re.sub(r'offset="(?P<offset>\d+)" size="(?P<size>\d+)"', place, xml.read_text(encoding="utf-8"))
+    xml.write_text(text, encoding="utf-8")
 
 
 class _Pool:
-    """Hands out compressed matrices, their integers taken from the noise file in turn, without copying them."""
+    """Hands out compressed matrices, their integers taken from the noise in turn, without copying them."""
 
     def __init__(self, noise: np.ndarray, bits: int) -> None:
         self._noise = noise
         self._bits = bits
         self._used = 0
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """What is taken inside is given out once more afterwards."""
+        begin = self._used
+        yield
+        self._used = begin
 
     def matrix(self, rows: int, columns: int) -> ov.Output:
         """A float32 expression [rows, columns]: integers with zero point and scale, by row (8 bits) or group (4)."""
@@ -131,9 +162,10 @@ def _decoder(shape: Shape, pool: _Pool) -> ov.Model:
     state = ops.gather(pool.matrix(shape.vocabulary, shape.hidden), ids, ops.constant(0))
     sinks: list[ov.Node] = []
     for layer in range(shape.layers):
-        attended = _attention(shape, pool, layer, _normalised(shape, state), rotary, mask, batch, inputs, sinks)
-        widened = ops.gelu(_linear(pool, _normalised(shape, state), 4 * shape.hidden, shape.hidden), "erf")
-        state = ops.add(state, ops.add(attended, _linear(pool, widened, shape.hidden, 4 * shape.hidden)))
+        with pool.again():
+            attended = _attention(shape, pool, layer, _normalised(shape, state), rotary, mask, batch, inputs, sinks)
+            widened = ops.gelu(_linear(pool, _normalised(shape, state), 4 * shape.hidden, shape.hidden), "erf")
+            state = ops.add(state, ops.add(attended, _linear(pool, widened, shape.hidden, 4 * shape.hidden)))
     head = pool.matrix(shape.vocabulary, shape.hidden)
     logits = ops.matmul(_normalised(shape, state), head, False, True)
     logits.output(0).get_tensor().set_names({"logits"})
