@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from time import perf_counter
 
 import openvino as ov
@@ -36,6 +37,7 @@ from specdemo.engine.trace import (
     Settings,
     Trace,
 )
+from specdemo.zoo import machine
 from specdemo.zoo.load import LoadedPair
 
 MAX_NEW_TOKENS = 4096
@@ -43,7 +45,6 @@ VISITORS = 16
 """Requests that run at once, unless told otherwise."""
 
 _ONE_BY_ONE = "requests that share a forward would not get the same bits, so each has its own"
-
 
 
 class RequestError(ValueError):
@@ -83,9 +84,9 @@ class Session:
 
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for several sessions
     on one machine (None: the plugin takes what it finds). `visitors` is how many requests run at once; further ones
-    wait for their turn, as do those whose worst case does not fit into the KV cache. That holds `cache_tokens` tokens,
-    allocated now and for good, of the target in each setting of numerics and of the draft; with None it grows as
-    needed. `exclusive` runs one request at a time, so that every figure is of a machine that was not shared. Raises
+    wait for their turn, as do those whose worst case does not fit into the KV cache. That is allocated now and for
+    good: `cache_mb` megabytes for the target, but one full context at least, and as many tokens of the draft and of
+    the target in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so that every figure is of a machine that was not shared. Raises
     ModelError when a model cannot be used.
     """
 
@@ -95,7 +96,7 @@ class Session:
         *,
         threads: int | None = None,
         visitors: int = VISITORS,
-        cache_tokens: int | None = None,
+        cache_mb: int | None = None,
         exclusive: bool = False,
     ):
         self._loaded = loaded
@@ -107,7 +108,8 @@ class Session:
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
         self.exclusive = exclusive
-        self._cache_tokens = cache_tokens
+        self._cache_mb = cache_mb
+        self._cache_tokens: int | None = None
         self._draft: Model | None = None
         self._draft_seconds = 0.0
         self._engines: dict[str, _Engine] = {}
@@ -441,6 +443,8 @@ class Session:
     def _engine(self, name: str) -> _Engine:
         with self._lock:
             if name not in self._engines:
+                if self._engines:
+                    _require_room(self._loaded.target_xml)
                 self._engines[name] = self._compile(name)
             return self._engines[name]
 
@@ -470,8 +474,12 @@ class Session:
         return {"target": engine.target, **({"draft": self._draft} if self._draft else {})}
 
     def _fix_cache(self, model: Model) -> None:
-        if self._cache_tokens is not None:
-            model.fix_cache(-(-self._cache_tokens // model.block_size))
+        if self._cache_mb is None:
+            return
+        if self._cache_tokens is None:
+            fitting = self._cache_mb * 1_000_000 // model.block_bytes * model.block_size
+            self._cache_tokens = max(fitting, self.context_limit + 2 * model.block_size)
+        model.fix_cache(-(-self._cache_tokens // model.block_size))
 
     def _make_room(self, model: Model, blocks: int) -> None:
         caches = [engine.prompts for engine in list(self._engines.values())]
@@ -533,6 +541,17 @@ def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
     size = model.block_size
     shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
     return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
+
+
+def _require_room(xml: Path) -> None:
+    """Raise RequestError if the target cannot be held once more, compiled for other numerics: a large one would get
+    this process killed."""
+    needed, free = xml.with_suffix(".bin").stat().st_size, machine.available_bytes()
+    if needed > free:
+        raise RequestError(
+            f"The target compiled for other numerics takes {needed / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free; "
+            "keep to the numerics that were used first."
+        )
 
 
 def _how(model: Model) -> str:
