@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 
 import pytest
 
+from specdemo import cli
 from specdemo.engine.trace import EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import Busy, NotReady
 from specdemo.serving.cluster import require_cores
@@ -15,6 +17,7 @@ from specdemo.serving.generation import Description, Done, Interrupted, Progress
 from specdemo.serving.local import bound_socket
 from specdemo.serving.metrics import Metrics
 from specdemo.serving.options import ServeOptions
+from specdemo.serving.plan import Demand, Measured, best_level, plan
 from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.traffic import Asked, level
 from specdemo.zoo.errors import BadChoice
@@ -216,8 +219,6 @@ def test_a_drill_names_each_promise_that_was_not_kept():
 
 
 def serve(capsys, *arguments: str) -> tuple[int, str]:
-    from specdemo import cli
-
     code = cli.main(["serve", "--pair", "embedded", *arguments])
     said = capsys.readouterr().err.strip()
     assert "\n" not in said, "one sentence"
@@ -252,3 +253,34 @@ def test_a_port_in_use_is_named(capsys):
         port = str(taken.getsockname()[1])
         code, said = serve(capsys, "--no-ray", "--port", port)
     assert code == 2 and f"--port {port}" in said
+
+
+# The plan
+
+
+def test_a_plan_has_replicas_for_the_tokens_and_for_the_answers_in_flight():
+    measured = Measured(visitors=8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9)
+    found = plan(Demand(1000, question_every_s=60, answer_tokens=150), measured, price_per_core_hour=0.04)
+    assert found.demand_tokens_per_s == 2500
+    assert found.answer_s == 0.5 + 150 / 25
+    assert found.in_flight == pytest.approx(1000 / 60 * 6.5)
+    assert found.replicas == 18, "2500 / (0.7 * 200) are more than 108 answers / 8"
+    assert (found.cores, found.memory_bytes) == (36, 18 * 10**9)
+    assert found.per_million_tokens == pytest.approx(36 * 0.04 / (2500 * 3600) * 1e6)
+
+
+def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, capsys):
+    levels = [
+        {"visitors": 1, "tokens_per_s": 60, "ttft_p50_s": 0.1, "ttft_p95_s": 0.2, "errors": 0},
+        {"visitors": 8, "tokens_per_s": 180, "ttft_p50_s": 0.5, "ttft_p95_s": 0.9, "errors": 0},
+        {"visitors": 32, "tokens_per_s": 240, "ttft_p50_s": 3.0, "ttft_p95_s": 6.0, "errors": 0},
+        {"visitors": 9, "tokens_per_s": 900, "ttft_p50_s": 0.1, "ttft_p95_s": 0.1, "errors": 3},
+    ]
+    text = json.dumps({"levels": levels})
+    assert best_level(text, 2, 0).visitors == 8
+    (tmp_path / "load.json").write_text(text)
+    assert cli.main(["serve", "--pair", "embedded", "--plan", "1000", "--figures", str(tmp_path / "load.json"),
+                     "--cpus-per-replica", "2"]) == 0  # fmt: skip
+    assert "20 replicas, 40 cores, 20" in capsys.readouterr().out
+    with pytest.raises(BadChoice, match="--figures"):
+        best_level("{}", 2, 0)

@@ -62,14 +62,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="of the drill: how many ask at once (default 4)")  # fmt: skip
     parser.add_argument("--seconds", type=real_number(1, 3600), metavar="S", default=20.0,
                         help="of the drill: seconds of each phase (default 20)")  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="of the drill: write its figures ('-' for standard output)")
+    group = parser.add_argument_group("a plan instead of a service: what so many visitors need (docs/serving.md)")
+    group.add_argument("--plan", type=whole_number(1), metavar="VISITORS", help="print what they need, and leave")
+    group.add_argument("--figures", metavar="FILE", help="what `specdemo load --json FILE` measured for one replica")
+    group.add_argument("--question-every", type=real_number(0, 86_400, open_below=True), metavar="S", default=60.0,
+                       help="seconds from one question of a visitor to the next (default 60)")  # fmt: skip
+    group.add_argument("--answer-tokens", type=real_number(0, 100_000, open_below=True), metavar="N", default=150.0,
+                       help="tokens of a usual answer (default 150)")  # fmt: skip
+    group.add_argument("--price-per-core-hour", type=real_number(0, 1000), metavar="P",
+                       help="of the machines, in any currency: gives the cost of a million tokens")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE",
+                        help="write the figures of the drill or the plan ('-' for standard output)")  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
     from specdemo.zoo.errors import BadChoice, ZooError
 
+    if args.plan:
+        if not args.figures:
+            raise BadChoice("--plan needs --figures FILE: what `specdemo load --json FILE` measured for one replica.")
+        from specdemo.serving import plan
+
+        return plan.main(args)
     if args.json and not args.drill:
-        raise BadChoice("--json writes the figures of a drill; give --drill kill or --drill scale with it.")
+        raise BadChoice("--json writes the figures of a drill or a plan; give --drill or --plan with it.")
     if args.no_ray and args.drill:
         raise BadChoice("--drill needs replicas, which --no-ray does not have; leave one of the two out.")
     if args.no_ray:
