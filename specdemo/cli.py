@@ -38,6 +38,8 @@ COMMANDS = (
     Command("run", "answer an instruction in the terminal, tokens coloured by origin", "specdemo.commands.run"),
     Command("bench", "measure prompts with and without speculation", "specdemo.bench.command"),
     Command("audit", "measure that speculation loses nothing", "specdemo.bench.audit_command"),
+    Command("load", "visitors for a server: what they get together, and what they leave behind",
+            "specdemo.commands.load"),
     Command("export", "make OpenVINO IR of a PyTorch checkpoint", "specdemo.commands.export"),
     Command("train-draft", "distil a draft for a target from the target's own text", "specdemo.training.command"),
     Command("serve", "answer over an OpenAI-compatible API, with replicas on Ray Serve", "specdemo.serving.command"),
@@ -53,6 +55,7 @@ _VARIABLES = """environment variables, for a Space's variables page say; an opti
   SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS                how to answer
   SPECDEMO_HOME                                          the folder for what is fetched and made
   SPECDEMO_DEBUG                                         1: failures with their stack trace
+  SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY    of the page (app.py) and of serve
   HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, NO_PROXY              as huggingface_hub reads them
 """
 
