@@ -55,7 +55,8 @@ _VARIABLES = """environment variables, for a Space's variables page say; an opti
   SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS                how to answer
   SPECDEMO_HOME                                          the folder for what is fetched and made
   SPECDEMO_DEBUG                                         1: failures with their stack trace
-  SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY    of the page (app.py) and of serve
+  SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY, SPECDEMO_VISITORS,
+  SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG    of the page (app.py --help) and of serve
   HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, NO_PROXY              as huggingface_hub reads them
 """
 
