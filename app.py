@@ -30,6 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--allow-own-pair", action=argparse.BooleanOptionalAction, default=None,
                         help="let visitors name folders and repositories of their own (default: only where the page is "
                              "for this machine alone)")
+    parser.add_argument("--visitors", default=os.environ.get("SPECDEMO_VISITORS", "16"),
+                        help="questions that share the models at once; more wait (SPECDEMO_VISITORS; default: 16)")
+    parser.add_argument("--cache-mb", default=os.environ.get("SPECDEMO_CACHE_MB", "1024"),
+                        help="megabytes of KV cache, taken at the start and never exceeded; one full context at least "
+                             "(SPECDEMO_CACHE_MB; default: 1024)")
+    parser.add_argument("--exclusive", action="store_true", default=os.environ.get("SPECDEMO_EXCLUSIVE") == "1",
+                        help="run comparisons one at a time, so that no figure is of a shared machine "
+                             "(SPECDEMO_EXCLUSIVE=1)")
     parser.add_argument("--max-new-tokens", default=os.environ.get("SPECDEMO_MAX_NEW_TOKENS", "100"),
                         help="where the page's setting of that name starts (SPECDEMO_MAX_NEW_TOKENS)")
     options = parser.parse_args(arguments)

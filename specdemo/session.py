@@ -68,6 +68,16 @@ class _Engine:
     lookahead: Lookahead = field(default_factory=Lookahead)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Blocks of a KV cache: `used` of at most `limit` (None: as many as it takes), `kept` of them for prompts that may
+    be asked again and given up when others need them."""
+
+    used: int
+    kept: int
+    limit: int | None
+
+
 @dataclass
 class _Measured:
     """What is noted of a run while it is made, in the thread that runs the models. Seconds."""
@@ -85,9 +95,9 @@ class Session:
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for several sessions
     on one machine (None: the plugin takes what it finds). `visitors` is how many requests run at once; further ones
     wait for their turn, as do those whose worst case does not fit into the KV cache. That is allocated now and for
-    good: `cache_mb` megabytes for the target, but one full context at least, and as many tokens of the draft and of
-    the target in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so that every figure is of a machine that was not shared. Raises
-    ModelError when a model cannot be used.
+    good: `cache_mb` megabytes for the target, but one full context at least, and as many tokens for the draft and for
+    the target in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so that
+    every figure is of a machine that was not shared. Raises ModelError when a model cannot be used.
     """
 
     def __init__(
@@ -139,14 +149,20 @@ class Session:
         """How many requests are at work and waiting, and what became of those before."""
         return self._batcher.load
 
-    def cache_blocks(self) -> dict[str, tuple[int, int | None]]:
-        """Blocks of the KV caches in use, and how many there may be (None: no limit): "target", "target fast" and
-        "draft"."""
+    def cache_blocks(self) -> dict[str, CacheUse]:
+        """What the KV caches "target", "target fast" and "draft" hold."""
+        engines = dict(self._engines)
         names = {"exact": "target", "fast": "target fast"}
-        models = {names[name]: engine.target for name, engine in list(self._engines.items())}
+        models = {names[name]: engine.target for name, engine in engines.items()}
         if self._draft is not None:
             models["draft"] = self._draft
-        return {name: (model.pool.used, model.pool.limit) for name, model in models.items()}
+        caches = [engine.prompts for engine in engines.values()]
+        return {
+            name: CacheUse(
+                model.pool.used, len(set().union(*(cache.kept_blocks(model) for cache in caches))), model.pool.limit
+            )
+            for name, model in models.items()
+        }
 
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""

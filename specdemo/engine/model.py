@@ -348,6 +348,11 @@ class PagedModel:
 
     # Cache memory
 
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
+        return sum(cache.byte_size for cache in self._caches) // len(self.pool.references)
+
     def fix_cache(self, blocks: int) -> None:
         """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not fewer than there
         are already."""

@@ -106,6 +106,13 @@ class PromptCache:
             return sum(len(known.target.blocks) for known in spare)
         return sum(len(known.draft.blocks) for known in spare if known.draft is not None)
 
+    def kept_blocks(self, model: Model) -> set[int]:
+        """The blocks of a model that all known prompts hold. From any thread: a glance, for whoever watches."""
+        if model is self.target:
+            return {block for known in list(self._known.values()) for block in list(known.target.blocks)}
+        drafts = [known.draft for known in list(self._known.values())]
+        return {block for draft in drafts if draft is not None for block in list(draft.blocks)}
+
     def make_room(self, model: Model, blocks: int) -> None:
         """Give up prompts in nobody's use, the oldest first, until those left hold at most `blocks` of a model."""
         if model is self.target:

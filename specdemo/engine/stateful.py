@@ -209,6 +209,13 @@ class StatefulModel:
             axes[name] = grown[0]
         return axes
 
+    @property
+    def block_bytes(self) -> int:
+        """Memory of the keys and values of `block_size` tokens."""
+        with self.new_sequence() as sequence:
+            self.forward([Run(sequence, [0] * BLOCK_SIZE, 1)])
+            return sum(state.state.byte_size for state in sequence.request.query_state())
+
     def fix_cache(self, blocks: int) -> None:
         """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is the plugin's)."""
         with self._lock:

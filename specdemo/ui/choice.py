@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.ui.controls import AUTO, OWN, InputError, Models
-from specdemo.zoo.pairs import PAIRS, Pair
+from specdemo.zoo.pairs import PAIRS, Pair, find_pair, own_pair
 
 if TYPE_CHECKING:
     from specdemo.session import Session
@@ -45,12 +45,13 @@ class Offer:
             return self._default
 
     def resolve(self, models: Models) -> Models:
-        """`models` with "auto" replaced. Raises InputError for a pair of the visitor's own where that is not allowed."""
-        if models.pair == AUTO:
-            return dataclasses.replace(models, pair=self.default)
+        """`models` with "auto" replaced. Raises InputError for a pair of the visitor's own where that is not allowed,
+        BadChoice for a model or a device that cannot be: a slip of the pen must not unload the pair that is here."""
         if models.pair == OWN and not self.allow_own_pair:
             raise InputError("Pairs of your own are not offered on this server; choose one from the list.")
-        return models
+        _pair(models)
+        _check_devices(models)
+        return dataclasses.replace(models, pair=self.default) if models.pair == AUTO else models
 
     def first(self) -> Models:
         """What the server loads before anybody has asked."""
@@ -92,24 +93,35 @@ def devices() -> list[str]:
     return machine.devices()
 
 
-def open_session(models: Models, report: Callable[[str, float | None], None]) -> Session:
-    """Fetch what is missing of `models`, compile it, and return its session. Slow; raises ZooError for the visitor."""
+def open_session(models: Models, report: Callable[[str, float | None], None], **capacity) -> Session:
+    """Fetch what is missing of `models`, compile it, and return its session, made for `capacity` (arguments of Session:
+    `visitors`, `cache_mb`, `exclusive`). Slow; raises ZooError for the visitor."""
     from specdemo.zoo.load import load_pair
-    from specdemo.zoo.machine import require_device
-    from specdemo.zoo.models import source_of
-    from specdemo.zoo.pairs import find_pair, own_pair
 
-    require_device(models.device, "Device")
-    require_device(models.draft_device, "Draft device")
-    if models.pair == OWN:
-        target = source_of(models.target, "Target", models.weight_format)
-        draft = source_of(models.draft, "Draft", models.weight_format) if models.draft else None
-        pair = own_pair(target, draft)
-    else:
-        pair = find_pair(models.pair, option="Pair")
+    _check_devices(models)
+    pair = _pair(models)
     loaded = load_pair(pair, progress=lambda progress: report(progress.line, progress.fraction))
     report("Compiling the models for this processor", None)
     from specdemo.session import Session
 
     return Session(dataclasses.replace(
-        loaded, device=models.device, draft_device=models.draft_device, kv_cache=models.kv_cache))
+        loaded, device=models.device, draft_device=models.draft_device, kv_cache=models.kv_cache), **capacity)
+
+
+def _pair(models: Models) -> Pair | None:
+    """The pair that is named, None for "auto". Asks neither disk nor network more than whether a folder is there."""
+    from specdemo.zoo.models import source_of
+
+    if models.pair == AUTO:
+        return None
+    if models.pair != OWN:
+        return find_pair(models.pair, option="Pair")
+    target = source_of(models.target, "Target", models.weight_format)
+    return own_pair(target, source_of(models.draft, "Draft", models.weight_format) if models.draft else None)
+
+
+def _check_devices(models: Models) -> None:
+    from specdemo.zoo.machine import require_device
+
+    require_device(models.device, "Device")
+    require_device(models.draft_device, "Draft device")

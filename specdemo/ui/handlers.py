@@ -5,14 +5,19 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
 from specdemo.ui import controls, energy, wire
 from specdemo.ui.pump import Pump
 from specdemo.ui.service import Service, sentence
+
+if TYPE_CHECKING:
+    from specdemo.engine.batch import Waiting
 
 UPDATE_EVERY = 0.08
 """Seconds between two envelopes. The script spreads the tokens in one over the times at which they were made, so
@@ -36,6 +41,11 @@ class Runs:
         event = self._stops.get(session or "")
         if event is not None:
             event.set()
+
+    def leave(self, session: str | None) -> None:
+        """The browser session has ended: stop its race and its benchmark."""
+        self.stop(session)
+        self.stop(f"benchmark {session}")
 
     def end(self, session: str | None, event: threading.Event) -> None:
         if session and self._stops.get(session) is event:
@@ -83,14 +93,18 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         return
     with service.session(request.pair) as session:
         trace, spent = None, energy.tallies(session)
-        ahead = service.users - 1
-        note = f"Waiting: {ahead} other question{'s' if ahead > 1 else ''} in work" if ahead else "Reading the question"
-        yield Update(channel.envelope("waiting" if ahead else "speculative", note))
+        for ahead in session.turn(stop):
+            yield Update(channel.envelope("waiting", _ahead(ahead) + " ahead; comparisons run one at a time here"))
+        yield Update(channel.envelope("speculative", "Reading the question"))
+        places: deque[Waiting] = deque(maxlen=1)
 
         def first():
-            return spent[0].watch(session.answer(request.question, request.settings, stop=stop))
+            events = session.answer(request.question, request.settings, stop=stop, on_wait=places.append)
+            return spent[0].watch(events)
 
         for batch in Pump(first, stop).batches(UPDATE_EVERY):
+            if places and not batch:
+                yield Update(channel.envelope("waiting", waiting_line(places.pop())))
             trace = _last_trace(batch) or trace
             channel.rounds += [event for event in batch if not isinstance(event, Trace)]
             if batch and trace is None:
@@ -118,6 +132,19 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
 
 def _last_trace(batch: list) -> Trace | None:
     return batch[-1] if batch and isinstance(batch[-1], Trace) else None
+
+
+def waiting_line(waiting: Waiting) -> str:
+    """A place in the queue in words, with the wait that the last requests let expect."""
+    line = "Next in the queue" if waiting.place <= 1 else f"In the queue, {_ahead(waiting.place - 1)} ahead"
+    if waiting.seconds is None:
+        return line
+    seconds = max(1, round(waiting.seconds))
+    return line + (f"; about {seconds} s" if seconds < 90 else f"; about {round(seconds / 60)} minutes")
+
+
+def _ahead(count: int) -> str:
+    return f"{count} question{'' if count == 1 else 's'}"
 
 
 def loading_line(state) -> str:

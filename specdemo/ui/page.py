@@ -12,6 +12,7 @@ from specdemo.ui import api, benchmark, choice, controls, explain, handlers, wir
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.kept import Kept
 from specdemo.ui.service import Service
+from specdemo.zoo.errors import ZooError
 
 gr = import_gradio()
 
@@ -31,8 +32,9 @@ stays the same; only the waiting gets shorter. Watch it race plain decoding, mea
 MODEL_NAMES = ("pair", "device", "draft_device", "kv_cache", "target", "draft", "weight_format")
 """The inputs that choose models, in the order that `controls.models` takes."""
 
-VISITORS = 8
-"""Runs that may be in work at once; a session answers one after the other, and the page says how many are ahead."""
+VISITORS = 64
+"""Runs that may be in work or wait at once; the session decides how many share the models, and the rest is told its
+place (docs/visitors.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ def build(service: Service, offer: choice.Offer, max_new_tokens: int = 100) -> P
         _wire_run(service, offer, runs, kept, parts)
         _wire_load(blocks, service, offer, kept, parts, status, defaults)
         api.add(service, offer, VISITORS)
+
+        def gone(request: gr.Request):
+            runs.leave(request.session_hash)
+
+        blocks.unload(gone)
     script, style = ((HERE / name).read_text(encoding="utf-8") for name in ("script.js", "style.css"))
     return Page(blocks, {
         # Styles go into the head as they are: Gradio's own `css` would put a prefix before every selector.
@@ -202,7 +209,7 @@ def _wire_run(service: Service, offer: choice.Offer, runs: handlers.Runs, kept: 
         given = dict(zip(controls.NAMES, values, strict=True))
         try:
             given["pair"] = offer.resolve(controls.models(*(given[name] for name in MODEL_NAMES)))
-        except controls.InputError as error:
+        except (controls.InputError, ZooError) as error:
             yield (wire.error("", str(error)), gr.skip(), *idle)
             return
         # Every update says which button shows: a browser may draw only the latest of several that arrive together.

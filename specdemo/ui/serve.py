@@ -9,6 +9,7 @@ import sys
 import threading
 import webbrowser
 from argparse import Namespace
+from functools import partial
 
 from specdemo.ui import controls
 from specdemo.zoo.errors import BadChoice
@@ -59,7 +60,8 @@ def main(options: Namespace) -> int:
     except BadChoice as error:
         raise BadOption(str(error)) from error
 
-    from specdemo.ui import choice, page
+    from specdemo import metrics
+    from specdemo.ui import choice, page, watch
     from specdemo.ui.service import Service
 
     alone = options.host in ("127.0.0.1", "localhost", "::1") and not options.share and "SPACE_ID" not in os.environ
@@ -69,11 +71,19 @@ def main(options: Namespace) -> int:
         offer = _remote(options.engine)
         service = Service(offer.first(), offer.open_session)
     else:
-        service = Service(controls.Models(options.pair or controls.AUTO), choice.open_session)
+        capacity = {
+        "visitors": _whole("--visitors", options.visitors, 1, 64),
+        "cache_mb": _whole("--cache-mb", options.cache_mb, 1, 1_000_000),
+        "exclusive": options.exclusive,
+    }
+    service = Service(controls.Models(options.pair or controls.AUTO), partial(choice.open_session, **capacity))
+    metrics.log_requests()
     built = page.build(service, offer, max_new_tokens)
-    _, url, _ = built.blocks.queue(max_size=64).launch(
+    app, url, _ = built.blocks.queue(max_size=2 * page.VISITORS).launch(
+        max_threads=3 * page.VISITORS,  # a run that waits holds a thread
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
         show_error=False, mcp_server=True, **built.launch)
+    watch.mount(app, service)
     # Which pair suits the machine may take the network two seconds to tell: the page does not wait for that.
     threading.Thread(target=lambda: service.start(offer.first()), name="first-pair", daemon=True).start()
     print(f"The page is up: {url}", flush=True)

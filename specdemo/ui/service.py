@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from specdemo.metrics import Gauges
+from specdemo.ui.visitors import LIMITS, Limits, Refused, Visitor, Visitors, Watched, visitor_now
 
 if TYPE_CHECKING:
     from specdemo.session import Session
@@ -44,13 +48,35 @@ def open_session(name: str, report: Report) -> Session:
 
 
 def sentence(error: BaseException) -> str:
-    """One sentence for the page: the message of an error made for users, else its kind (the log has the rest)."""
+    """One sentence for the page: the message of an error made for users, without paths of this machine, else what
+    failed (the log has the rest)."""
     from specdemo.zoo.errors import ZooError
 
-    if isinstance(error, ZooError) or type(error).__name__ == "RequestError":
-        return str(error)
+    kind = type(error).__name__
+    if isinstance(error, (ZooError, Refused)) or kind in ("RequestError", "EngineError", "Busy"):
+        return _PATH.sub(r"\1", str(error))
+    if kind == "PairGone":
+        return "Another pair is being loaded for somebody; ask again in a moment."
+    for name, words in _SENTENCES.items():
+        if any(base.__name__ == name for base in type(error).__mro__):
+            log.error("A visitor was told only a sentence of this.", exc_info=error)
+            return words
     log.error("The page shows only a sentence of this.", exc_info=error)
     return f"Something went wrong inside ({type(error).__name__}); the terminal that runs this page has the details."
+
+
+_PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")
+
+_SENTENCES = {
+    "ModelError": "An inference failed, and with it this answer; others go on. Please ask again.",
+    "CacheFull": "The memory for contexts was full, and this answer had to be given up; please ask again.",
+    "MemoryError": "The machine is out of memory; ask for a shorter answer, or again in a moment.",
+    "OSError": "A file could not be written or read on the server: its disk may be full.",
+}
+
+
+class PairGone(LookupError):
+    """The pair that a visitor had chosen is no longer the loaded one."""
 
 
 class _Superseded(Exception):
@@ -64,7 +90,7 @@ class Service:
     through the download of a large one. A "pair" is whatever the opener takes; it is compared and shown, no more.
     """
 
-    def __init__(self, pair: str, opener: Opener = open_session):
+    def __init__(self, pair: str, opener: Opener = open_session, limits: Limits = LIMITS):
         self._opener = opener
         self._changed = threading.Condition()
         self._session: Session | None = None
@@ -72,6 +98,7 @@ class Service:
         self._turn = 0
         self._waiting: Counter[str] = Counter()
         self.state = State("loading", pair, "Getting the models ready")
+        self.visitors = Visitors(limits, self._gauges)
 
     def start(self, pair: str | None = None) -> None:
         """Begin loading the first pair, or `pair`, unless somebody has asked for one already. Not done on creation:
@@ -142,19 +169,45 @@ class Service:
                 self._waiting[pair] -= 1
 
     @contextmanager
-    def session(self, pair: str) -> Iterator[Session]:
-        """The session of a ready pair, kept open while in use. Raises LookupError when another pair took its place."""
-        with self._changed:
-            if self._session is None or self.state.pair != pair or self.state.kind != "ready":
-                raise LookupError(pair)
-            self._users += 1
-            session = self._session
-        try:
-            yield session
-        finally:
+    def session(self, pair: str, visitor: Visitor | None = None) -> Iterator[Watched]:
+        """The session of a ready pair for one request of a visitor (of the request being handled, by default), kept
+        open while in use. Raises Refused when a limit is reached, PairGone when another pair took its place."""
+        with self.visitors.request(visitor or visitor_now()):
             with self._changed:
-                self._users -= 1
-                self._changed.notify_all()
+                if self._session is None or self.state.pair != pair or self.state.kind != "ready":
+                    raise PairGone(pair)
+                self._users += 1
+                session = self._session
+            watched = Watched(session, self.visitors)
+            try:
+                yield watched
+            finally:
+                watched.leave()
+                with self._changed:
+                    self._users -= 1
+                    self._changed.notify_all()
+
+    def _gauges(self) -> Gauges:
+        session = self._session
+        if session is None:
+            return Gauges()
+        load = session.load
+        blocks = tuple((name, use.used, use.kept, use.limit) for name, use in session.cache_blocks().items())
+        return Gauges(0, load.active, load.waiting, load.restarts, blocks)
+
+    def health(self) -> dict[str, object]:
+        """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
+        now = self.visitors.gauges()
+        return {
+            "status": self.state.kind,
+            "visitors": now.visitors,
+            "active": now.active,
+            "queue": now.waiting,
+            "restarts": now.restarts,
+            "cache_blocks": {
+                name: {"used": used, "kept": kept, "limit": limit} for name, used, kept, limit in now.blocks
+            },
+        }
 
     @property
     def users(self) -> int:
