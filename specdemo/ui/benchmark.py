@@ -19,6 +19,7 @@ from specdemo.ui.faststart import import_gradio
 from specdemo.ui.handlers import Runs, loading_line
 from specdemo.ui.pump import Pump
 from specdemo.ui.service import Service, sentence
+from specdemo.zoo.errors import ZooError
 
 gr = import_gradio()
 
@@ -188,7 +189,7 @@ def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: in
         try:
             try:
                 pair = offer.resolve(controls.models(*chosen))
-            except controls.InputError as error:
+            except (controls.InputError, ZooError) as error:
                 yield (f'<p class="sd-error" role="alert">{html.escape(str(error))}</p>', gr.skip(), gr.skip(),
                        gr.update(interactive=True), gr.update(interactive=False), *same)
                 return
