@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import time
 import urllib.request
-import warnings
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -40,7 +38,8 @@ def url(embedded_pair):
     log.mkdir(exist_ok=True)
     with open(log / "page-server.log", "w+", encoding="utf-8") as output:
         server = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT, stdout=output,
-                                  stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+                                  stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1",
+                                                                "HF_HUB_OFFLINE": "1"})
         try:
             address = f"http://127.0.0.1:{port}/"
             for _ in range(600):
@@ -64,12 +63,19 @@ def browser(chromium):
         opened.close()
 
 
+@pytest.fixture(scope="module")
+def desk(browser):
+    """A window of a usual size. Tabs share its cache, as a visitor's do."""
+    context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
+    yield context
+    context.close()
+
+
 class Visit:
     """A browser tab on the page, which notes every console error and every request to another host."""
 
-    def __init__(self, browser, url: str, query: str = "max_new_tokens=24", **context):
-        self.context = browser.new_context(viewport=context.pop("viewport", {"width": 1280, "height": 1000}), **context)
-        self.page = self.context.new_page()
+    def __init__(self, context, url: str, query: str = "max_new_tokens=24"):
+        self.page = context.new_page()
         self.errors: list[str] = []
         self.foreign: list[str] = []
         self.before = None  # the run that was on the stage when a question was asked
@@ -103,22 +109,40 @@ class Visit:
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)
 
+    def axe_finds_nothing_serious(self) -> None:
+        self.page.get_by_role("button", name="Settings for engineers").click()
+        source = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        self.page.evaluate(source)
+        for name in ("Race", "Benchmark", "How it works"):
+            self.page.get_by_role("tab", name=name).click()
+            expect(self.page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+            self.page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")
+            found = self.page.evaluate("axe.run(document).then(result => result.violations)")
+            serious = [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:300], len(v["nodes"]))
+                       for v in found if v["impact"] in ("serious", "critical")]
+            assert serious == [], name
+
     def close(self) -> None:
-        self.context.close()
+        self.page.close()
         assert self.foreign == []
         assert self.errors == []
 
 
 @pytest.fixture
-def visit(browser, url):
-    opened = []
+def visit(browser, desk, url):
+    """Opens the page in a tab; given settings of a context, in a browser that has never been here before."""
+    opened, contexts = [], []
 
-    def go(query: str = "max_new_tokens=24", **context) -> Visit:
-        opened.append(Visit(browser, url, query, **context))
+    def go(query: str = "max_new_tokens=24", **fresh) -> Visit:
+        if fresh:
+            contexts.append(browser.new_context(**fresh))
+        opened.append(Visit(contexts[-1] if fresh else desk, url, query))
         return opened[-1]
 
     yield go
     for one in opened:
+        one.close()
+    for one in contexts:
         one.close()
 
 
@@ -129,6 +153,9 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
       window.seen = new Set();
       const look = () => window.seen.add(box.querySelectorAll('.sd-tok:not(.sd-later)').length);
       new MutationObserver(look).observe(box, { subtree: true, childList: true, attributes: true });
+      window.shifts = [];
+      new PerformanceObserver(list => list.getEntries().forEach(one => window.shifts.push(
+        [one.value, ...one.sources.map(s => (s.node?.className || s.node?.nodeName) + '')]))).observe({ type: 'layout-shift' });
     }""")
     tab.ask("Explain the difference between fission and fusion")
     trace = tab.finished()
@@ -144,6 +171,8 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
     assert trace["identical"] is True
     assert "Identical: both runs gave the same tokens." in tab.text(".sd-identity")
     tab.page.wait_for_function("document.querySelectorAll('#sd-plot-0 .scatterlayer .trace').length === 2")
+    shifts = tab.page.evaluate("window.shifts")
+    assert sum(shift[0] for shift in shifts) < 0.02, shifts
     points = tab.page.evaluate("[...document.querySelector('#sd-plot-0 .js-plotly-plot').data].map(d => d.x.length)")
     assert points == [len(trace["rounds"]), 24]
 
@@ -266,21 +295,51 @@ def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_ope
     expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
 
 
-def test_a_link_restores_question_and_settings_in_a_fresh_browser(visit):
-    tab = visit("question=Why+%26+how%3F&max_new_tokens=7&draft_tokens=3&drafter=lookup&temperature=0.5&top_p=0.9"
-                "&top_k=40&seed=11&numerics=fast")
-    tab.page.wait_for_function("document.querySelector('#sd-question textarea').value === 'Why & how?'")
-    tab.page.get_by_role("button", name="Copy a link").click()
-    expect(tab.page.locator(".sd-link-text")).not_to_have_value("")
-    link = tab.page.input_value(".sd-link-text")
-    other = visit(link.split("?", 1)[1])
-    other.page.wait_for_function("document.querySelector('#sd-question textarea').value === 'Why & how?'")
-    other.page.get_by_role("button", name="Run", exact=True).click()
-    settings = other.finished()["settings"]
-    assert {name: settings[name] for name in ("max_new_tokens", "draft_tokens", "drafter", "temperature", "top_p",
-                                              "top_k", "seed", "numerics")} == {
-        "max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5, "top_p": 0.9, "top_k": 40,
-        "seed": 11, "numerics": "fast"}
+def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result_in_a_fresh_browser(visit):
+    tab = visit("max_new_tokens=24&kv_cache=auto")
+    page = tab.page
+    page.get_by_role("button", name="Settings for engineers").click()
+    for label, value in (("Drafter", "lookup"), ("Draft length", "3"), ("Acceptance rule", "maximal")):
+        page.get_by_label(label, exact=True).click()
+        page.get_by_role("option", name=value, exact=True).click()
+    for label, value in (("Maximum tokens", "7"), ("Temperature", "0.5"), ("Top-p", "0.9"), ("Top-k", "40")):
+        page.get_by_label(f"number input for {label}").fill(value)
+        page.keyboard.press("Tab")
+    page.get_by_label("Seed", exact=True).fill("11")
+    page.keyboard.press("Tab")
+    page.get_by_label("fast", exact=True).check()
+    page.wait_for_function("window.specdemo.link().includes('numerics=fast')")
+    for label in ("Device", "Draft device", "Pair", "KV cache precision"):
+        expect(page.get_by_label(label, exact=True)).to_be_visible()
+    tab.ask("Why & how?")
+    trace = tab.finished()
+    wanted = {"max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5, "top_p": 0.9,
+              "top_k": 40, "seed": 11, "numerics": "fast", "coupling": "maximal"}
+    assert {name: trace["settings"][name] for name in wanted} == wanted
+    page.get_by_role("button", name="Copy a link").click()
+    expect(page.locator(".sd-link-text")).not_to_have_value("")
+    link = page.input_value(".sd-link-text")
+    other = visit(link.split("?", 1)[1], viewport={"width": 1280, "height": 1000})
+    assert other.finished()["rounds"] == trace["rounds"]
+    expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
+    other.page.wait_for_function("link => window.specdemo.link() === link", arg=link)
+
+
+def test_a_link_to_a_run_that_is_no_longer_kept_says_so_and_keeps_the_question(visit):
+    tab = visit("run=0123456789abcdef&question=Why%3F&max_new_tokens=5")
+    expect(tab.page.locator(".sd-note")).to_contain_text("no longer kept")
+    expect(tab.page.locator("#sd-question textarea")).to_have_value("Why?")
+
+
+def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sentence(visit):
+    tab = visit()
+    tab.page.get_by_role("button", name="Settings for engineers").click()
+    tab.page.get_by_label("Pair", exact=True).click()
+    tab.page.get_by_role("option", name="Your own pair").click()
+    tab.page.get_by_label("Target", exact=True).fill("no such model")
+    tab.ask("Why?")
+    expect(tab.page.locator(".sd-error")).to_have_text(
+        "Target 'no such model' is neither a folder here nor a Hub repository (owner/name).")
 
 
 def test_a_token_tells_by_keyboard_what_the_draft_thought(visit, tmp_path):
@@ -307,57 +366,42 @@ def test_work_per_update_does_not_grow_with_the_answer(visit):
         draft_seconds: .001, verify_seconds: .01, shown_at: .01 * i });
       const watch = new MutationObserver(() => {});
       watch.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
-      for (let i = 0; i < 600; i++) {
+      const pen = CanvasRenderingContext2D.prototype, line = pen.lineTo;
+      let strokes = 0;
+      pen.lineTo = function (...at) { strokes++; return line.apply(this, at); };
+      for (let i = 0; i < 300; i++) {
         stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200, rounds_from: i,
           rounds: [round(i)], plain_from: 0, plain: [] }));
         stage.reach(stage.spec, i + 1, true);
+        stage.sketch.draw(1000 * (i + 1));
         counts.push(watch.takeRecords().length);
       }
-      return counts;
+      return { counts, strokes };
     }""")
-    assert max(changes[400:]) <= max(changes[10:100]) + 2
+    assert max(changes["counts"][200:]) <= max(changes["counts"][10:100]) + 2
+    assert changes["strokes"] < 3 * 2 * 300, "the picture of the race is drawn again more often than it must be"
 
 
-def test_a_phone_shows_everything_without_sideways_scrolling(visit):
-    tab = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    tab.ask("What is a rainbow?")
-    tab.finished()
-    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
-    tab.page.locator(".sd-text-spec .sd-tok").first.tap()
-    expect(tab.page.locator(".sd-card")).to_contain_text("first token")
-
-
-@pytest.fixture(scope="module")
-def axe(request) -> str:
-    """The source of axe-core, packed once by the user's npm into pytest's cache folder."""
-    folder = Path(request.config.cache.mkdir("axe-core"))
-    if not list(folder.glob("axe-core-4*.tgz")):
-        npm = shutil.which("npm")
-        done = npm and subprocess.run([npm, "pack", "axe-core@4", "--silent"], cwd=folder, capture_output=True,
-                                      timeout=120)
-        if not done or done.returncode:
-            warnings.warn("ACCESSIBILITY WAS NOT CHECKED: axe-core needs npm with a registry.", stacklevel=1)
-            pytest.skip("no npm, or no registry: axe-core cannot be had")
-    with tarfile.open(next(folder.glob("axe-core-4*.tgz"))) as archive:
-        return archive.extractfile("package/axe.min.js").read().decode()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(visit, axe, scheme):
-    tab = visit("max_new_tokens=12", color_scheme=scheme)
-    assert tab.page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+def test_the_page_holds_nothing_that_axe_calls_serious(visit):
+    tab = visit("max_new_tokens=12")
+    assert not tab.page.evaluate("document.body.classList.contains('dark')")
     tab.ask("Name two colours")
     tab.finished()
     tab.page.wait_for_function("document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1")
-    tab.page.get_by_role("button", name="Settings for engineers").click()
-    tab.page.evaluate(axe)
-    for name in ("Race", "Benchmark", "How it works"):
-        tab.page.get_by_role("tab", name=name).click()
-        tab.page.wait_for_timeout(300)
-        found = tab.page.evaluate("axe.run(document).then(result => result.violations)")
-        serious = [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:300], len(v["nodes"]))
-                   for v in found if v["impact"] in ("serious", "critical")]
-        assert serious == [], name
+    tab.axe_finds_nothing_serious()
+
+
+def test_a_phone_in_the_dark_shows_everything_without_sideways_scrolling_and_axe_agrees(visit):
+    tab = visit("max_new_tokens=12", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True,
+                color_scheme="dark")
+    assert tab.page.evaluate("document.body.classList.contains('dark')")
+    tab.ask("What is a rainbow?")
+    tab.finished()
+    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1")
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    tab.page.locator(".sd-text-spec .sd-tok").first.tap()
+    expect(tab.page.locator(".sd-card")).to_contain_text("first token")
+    tab.axe_finds_nothing_serious()
 
 
 def test_a_small_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp_path):

@@ -35,14 +35,14 @@ def _figure(title: str, x: str, y: str, message: str = "") -> go.Figure:
     return figure
 
 
-EMPTY = "Run a race to draw this"
+NOTHING = "Nothing was generated in this run"
 
 
-def race(trace: Trace | None) -> go.Figure:
+def race(trace: Trace) -> go.Figure:
     """Tokens against wall-clock seconds for both runs, from each one's first token, with the time saved marked."""
     title, x, y = "Tokens against time", "seconds after the first token (wall clock)", "tokens"
-    if trace is None or not trace.rounds:
-        return _figure(title, x, y, EMPTY)
+    if not trace.rounds:
+        return _figure(title, x, y, NOTHING)
     figure = _figure(title, x, y)
     times, counts, total = [], [], 0
     first = trace.rounds[0].shown_at
@@ -76,11 +76,11 @@ def _mark_saving(figure: go.Figure, times: list[float], counts: list[int], plain
     figure.add_annotation(x=(fast + slow) / 2, y=same, text=words, showarrow=False, yshift=10)
 
 
-def time_spent(trace: Trace | None) -> go.Figure:
+def time_spent(trace: Trace) -> go.Figure:
     """Where the seconds of both runs went: prefill, drafting, verifying, everything else."""
     title, x = "Where the time went", "seconds"
-    if trace is None or not trace.rounds:
-        return _figure(title, x, "", EMPTY)
+    if not trace.rounds:
+        return _figure(title, x, "", NOTHING)
     figure = _figure(title, x, "")
     summary = summarize(trace)
     outside = max(0.0, summary.decode_seconds - summary.draft_seconds - summary.verify_seconds)
@@ -105,11 +105,11 @@ def time_spent(trace: Trace | None) -> go.Figure:
     return figure
 
 
-def by_position(trace: Trace | None) -> go.Figure:
+def by_position(trace: Trace) -> go.Figure:
     """How often the first, second, ... draft token of a round was accepted, of those that the target got to see."""
     title, x, y = "Acceptance by draft position", "position in the draft", "accepted, of those examined"
-    if trace is None or not trace.rounds:
-        return _figure(title, x, y, EMPTY)
+    if not trace.rounds:
+        return _figure(title, x, y, NOTHING)
     counts = acceptance_by_position([trace])
     if not counts:
         return _figure(title, x, y, "Nothing was drafted in this run")
@@ -122,12 +122,12 @@ def by_position(trace: Trace | None) -> go.Figure:
     return figure
 
 
-def what_if(trace: Trace | None) -> go.Figure:
+def what_if(trace: Trace) -> go.Figure:
     """The speed-up to expect over acceptance rate and draft length, for the costs that this run measured."""
     title, x, y = "What if: speed-up at this machine's costs", "draft length", "acceptance rate"
-    costs = measured_costs(trace) if trace is not None else None
+    costs = measured_costs(trace)
     if costs is None:
-        return _figure(title, x, y, EMPTY if trace is None else "Needs a draft and a comparison to measure costs")
+        return _figure(title, x, y, "Needs a draft and a comparison to measure costs")
     figure = _figure(title, x, y)
     lengths = list(range(1, LONGEST + 1))
     rates = [i / 25 for i in range(26)]
@@ -153,12 +153,12 @@ def what_if(trace: Trace | None) -> go.Figure:
     return figure
 
 
-def draft_size(trace: Trace | None) -> go.Figure:
+def draft_size(trace: Trace) -> go.Figure:
     """The best speed-up over the draft's cost, with the "ten times smaller" rule of thumb beside what was measured."""
     title, x, y = "What if: a smaller or larger draft", "cost of a draft token / a plain token", "best speed-up"
-    costs = measured_costs(trace) if trace is not None else None
+    costs = measured_costs(trace)
     if costs is None:
-        return _figure(title, x, y, EMPTY if trace is None else "Needs a draft and a comparison to measure costs")
+        return _figure(title, x, y, "Needs a draft and a comparison to measure costs")
     figure = _figure(title, x, y)
     ratios = [0.01 * 1.12 ** i for i in range(41)]
     rates = sorted({0.4, 0.6, 0.8}) + [costs.acceptance]
@@ -170,8 +170,8 @@ def draft_size(trace: Trace | None) -> go.Figure:
                            {"width": 1.5, "color": "#888888", "dash": ("dot", "dash", "dashdot")[index]},
                            hovertemplate="cost %{x:.2f}: at best %{y:.2f} times<extra>" + f"{rate:.0%} right</extra>")
     figure.add_vline(x=0.1, line={"width": 2, "dash": "dash", "color": "#D55E00"})
-    figure.add_annotation(x=-1, y=1.0, yref="paper", text="the advice: ten times smaller", showarrow=False,
-                          xanchor="right", xshift=-4, yanchor="top")
+    figure.add_annotation(x=-1, y=0.02, yref="paper", text="the advice: ten times smaller", showarrow=False,
+                          xanchor="right", xshift=-4, yanchor="bottom")
     figure.add_hline(y=1.0, line={"width": 1, "color": "#888888"})
     ratio = min(max(costs.ratio, ratios[0]), ratios[-1])
     figure.add_scatter(x=[ratio], y=[summarize(trace).speedup], mode="markers", name="measured", marker=STAR,
@@ -197,6 +197,6 @@ def of_benchmark(report) -> list[go.Figure]:
 ALL = (race, time_spent, by_position, what_if, draft_size)
 
 
-def all_figures(trace: Trace | None) -> tuple[go.Figure, ...]:
-    """Every figure of a trace, in the order of `ALL`; None gives the empty ones."""
+def all_figures(trace: Trace) -> tuple[go.Figure, ...]:
+    """Every figure of a trace, in the order of `ALL`."""
     return tuple(draw(trace) for draw in ALL)
