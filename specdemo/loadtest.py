@@ -27,6 +27,9 @@ LEVELS = (1, 4, 8, 16, 32)
 PATIENCE = 120.0
 """Seconds without a byte after which an answer counts as failed."""
 
+_DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
+"""The endpoint's further inputs: draft tokens, drafter, temperature, top-p, top-k, seed, numerics."""
+
 READY_WITHIN = 1800.0
 """Seconds that a server may take to load its models; the first start downloads them."""
 
@@ -183,7 +186,7 @@ def ask(
     or when `stop` is set."""
     asked = Asked(time.monotonic())
     try:
-        body = {"data": [instruction, max_new_tokens], "session_hash": uuid.uuid4().hex}
+        body = {"data": [instruction, max_new_tokens, *_DEFAULTS], "session_hash": uuid.uuid4().hex}
         reply = client.post(f"{url}/gradio_api/call/generate", json=body)
         if reply.status_code != 200:
             asked.error = f"status {reply.status_code}"
