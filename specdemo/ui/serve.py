@@ -72,11 +72,11 @@ def main(options: Namespace) -> int:
         service = Service(offer.first(), offer.open_session)
     else:
         capacity = {
-        "visitors": _whole("--visitors", options.visitors, 1, 64),
-        "cache_mb": _whole("--cache-mb", options.cache_mb, 1, 1_000_000),
-        "exclusive": options.exclusive,
-    }
-    service = Service(controls.Models(options.pair or controls.AUTO), partial(choice.open_session, **capacity))
+            "visitors": _whole("--visitors", options.visitors, 1, 64),
+            "cache_mb": _whole("--cache-mb", options.cache_mb, 1, 1_000_000),
+            "exclusive": options.exclusive,
+        }
+        service = Service(controls.Models(options.pair or controls.AUTO), partial(choice.open_session, **capacity))
     metrics.log_requests()
     built = page.build(service, offer, max_new_tokens)
     app, url, _ = built.blocks.queue(max_size=2 * page.VISITORS).launch(
