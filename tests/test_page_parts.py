@@ -350,3 +350,18 @@ def test_no_energy_is_shown_where_none_can_be_read():
     tally = energy.Tally(Blind)
     list(tally.watch(made_up_trace().rounds))
     assert energy.figures(tally, energy.Tally(Blind)) is None
+
+
+def test_the_endpoints_for_programs_say_what_they_take_and_what_they_give():
+    from specdemo.ui import page
+
+    service = Service(controls.Models("embedded"), lambda pair, report: SlowSession(str(pair)))
+    built = page.build(service, choice.Offer("embedded", allow_own_pair=False))
+    told = built.blocks.get_api_info()["named_endpoints"]
+    assert set(told) == {"/generate", "/compare", "/benchmark"}
+    pieces, compared = (told[name]["returns"][0]["type"]["properties"] for name in ("/generate", "/compare"))
+    assert pieces["delta"] == {"type": "string"} and pieces["done"] == {"type": "boolean"}
+    assert compared["speedup"] == {"oneOf": [{"type": "null"}, {"type": "number"}]}
+    asked = {one["parameter_name"]: one["type"] for one in told["/generate"]["parameters"]}
+    assert asked["drafter"] == {"enum": ["auto", "model", "lookup"]}
+    assert asked["max_new_tokens"] == {"type": "integer"}

@@ -188,7 +188,9 @@ def add(service: Service, offer: Offer, visitors: int) -> None:
                     elif isinstance(event, Report):
                         yield {"done": True, "row": None, "report": json.loads(report_json(event))}
 
-    for function in (generate, compare, benchmark):
+    for function, answered in ((generate, Piece), (compare, Comparison), (benchmark, BenchmarkItem)):
+        # Gradio takes this annotation as it stands: not from a string, and not from inside an Iterator.
+        function.__annotations__["return"] = answered
         gr.api(function, api_name=function.__name__, concurrency_limit=visitors)
 
 
