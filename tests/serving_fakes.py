@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from specdemo.engine.batch import Load
 from specdemo.engine.trace import BaselineToken, DraftToken, EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.generation import Engine
@@ -75,6 +76,13 @@ class ScriptedSession:
         shown = tuple(BaselineToken(id, 0.02 * at, "x") for at, id in enumerate(trace.token_ids))
         yield from shown
         yield dataclasses.replace(trace, identical=True)
+
+    @property
+    def load(self) -> Load:
+        return Load(self.active, 0, 0, 0, 0, 0, 0)
+
+    def cache_blocks(self) -> dict:
+        return {}
 
     def close(self) -> None:
         pass

@@ -372,7 +372,9 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair, stre
         wait_until(lambda: session.active == 0, 1.0)
         assert session.rounds_made - at_leaving <= 3
         wait_until(lambda: server.backend.in_flight == 0)
-        assert 'specdemo_requests_total{outcome="disconnected"} 1.0' in httpx.get(f"{server.url}/metrics").text
+        assert (
+            'specdemo_requests_total{kind="answer",outcome="cancelled"} 1.0' in httpx.get(f"{server.url}/metrics").text
+        )
 
 
 def test_metrics_count_requests_tokens_rounds_and_responses(embedded_pair):
@@ -386,9 +388,9 @@ def test_metrics_count_requests_tokens_rounds_and_responses(embedded_pair):
         response = httpx.get(f"{server.url}/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = response.text.splitlines()
-    assert 'specdemo_requests_total{outcome="finished"} 2.0' in lines
-    assert "specdemo_tokens_total 8.0" in lines and "specdemo_rounds_total 8.0" in lines
-    assert "specdemo_requests_in_flight 0.0" in lines
+    assert 'specdemo_requests_total{kind="answer",outcome="length"} 2.0' in lines
+    assert 'specdemo_tokens_total{kind="answer"} 8.0' in lines and "specdemo_rounds_total 8.0" in lines
+    assert "specdemo_visitors 0.0" in lines and "specdemo_answer_seconds_count 2.0" in lines
     assert 'specdemo_http_responses_total{path="/v1/chat/completions",status="400"} 1.0' in lines
 
 

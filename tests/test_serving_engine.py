@@ -141,3 +141,16 @@ def test_an_engine_that_is_not_there_is_said_in_a_sentence():
     for url in ("127.0.0.1:8000", "ftp://x", "http://"):
         with pytest.raises(BadChoice, match="not the address of an engine"):
             engine_url(url)
+
+
+def test_the_page_offers_the_engines_pair_and_no_other(server, session):
+    from specdemo.ui.controls import InputError, Models
+    from specdemo.ui.remote import RemoteOffer
+
+    offer = RemoteOffer(server.url)
+    [offered] = offer.pairs()
+    assert offered.value == "tiny-llama" and server.url in offered.title
+    with offer.open_session(offer.resolve(Models("tiny-llama", device="GPU")), lambda *_: None) as opened:
+        assert opened.info == session.info
+    with pytest.raises(InputError, match="has the pair tiny-llama only"):
+        offer.resolve(Models("dolly-3b"))

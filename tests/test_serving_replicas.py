@@ -89,7 +89,9 @@ class Handle:
         return self
 
     async def results_async(self, **_):
-        return [ReplicaReport(f"r{at}", "node", at, at, Metrics().text()) for at in range(self.replicas)] + [Died()]
+        return [ReplicaReport(f"r{at}", "node", at, at, Metrics().text().decode()) for at in range(self.replicas)] + [
+            Died()
+        ]
 
 
 def backend(handle: Handle, start_seconds: float = 5.0) -> ReplicaBackend:
@@ -165,7 +167,7 @@ def test_health_and_metrics_are_of_the_replicas_that_answer():
 
     health, metrics = asyncio.run(ask(2))
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
-    assert 'specdemo_tokens_total{replica="r1"} 0.0' in metrics and "specdemo_requests_moved_total 0.0" in metrics
+    assert 'specdemo_visitors{replica="r1"} 0.0' in metrics and "specdemo_requests_moved_total 0.0" in metrics
     assert asyncio.run(ask(0))[0]["status"] == "loading"
 
 

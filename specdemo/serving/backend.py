@@ -15,8 +15,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from specdemo.engine.trace import BaselineToken, Trace
+from specdemo.metrics import Gauges
 from specdemo.serving.generation import Description, Done, Engine, Event, Interrupted, Refused, Request, Waits
-from specdemo.serving.metrics import Metrics
+from specdemo.serving.metrics import Metrics, Record
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,6 @@ class LocalBackend:
         ongoing: int,
         waiting: int,
         stalled_after: float = 120.0,
-        metrics: Metrics | None = None,
     ):
         self._load = load
         self._engine: Engine | None = None
@@ -93,7 +93,7 @@ class LocalBackend:
         self._stalled_after = stalled_after
         self._stops: set[threading.Event] = set()
         self._progress = time.monotonic()
-        self._metrics = metrics or Metrics()
+        self._metrics = Metrics(self._gauges)
 
     def start(self) -> threading.Thread:
         """Begin to load."""
@@ -150,12 +150,16 @@ class LocalBackend:
         return {"status": "ready", "replicas": 1, "in_flight": self.in_flight}
 
     async def metrics(self) -> str:
-        return self._metrics.text()
+        return self._metrics.text().decode()
+
+    def _gauges(self) -> Gauges:
+        engine = self._engine
+        return Gauges(self._present) if engine is None else engine.gauges(self._present)
 
     async def generate(self, request: Request) -> AsyncIterator[list[Event]]:
         engine = self.ready_engine()
         async with self._place():
-            record = self._metrics.begin()
+            record = Record(self._metrics)
             try:
                 async with aclosing(self._stream(lambda stop, note: engine.generate(request, stop, note))) as batches:
                     async for batch in batches:
@@ -168,14 +172,12 @@ class LocalBackend:
             except Refused:
                 record.end("refused")
                 raise
-            except (GeneratorExit, asyncio.CancelledError):
-                record.end("disconnected")
+            except (GeneratorExit, asyncio.CancelledError):  # after the last event as well, and then it has ended
+                record.end("cancelled")
                 raise
-            except Exception:
-                record.end("failed")
+            except Exception as error:
+                record.end("error", error=error)
                 raise
-            finally:
-                record.end("finished")
 
     async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]:
         engine = self.ready_engine()

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from specdemo.engine.batch import Waiting
+from specdemo.engine.batch import Load, Waiting
 from specdemo.engine.trace import (
     BaselineToken,
     PairInfo,
@@ -42,6 +42,9 @@ class _NoMeter:
     def joules(self) -> None:
         return None
 
+
+if TYPE_CHECKING:
+    from specdemo.session import CacheUse
 
 _rounds = TypeAdapter(tuple[Round, ...])
 _tokens = TypeAdapter(tuple[BaselineToken, ...])
@@ -69,6 +72,8 @@ class RemoteSession:
 
     def __init__(self, url: str, key: str | None = None):
         self.url = engine_url(url)
+        self._lock = threading.Lock()
+        self._active = 0
         key = key or os.environ.get(KEY_VARIABLE, "").strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(SILENCE, connect=CONNECT, pool=None)
@@ -125,6 +130,15 @@ class RemoteSession:
                     return
         yield trace
 
+    @property
+    def load(self) -> Load:
+        """The requests of this session; what others ask of the engine is not known here."""
+        return Load(self._active, 0, 0, 0, 0, 0, 0)
+
+    def cache_blocks(self) -> dict[str, CacheUse]:
+        """None: the caches are the engine's, and its own /metrics tells of them."""
+        return {}
+
     def close(self) -> None:
         """Close the connections; the engine goes on for others."""
         self._http.close()
@@ -145,7 +159,11 @@ class RemoteSession:
     ) -> Iterator[dict[str, Any]]:
         """The JSON objects of a stream, until its end or until `stop` is set. Leaving it ends the work over there."""
         headers = {"Content-Type": "application/json"}
-        with self._reached(), self._http.stream("POST", path, content=body.encode(), headers=headers) as response:
+        with (
+            self._counted(),
+            self._reached(),
+            self._http.stream("POST", path, content=body.encode(), headers=headers) as response,
+        ):
             if response.status_code != 200:
                 response.read()
                 raise _error_of(response)
@@ -163,6 +181,16 @@ class RemoteSession:
                 if "trace" in line:
                     return
         raise EngineError(f"The engine at {self.url} ended its answer too early; ask again.")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active -= 1
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

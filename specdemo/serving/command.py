@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="requests that a replica answers at once (default 8)")  # fmt: skip
     group.add_argument("--max-waiting", type=whole_number(0), metavar="N", default=None,
                        help="requests that may wait for a replica; more are refused with 429 (default 64)")  # fmt: skip
+    group.add_argument("--cache-mb", type=whole_number(1, 1_000_000), metavar="N", default=None,
+                       help="megabytes of KV cache of each, taken at the start and never exceeded; one full context at "
+                       "least (default 1024)")  # fmt: skip
     group.add_argument("--target-ongoing", type=real_number(0, 10_000, open_below=True), metavar="N",
                        help="requests a replica at which the load asks for no more of them (default half of "
                        "--max-ongoing)")  # fmt: skip
@@ -115,7 +118,7 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
     from pydantic import ValidationError
 
     from specdemo.cli import pair_from
-    from specdemo.serving.options import ANSWER, ONGOING, WAITING, ServeOptions
+    from specdemo.serving.options import ANSWER, CACHE_MB, ONGOING, WAITING, ServeOptions
     from specdemo.zoo.errors import BadChoice
     from specdemo.zoo.machine import require_device
 
@@ -141,6 +144,7 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
             drain_seconds=args.drain_seconds,
             ongoing=args.max_ongoing or ONGOING,
             waiting=WAITING if args.max_waiting is None else args.max_waiting,
+            cache_mb=args.cache_mb or CACHE_MB,
             max_new_tokens=args.max_new_tokens or ANSWER,
         )
     except ValidationError as error:

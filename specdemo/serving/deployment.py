@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from specdemo.engine.trace import BaselineToken, Trace
+from specdemo.metrics import log_requests
 from specdemo.serving.backend import LocalBackend, Unavailable
 from specdemo.serving.generation import (
     Description,
@@ -43,6 +44,7 @@ class EngineReplica:
     """One pair with its engine, in a process of its own."""
 
     def __init__(self, options: ServeOptions):
+        log_requests()
         threads = options.cpus_per_replica or 1
         # Whoever sends more than `ongoing` is the router's fault: those wait here rather than fail.
         self._backend = LocalBackend(lambda report: open_engine(options, report, threads), ongoing=options.ongoing,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -133,8 +134,9 @@ async def kill(url: str, visitors: int, seconds: float, options: ServeOptions, s
         await watch.until(wanted)
         async with await _crowd(url, visitors) as crowd:
             await asyncio.sleep(seconds / 2)  # until everybody is in the middle of something
-            begun = time.monotonic()
+            begun, spent = time.monotonic(), _processor_seconds()
             await asyncio.sleep(seconds)
+            spent = {role: total - spent.get(role, 0.0) for role, total in _processor_seconds().items()}
             victim, in_flight = await asyncio.to_thread(_busiest)
             killed = time.monotonic()
             os.kill(victim, signal.SIGKILL)
@@ -160,6 +162,7 @@ async def kill(url: str, visitors: int, seconds: float, options: ServeOptions, s
     if lost:
         wrong.append(f"{len(lost)} requests ended without a clear error, as {lost[0].ended}: {lost[0].said}")
     notes = [
+        _shares(spent, phases[0].seen),
         f"{len(cut)} answers that had begun ended with an error in their stream"
         + (f': "{cut[0].said}"' if cut else "."),
         f"{moved:.0f} requests that had not begun went to another replica.",
@@ -216,6 +219,35 @@ async def _metric(url: str, name: str) -> float:
     async with httpx.AsyncClient(base_url=url, timeout=10) as http:
         text = (await http.get("/metrics")).text
     return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " ")), 0.0)
+
+
+ROLES = ("Engine", "Gateway", "ProxyActor")
+"""Words in the titles of Ray's processes; those without one are Ray's own."""
+
+
+def _processor_seconds() -> dict[str, float]:
+    """Processor seconds so far of the service's processes on this machine, by role."""
+    import psutil
+
+    spent: dict[str, float] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title, times = " ".join(process.cmdline()), process.cpu_times()
+            role = next((role for role in ROLES if f":{role}" in title), "Ray")
+            spent[role] = spent.get(role, 0.0) + times.user + times.system
+    return spent
+
+
+def _shares(spent: dict[str, float], seen: Level) -> str:
+    """Who spent the processor time, and what a token costs outside the engines."""
+    total, tokens = sum(spent.values()), seen.tokens_per_s * seen.seconds
+    if not total or not tokens:
+        return ""
+    shares = ", ".join(f"{role} {seconds / total:.0%}" for role, seconds in sorted(spent.items()))
+    outside = (total - spent.get("Engine", 0.0)) / tokens
+    gateway = (spent.get("Gateway", 0.0) + spent.get("ProxyActor", 0.0)) / tokens
+    return (f"Processor time before: {shares}; outside the engines {outside * 1000:.1f} ms a token, {gateway * 1000:.1f} ms "
+            "of it gateway and proxy.")  # fmt: skip
 
 
 def _busiest() -> tuple[int, int]:

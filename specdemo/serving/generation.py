@@ -6,16 +6,18 @@ Knows nothing of HTTP; everything here is plain data that can be sent to another
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from specdemo.engine.trace import BaselineToken, PairInfo, Round, Settings, Trace
+from specdemo.metrics import Gauges
 from specdemo.zoo.templates import Message, TemplateError
 
 if TYPE_CHECKING:
-    from specdemo.engine.batch import Waiting
+    from specdemo.engine.batch import Load, Waiting
+    from specdemo.session import CacheUse
     from specdemo.zoo.load import LoadedPair
 
 TITLE_CHARACTERS = 2000
@@ -112,6 +114,11 @@ class Answers(Protocol):
     info: PairInfo
     context_limit: int
 
+    @property
+    def load(self) -> Load: ...
+
+    def cache_blocks(self) -> Mapping[str, CacheUse]: ...
+
     def answer(
         self,
         instruction: str,
@@ -175,6 +182,13 @@ class Engine:
     def close(self) -> None:
         """Releases the models."""
         self._session.close()
+
+    def gauges(self, present: int) -> Gauges:
+        """What holds right now, `present` requests having been let in."""
+        load = self._session.load
+        uses = self._session.cache_blocks().items()
+        blocks = tuple((name, use.used, use.kept, use.limit) for name, use in uses)
+        return Gauges(present, load.active, load.waiting, load.restarts, blocks)
 
     def generate(self, request: Request, stop: threading.Event, note: Callable[[Waits], None]) -> Iterator[Event]:
         """The answer's events; the last is Done. While it waits for its turn, `note` is told its place.

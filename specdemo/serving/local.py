@@ -9,6 +9,7 @@ import threading
 
 import uvicorn
 
+from specdemo.metrics import log_requests
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.openai_api import create_app
 from specdemo.serving.options import ServeOptions, open_engine
@@ -67,6 +68,7 @@ class LocalServer:
 def serve(options: ServeOptions, host: str, port: int) -> int:
     """Serve until interrupted; returns the exit code. Requests get 503 until the model is loaded."""
     listening = bound_socket(host, port)
+    log_requests()
     backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica),
                            ongoing=options.ongoing, waiting=options.waiting)  # fmt: skip
     server = LocalServer(backend, listening, key=key_from_environment(), default_limit=options.max_new_tokens,

@@ -1,82 +1,51 @@
-"""Figures of one replica for Prometheus: requests, tokens, rounds, waiting. Counts; measures and serves nothing.
-
-Names begin with `specdemo_`; a registry of its own keeps several engines in one process apart.
-"""
+"""Figures of one engine for Prometheus: those of `specdemo.metrics`, and rounds and whole answers. Measures nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdemo import metrics
 from specdemo.serving.generation import Done, Event, Progress
 
-SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-class Metrics:
-    """The counters of one engine."""
+class Metrics(metrics.Metrics):
+    """The counters of one engine; `now` is asked for its gauges."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("specdemo_requests", "Requests by how they ended", ["outcome"], registry=registry)
-        self.in_flight = Gauge("specdemo_requests_in_flight", "Requests that are being answered", registry=registry)
-        self.tokens = Counter("specdemo_tokens", "Tokens of answers", registry=registry)
-        self.prompt_tokens = Counter("specdemo_prompt_tokens", "Tokens of prompts", registry=registry)
-        self.rounds = Counter("specdemo_rounds", "Draft-and-verify rounds", registry=registry)
-        self.drafted = Counter("specdemo_draft_tokens", "Tokens drafted", registry=registry)
-        self.accepted = Counter("specdemo_draft_tokens_accepted", "Draft tokens accepted", registry=registry)
-        self.first = Histogram("specdemo_time_to_first_token_seconds", "From the request to the first token",
-                               buckets=SECONDS, registry=registry)  # fmt: skip
-        self.whole = Histogram("specdemo_answer_seconds", "From the request to the end of its answer",
-                               buckets=SECONDS, registry=registry)  # fmt: skip
-
-    def begin(self) -> Record:
-        """A request has begun; `end` the record when it has ended."""
-        return Record(self)
-
-    def text(self) -> str:
-        """In the Prometheus text format."""
-        return generate_latest(self.registry).decode()
+    def __init__(self, now: Callable[[], metrics.Gauges] = metrics.Gauges):
+        super().__init__(now)
+        labels = {"registry": self.registry, "namespace": "specdemo"}
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts that were answered", **labels)
+        self.rounds = Counter("rounds", "Draft-and-verify rounds", **labels)
+        self.whole = Histogram("answer_seconds", "From the request to the end of its answer, waiting included",
+                               buckets=SECONDS, **labels)  # fmt: skip
 
 
-class Record:
-    """What one request adds to the figures."""
+class Record(metrics.Record):
+    """What one answer adds to the figures."""
 
-    def __init__(self, metrics: Metrics):
-        self._metrics = metrics
+    def __init__(self, of: Metrics):
+        super().__init__(of, "answer", uuid.uuid4().hex[:8])
+        self._of = of
         self._since = time.monotonic()
-        self._waiting = True
-        self._outcome: str | None = None
-        self._ended = False
-        metrics.in_flight.inc()
 
     def saw(self, event: Event) -> None:
-        metrics = self._metrics
+        """Count an event; Done ends the record."""
         if isinstance(event, Progress):
-            if self._waiting and event.rounds:
-                self._waiting = False
-                metrics.first.observe(time.monotonic() - self._since)
-            metrics.rounds.inc(len(event.rounds))
-            metrics.tokens.inc(sum(len(one.tokens) for one in event.rounds))
-            metrics.drafted.inc(sum(len(one.drafted) for one in event.rounds))
-            metrics.accepted.inc(sum(one.accepted for one in event.rounds))
+            for one in event.rounds:
+                self._of.rounds.inc()
+                self.added(len(one.tokens))
+                self.drafted(len(one.drafted), one.accepted)
         elif isinstance(event, Done):
-            metrics.prompt_tokens.inc(event.trace.prompt_tokens)
-            self._outcome = "finished" if event.reason != "cancelled" else "cancelled"
-
-    def end(self, outcome: str) -> None:
-        """The request has ended so, unless its answer was finished before: readers leave after the last event."""
-        if self._ended:
-            return
-        self._ended = True
-        outcome = self._outcome or outcome
-        self._metrics.in_flight.dec()
-        self._metrics.requests.labels(outcome).inc()
-        if outcome == "finished":
-            self._metrics.whole.observe(time.monotonic() - self._since)
+            self._of.prompt_tokens.inc(event.trace.prompt_tokens)
+            self._of.whole.observe(time.monotonic() - self._since)
+            self.end(event.reason, event.trace)
 
 
 def merged(texts: Mapping[str, str]) -> str:

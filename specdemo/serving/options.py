@@ -17,14 +17,14 @@ from specdemo.serving.generation import Engine
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 
-ONGOING, WAITING, ANSWER = 8, 64, 512
+ONGOING, WAITING, ANSWER, CACHE_MB = 8, 64, 512, 1024
 
 
 class ServeOptions(BaseModel):
     """`pair` is a name that `specdemo pairs` lists; `model` with `assistant_model` are a pair of one's own instead.
 
     A replica takes `cpus_per_replica` cores and answers at most `ongoing` requests at once; beyond that `waiting`
-    requests wait, and further ones are refused. There are `replicas` of them, or between `min_replicas` and
+    requests wait, and further ones are refused. Its KV cache has `cache_mb` megabytes (None: it grows). There are `replicas` of them, or between `min_replicas` and
     `max_replicas`: as many as leave each about `target_ongoing` requests (half of `ongoing` unless set).
     """
 
@@ -47,6 +47,7 @@ class ServeOptions(BaseModel):
     gateways: Count = 1
     ongoing: Count = ONGOING
     waiting: Annotated[int, Field(ge=0)] = WAITING
+    cache_mb: Count | None = CACHE_MB
     max_new_tokens: Count = ANSWER
     drain_seconds: Seconds = 60.0
     start_seconds: Annotated[float, Field(gt=0)] = 60.0
@@ -100,6 +101,6 @@ def open_engine(options: ServeOptions, report: Callable[[str], None], threads: i
 
     from specdemo.session import MAX_NEW_TOKENS, Session, machine_name
 
-    session = Session(loaded, threads=threads, visitors=options.ongoing)
+    session = Session(loaded, threads=threads, visitors=options.ongoing, cache_mb=options.cache_mb)
     longest = min(MAX_NEW_TOKENS, session.context_limit - 1)
     return Engine(session, loaded, longest=longest, created=int(time.time()), machine=machine_name())
