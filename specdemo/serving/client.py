@@ -159,11 +159,8 @@ class RemoteSession:
     ) -> Iterator[dict[str, Any]]:
         """The JSON objects of a stream, until its end or until `stop` is set. Leaving it ends the work over there."""
         headers = {"Content-Type": "application/json"}
-        with (
-            self._counted(),
-            self._reached(),
-            self._http.stream("POST", path, content=body.encode(), headers=headers) as response,
-        ):
+        asked = self._http.stream("POST", path, content=body.encode(), headers=headers)
+        with self._counted(), self._reached(), asked as response:
             if response.status_code != 200:
                 response.read()
                 raise _error_of(response)

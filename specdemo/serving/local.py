@@ -86,6 +86,8 @@ def serve(options: ServeOptions, host: str, port: int) -> int:
         print(f"Ready: {description.model} at {server.url}/v1", flush=True)
 
     print(f"Listening at {server.url}; loading the model.", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn raises once more what it has been stopped by
     threading.Thread(target=load, daemon=True).start()
     server.run()
     if failure:

@@ -24,8 +24,9 @@ class ServeOptions(BaseModel):
     """`pair` is a name that `specdemo pairs` lists; `model` with `assistant_model` are a pair of one's own instead.
 
     A replica takes `cpus_per_replica` cores and answers at most `ongoing` requests at once; beyond that `waiting`
-    requests wait, and further ones are refused. Its KV cache has `cache_mb` megabytes (None: it grows). There are `replicas` of them, or between `min_replicas` and
-    `max_replicas`: as many as leave each about `target_ongoing` requests (half of `ongoing` unless set).
+    requests wait, and further ones are refused. Its KV cache has `cache_mb` megabytes (None: it grows). There are
+    `replicas` of them, or between `min_replicas` and `max_replicas`: as many as leave each about `target_ongoing`
+    requests (half of `ongoing` unless set).
     """
 
     model_config = ConfigDict(extra="forbid")
