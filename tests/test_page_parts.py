@@ -86,6 +86,12 @@ def test_a_run_too_short_to_compare_still_gets_words_and_figures(rounds):
     assert len(figures.all_figures(trace)) == len(figures.ALL)
 
 
+def test_the_page_has_a_place_for_every_figure():
+    from specdemo.ui import page
+
+    assert len(figures.ALL) == page.CHARTS
+
+
 def test_the_race_figure_has_a_point_for_every_round_and_every_plain_token():
     trace = made_up_trace()
     ours, plain = figures.race(trace).data

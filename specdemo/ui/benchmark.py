@@ -165,8 +165,9 @@ def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: in
                             info="Tokens guessed per round.")
         drafter = gr.Dropdown(controls.DRAFTERS, value="auto", label="Drafter of the benchmark", info="Who guesses.")
     with gr.Row():
-        start = gr.Button("Run the benchmark", variant="primary", elem_id="sd-bench-run")
-        stop = gr.Button("Stop the benchmark", variant="stop", elem_id="sd-bench-stop", interactive=False)
+        start = gr.Button("Run the benchmark", variant="primary", elem_id="sd-bench-run", scale=0, min_width=220)
+        stop = gr.Button("Stop the benchmark", variant="stop", elem_id="sd-bench-stop", interactive=False, scale=0,
+                         min_width=220)
     progress = gr.HTML("", elem_id="sd-bench-progress")
     summary = gr.HTML("", elem_id="sd-bench-summary")
     table = gr.HTML("", elem_id="sd-bench-table")
@@ -174,8 +175,8 @@ def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: in
         plots = [gr.Plot(show_label=False, elem_classes="sd-plot", elem_id=f"sd-bench-plot-{i}", visible=False)
                  for i in range(FIGURES)]
     with gr.Row():
-        files = [gr.DownloadButton(f"Download {kind}", interactive=False, size="sm", elem_id=f"sd-bench-{kind.lower()}")
-                 for kind in ("CSV", "JSON", "HTML")]
+        files = [gr.DownloadButton(f"Download {kind}", interactive=False, size="sm", scale=0, min_width=150,
+                                   elem_id=f"sd-bench-{kind.lower()}") for kind in ("CSV", "JSON", "HTML")]
 
     def key(request: gr.Request) -> str:
         return f"benchmark {request.session_hash}"

@@ -32,6 +32,9 @@ stays the same; only the waiting gets shorter. Watch it race plain decoding, mea
 MODEL_NAMES = ("pair", "device", "draft_device", "kv_cache", "target", "draft", "weight_format")
 """The inputs that choose models, in the order that `controls.models` takes."""
 
+CHARTS = 5
+"""How many `figures.all_figures` draws; counted here because importing Plotly is slow."""
+
 VISITORS = 64
 """Runs that may be in work or wait at once; the session decides how many share the models, and the rest is told its
 place (docs/visitors.md)."""
@@ -131,7 +134,7 @@ def _race_tab(offer: choice.Offer, defaults: dict) -> _Parts:
             "have ended.</p>", elem_classes="sd-charts-title")
     with gr.Row(elem_classes="sd-charts"):
         plots = [gr.Plot(show_label=False, container=True, min_width=320, elem_classes="sd-plot",
-                         elem_id=f"sd-plot-{i}") for i in range(5)]
+                         elem_id=f"sd-plot-{i}") for i in range(CHARTS)]
     inputs = [question, *settings.values()]
     assert ["question", *settings] == list(controls.NAMES)
     models = [settings[name] for name in MODEL_NAMES]
@@ -236,7 +239,7 @@ def _wire_run(service: Service, offer: choice.Offer, runs: handlers.Runs, kept: 
 
 def _draw(trace: Trace | None):
     if trace is None:
-        return [gr.skip()] * 5
+        return [gr.skip()] * CHARTS
     from specdemo.ui import figures
 
     return list(figures.all_figures(trace))
