@@ -7,6 +7,7 @@ model itself.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import sys
 import threading
@@ -119,7 +120,7 @@ class Visitors:
                 while begun and now - begun[0] >= 60:
                     begun.popleft()
                 if len(begun) >= limits.per_minute:
-                    wait = int(60 - (now - begun[0])) + 1
+                    wait = math.ceil(60 - (now - begun[0]))
                     raise Refused(
                         f"You have asked {limits.per_minute} questions within a minute, as many as one visitor may; "
                         f"ask again in {wait} seconds."
