@@ -64,6 +64,14 @@ class Stream:
         self.cancelled = True
 
 
+class Told:
+    def __init__(self, results):
+        self._results = results
+
+    async def results_async(self, **_):
+        return self._results
+
+
 class Handle:
     """Answers its calls from scripts, one after another; reports as many replicas as it is told."""
 
@@ -71,27 +79,22 @@ class Handle:
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
         self.replicas = replicas
-        self.generate = self.baseline = self.describe = self
+        self.generate = self.baseline = self
 
     def options(self, *, stream):
         return self
 
-    def remote(self, *arguments):
-        if not arguments:
-            return self._describe()
+    def remote(self, argument):
         self.calls += 1
         return self.streams[self.calls - 1]
 
-    async def _describe(self):
-        return Description(PAIR, 512, 100, 1)
-
     def broadcast(self, method):
-        return self
-
-    async def results_async(self, **_):
-        return [ReplicaReport(f"r{at}", "node", at, at, Metrics().text().decode()) for at in range(self.replicas)] + [
-            Died()
-        ]
+        text = Metrics().text().decode()
+        told = {
+            "report": [ReplicaReport(f"r{at}", "node", at, at, text) for at in range(self.replicas)],
+            "describe": [Description(PAIR, 512, 100, 1)] * self.replicas,
+        }[method]
+        return Told([*told, Died()])
 
 
 def backend(handle: Handle, start_seconds: float = 5.0) -> ReplicaBackend:

@@ -128,4 +128,10 @@ def app(args: ServeOptions) -> Application:
         max_constructor_retry_count=3,
         logging_config={"enable_access_log": False},
     ).bind(args)
-    return Gateway.options(num_replicas=args.gateways, logging_config={"enable_access_log": False}).bind(engine, args)
+    gateway = Gateway.options(
+        num_replicas=args.gateways,
+        graceful_shutdown_timeout_s=args.drain_seconds,
+        graceful_shutdown_wait_loop_s=1.0,
+        logging_config={"enable_access_log": False},
+    )
+    return gateway.bind(engine, args)

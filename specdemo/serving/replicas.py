@@ -68,12 +68,14 @@ class ReplicaBackend:
 
     async def describe(self) -> Description:
         if self._description is None:
-            if not await self._reports():
-                raise NotReady("No replica is ready yet; the model is being loaded.", 2)
+            # Told by all, rather than asked of one: a replica that is full would let the question wait.
             try:
-                self._description = await asyncio.wait_for(self._engine.describe.remote(), REPORT_SECONDS)
-            except (TimeoutError, self._failures.any) as error:
+                found = [one for one in await self._told("describe") if isinstance(one, Description)]
+            except TimeoutError as error:
                 raise NotReady("No replica can be asked at the moment.", 2) from error
+            if not found:
+                raise NotReady("No replica is ready yet; the model is being loaded.", 2)
+            self._description = found[0]
         return self._description
 
     async def health(self) -> dict[str, Any]:
@@ -93,15 +95,21 @@ class ReplicaBackend:
             if now - at < 0.5:
                 return reports
             try:
-                response = self._engine.broadcast("report")
-                answers = await response.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
-                reports = [one for one in answers if isinstance(one, ReplicaReport)]
+                reports = [one for one in await self._told("report") if isinstance(one, ReplicaReport)]
             except TimeoutError:  # one that is slow to answer is not gone yet
                 reports = reports if now - at < 5 * REPORT_SECONDS else []
-            except (self._failures.any, self._failures.impossible):
-                reports = []
             self._reported = (time.monotonic(), reports)
             return reports
+
+    async def _told(self, method: str) -> list[Any]:
+        """What every replica says when it is asked for `method`, the exceptions of those that cannot among it."""
+        try:
+            response = self._engine.broadcast(method)
+            return await response.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
+        except (self._failures.any, self._failures.impossible) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            return []
 
     async def generate(self, request: Request) -> AsyncIterator[list[Event]]:
         started = False
