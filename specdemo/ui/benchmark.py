@@ -201,11 +201,15 @@ def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: in
                     continue
                 from specdemo.ui import figures
 
-                ready = ([gr.update(value=path, interactive=True) for path in write_files(view.report)]
-                         if view.report.rows else [gr.skip()] * len(files))
+                ready, words = [gr.skip()] * len(files), summary_html(view.report)
+                if view.report.rows:
+                    try:
+                        ready = [gr.update(value=path, interactive=True) for path in write_files(view.report)]
+                    except OSError as error:  # a full disk must not cost the figures
+                        words += f'<p class="sd-error" role="alert">{html.escape(sentence(error))}</p>'
                 drawn = [gr.update(value=figure, visible=True) for figure in figures.of_benchmark(view.report)[:FIGURES]]
                 drawn += [gr.skip()] * (FIGURES - len(drawn))
-                yield (view.progress, summary_html(view.report), view.table, gr.update(interactive=True),
+                yield (view.progress, words, view.table, gr.update(interactive=True),
                        gr.update(interactive=False), *drawn, *ready)
         finally:
             signal.set()
