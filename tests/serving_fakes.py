@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from specdemo.engine.batch import Load
+from specdemo.engine.batch import EngineError, Load
 from specdemo.engine.trace import BaselineToken, DraftToken, EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.generation import Engine
@@ -21,7 +21,7 @@ class ScriptedSession:
     """Answers with `script` over and over, a round a piece, up to max_new_tokens; a round takes `seconds`.
 
     `prompts` are the prompts it was given; `active` how many answers are being made. An answer to a prompt that holds
-    "CRASH" fails after two rounds. While `held` is set, no round is made.
+    "CRASH" fails after two rounds, the first one with "ONCE" as an engine fails. While `held` is set, no round is made.
     """
 
     def __init__(self, script=LINES, seconds: float = 0.0):
@@ -32,6 +32,7 @@ class ScriptedSession:
         self.settings: list[Settings] = []
         self.active = 0
         self.rounds_made = 0
+        self.stumbled = False
         self.held = threading.Event()
 
     def answer(self, instruction, settings, *, stop=None, prompt=None, on_wait=None) -> Iterator[Round | Trace]:
@@ -54,6 +55,9 @@ class ScriptedSession:
                     break
                 if "CRASH" in instruction and at == 2:
                     raise RuntimeError("kernel panic in row 7")
+                if "ONCE" in instruction and at == 2 and not self.stumbled:
+                    self.stumbled = True
+                    raise EngineError("The engine stumbled; ask again.")
                 time.sleep(self.seconds)
                 rounds.append(self._round(at))
                 self.rounds_made += 1

@@ -287,6 +287,19 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_for_the_client(client, 
     assert session.active == 0
 
 
+def test_an_answer_that_nobody_has_seen_any_of_is_made_anew_when_the_engine_stumbles(client, session):
+    once = [{"role": "user", "content": "ONCE"}]
+    session.stumbled = False
+    assert chat(client, messages=once, max_tokens=4).choices[0].message.content == "".join(LINES[:4])
+    assert session.stumbled
+    session.stumbled = False
+    read = []
+    with pytest.raises(openai.APIError, match="The engine stumbled"):
+        for chunk in chat(client, messages=once, max_tokens=4, stream=True):
+            read.append(chunk.choices[0].delta.content)
+    assert "".join(read) == "One two ", "what was said before stays, and is not said twice"
+
+
 def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
     with served(session, embedded_pair, key="s3cret") as server:
         for given in ("wrong", "s3cret2"):
