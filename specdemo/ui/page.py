@@ -157,7 +157,7 @@ def _settings_panel(offer: choice.Offer, defaults: dict) -> tuple[dict[str, Any]
                 info="Tokens guessed per round. Auto follows measured costs and confidence.")
         with gr.Row(visible=False) as own:
             parts["target"] = gr.Textbox(
-                label="Target", placeholder="owner/name or a folder", scale=2, max_lines=1,
+                label="Target", placeholder="owner/name or a folder", scale=2, max_lines=1, elem_id="sd-own-target",
                 info="OpenVINO IR is used as it is; a PyTorch checkpoint is exported once.")
             parts["draft"] = gr.Textbox(
                 label="Draft", placeholder="owner/name or a folder", scale=2, max_lines=1,
@@ -278,8 +278,7 @@ def _wire_load(blocks, service: Service, offer: choice.Offer, kept: Kept, parts:
     tell = (f"(...values) => {{ window.specdemo.settings(new URLSearchParams({names}"
             ".map((name, i) => [name, values[i] === null ? '' : String(values[i])])).toString()) }")
     gr.on([component.change for component in parts.inputs], None, parts.inputs, None, js=tell, **PRIVATE)
-    pair.change(None, pair, parts.own, js=f"(pair) => ({{ __type__: 'update', visible: pair === '{controls.OWN}' }})",
-                **PRIVATE)
+    pair.change(lambda value: gr.update(visible=value == controls.OWN), pair, parts.own, queue=False, **PRIVATE)
     blocks.load(restore, None, parts.inputs, queue=False, **PRIVATE)
     blocks.load(result, None, [parts.channel, parts.trace], queue=False, **PRIVATE).then(
         _draw, parts.trace, parts.plots, concurrency_limit=None, **PRIVATE)
