@@ -182,18 +182,20 @@ class Session:
         *,
         stop: threading.Event | None = None,
         prompt: tuple[int, ...] | None = None,
+        certify: bool = True,
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
         `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
-        then has the instruction as its title only, and `baseline` cannot repeat it. While the request waits for its
+        then has the instruction as its title only, and `baseline` cannot repeat it. `certify` False leaves the
+        certificate out, which costs about as much as prefilling the answer would. While the request waits for its
         turn, `on_wait` is told its place about once a second. Raises RequestError, before anything runs, for an
         instruction or a setting that cannot be used, and when too many are waiting. Setting `stop` or closing the
         iterator ends it within one round.
         """
         tokens = self._check(instruction, settings, prompt)
-        return self._answer(instruction, tokens, settings, stop, on_wait)
+        return self._answer(instruction, tokens, settings, stop, certify, on_wait)
 
     def _answer(
         self,
@@ -201,13 +203,14 @@ class Session:
         tokens: tuple[int, ...],
         settings: Settings,
         stop: threading.Event | None,
+        certify: bool,
         on_wait: Callable[[Waiting], None] | None,
     ) -> Iterator[Round | Trace]:
         engine = self._engine(settings.numerics)
         measured = _Measured()
         ticket = self._submit(
             engine,
-            lambda share: self._answering(engine, tokens, settings, measured, share),
+            lambda share: self._answering(engine, tokens, settings, certify, measured, share),
             len(tokens) + settings.max_new_tokens,
             len(tokens),
             stop,
@@ -324,7 +327,13 @@ class Session:
             raise RequestError(str(error)) from error
 
     def _answering(
-        self, engine: _Engine, tokens: tuple[int, ...], settings: Settings, measured: _Measured, share: Share
+        self,
+        engine: _Engine,
+        tokens: tuple[int, ...],
+        settings: Settings,
+        certified: bool,
+        measured: _Measured,
+        share: Share,
     ) -> Decoding:
         """The whole of a request: prompt, answer, certificate. Yields rounds; returns why it finished."""
         since = perf_counter()
@@ -348,7 +357,7 @@ class Session:
                     limits=limits,
                 )
                 reason = yield from self._timed(decoding, engine, since, measured, answer, lookahead, share)
-            if engine.chunk and (sampling.greedy or sampling.coupling == "shared"):
+            if certified and engine.chunk and (sampling.greedy or sampling.coupling == "shared"):
                 with engine.target.fork(known.target, len(tokens)) as sequence:
                     difference, seconds = yield from certify(
                         known.prompt, tuple(answer), sequence, sampling, engine.chunk

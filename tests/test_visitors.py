@@ -59,7 +59,7 @@ class EchoSession:
     def close(self) -> None:
         self.closed = True
 
-    def answer(self, instruction, settings, *, stop=None, on_wait=None):
+    def answer(self, instruction, settings, *, stop=None, certify=True, on_wait=None):
         if "too much" in instruction:
             raise RequestError("The instruction asks too much.")
         return self._answer(instruction, settings, stop, on_wait)

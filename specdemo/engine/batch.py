@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .drafters import Forward, Reply
@@ -29,6 +29,10 @@ UNDELIVERED = 512
 
 ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
+
+COLLECT_EVERY = 0.02
+"""Seconds between two looks of a consumer that has caught up: woken for each round, it would hold the interpreter just
+when the engine's thread comes back from an inference."""
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
@@ -124,6 +128,8 @@ class Ticket:
 
     def _next(self, on_wait: Callable[[Waiting], None] | None, every: float) -> Any:
         job = self._job
+        if job.events.empty() and job.collected:
+            sleep(COLLECT_EVERY)
         while True:
             try:
                 item = job.events.get(timeout=every)
@@ -133,6 +139,7 @@ class Ticket:
                     on_wait(self._batcher.waiting(job))
                 continue
             job.collected_at = monotonic()
+            job.collected = True
             return item
 
     def close(self, timeout: float = 30.0) -> None:
@@ -161,6 +168,7 @@ class _Job:
     served_at: int = 0
     admitted_at: float = 0.0
     collected_at: float = field(default_factory=monotonic)
+    collected: bool = False
     unwanted: bool = False
     cancelled: bool = False
     error: BaseException | None = None

@@ -200,6 +200,7 @@ class Watched:
         settings: Settings,
         *,
         stop: threading.Event | None = None,
+        certify: bool = True,
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Any]:
         """As `Session.answer`, within the limits. Raises Refused when the question or its answer would be too long."""
@@ -213,7 +214,7 @@ class Watched:
             raise Refused(f"Maximum tokens is {settings.max_new_tokens}; this server gives up to {limits.new_tokens}.")
         stop = stop or threading.Event()
         try:
-            events = self._session.answer(instruction, settings, stop=stop, on_wait=on_wait)
+            events = self._session.answer(instruction, settings, stop=stop, certify=certify, on_wait=on_wait)
         except ValueError:
             self._visitors.metrics.requests.labels("answer", "refused").inc()
             raise
