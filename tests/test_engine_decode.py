@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import Lookup, Phrases
+from specdemo.engine.drafters import AutoDrafter, Lookup, Phrases
 from specdemo.engine.lookahead import Lookahead
 from specdemo.engine.sampling import Sampling
 
@@ -173,43 +173,79 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, tem
     assert checked(tuple(wrong)) == at
 
 
+def looked_up(context, limit=1):
+    lookup = Lookup()
+    for token in context:
+        lookup.append(token)
+    found: list[int] = []
+    while len(found) < limit and (guess := lookup.guess(found)) is not None:
+        found.append(guess[0])
+    return found
+
+
 def test_lookup_proposes_what_followed_the_longest_repeated_ending():
-    lookup = Lookup(Lookahead())
     context = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
-    assert lookup.guess(context, 3)[0] == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
-    assert lookup.guess([*context, 50], 3)[0] == []
+    assert looked_up(context, 3) == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
+    assert looked_up([*context, 50], 3) == []
 
 
 def test_lookup_runs_on_through_a_loop():
-    assert Lookup(Lookahead()).guess([5, 6, 5, 6, 5], 6)[0] == [6, 5, 6, 5, 6, 5]
+    assert looked_up([5, 6, 5, 6, 5], 6) == [6, 5, 6, 5, 6, 5]
 
 
-def test_phrases_continue_what_they_know_and_count_how_often_they_are_right():
+def test_lookup_goes_on_from_a_token_that_somebody_else_drafted():
+    lookup = Lookup()
+    for token in [1, 2, 3, 7, 8, 9, 1]:
+        lookup.append(token)
+    assert lookup.guess([])[0] == 2
+    assert lookup.guess([7])[0] == 8 and lookup.guess([7, 8])[0] == 9
+
+
+def test_phrases_look_at_the_text_and_the_draft_after_it():
     class Table:
         def guess(self, context):
-            return (context[-1] + 1, 0.9) if context[-1] < 5 else None
+            return (sum(context), 0.9) if len(context) > 1 else None
 
-    lookahead = Lookahead()
-    phrases = Phrases(Table(), lookahead)
-    assert phrases.guess([9, 3], 8) == ([4, 5], [0.9, 0.9])
-    assert phrases.guess([9, 3, 7], 8) == ([], [])
-    for position in range(60):
-        phrases.guess([1, 2] * position + [1], 1)  # right: 2 follows
-        phrases.guess([1, 2] * position + [1, 2], 1)  # wrong: 1 follows, not 3
-    assert lookahead.calibrated("phrases")(0.9) == pytest.approx(0.5, abs=0.05)
+    phrases = Phrases(Table())
+    assert phrases.guess([]) is None
+    for token in [100, 1, 2, 3, 4]:
+        phrases.append(token)
+    assert phrases.guess([]) == (10, 0.9) and phrases.guess([10]) == (19, 0.9)
+
+
+def test_guessers_are_judged_where_they_were_asked_and_only_as_far_as_the_answer_followed():
+    class Table:
+        def guess(self, context):
+            return (context[-1] + 1, 0.9)
+
+    lookahead = Lookahead(fixed=3)
+    auto = AutoDrafter([Phrases(Table())], lookahead)
+    context = [1]
+
+    def answered(*tokens):
+        with pytest.raises(StopIteration) as proposed:
+            next(auto.propose(context, 5))
+        context.extend(tokens)
+        return proposed.value.value.tokens
+
+    assert answered(2, 9) == (2, 3, 4)
+    before = lookahead.calibrated("phrases").total.seen
+    assert answered(10) == (10, 11, 12)
+    rate = lookahead.calibrated("phrases").total
+    assert rate.seen == pytest.approx((before * 0.985 + 1) * 0.985 + 1)  # 2 right, 3 wrong, 4 never reached
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_lookup_index_agrees_with_searching_the_whole_text(text):
-    lookup = Lookup(Lookahead())
+    lookup = Lookup()
     for end in range(1, len(text) + 1):
         context = text[:end]
-        found, _ = lookup.guess(context, 1)
-        expected = []
+        lookup.append(text[end - 1])
+        expected = None
         for size in range(min(7, end - 1), 0, -1):
             starts = [s for s in range(end - size) if context[s : s + size] == context[end - size :]]
             if starts:
-                expected = [context[starts[-1] + size]]
+                expected = (context[starts[-1] + size], min(size, 7) / 8)
                 break
-        assert found == expected
+        assert lookup.guess([]) == expected

@@ -49,7 +49,7 @@ class Simulation:
                 for at in positions
             ]
         self.clock += seconds
-        return Reply(Logits.of(np.array(rows)), seconds)
+        return Reply(Logits.of(np.array(rows)) if rows else None, seconds)
 
     def _row(self, token: int, probability: float) -> np.ndarray:
         row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
@@ -66,7 +66,7 @@ class Simulation:
         decoding = decode.decode(
             decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=AutoDrafter([Lookup(lookahead)], lookahead, model) if lookup else model if draft else None,
+            drafter=AutoDrafter([Lookup()], lookahead, model) if lookup else model if draft else None,
             lookahead=lookahead,
             sampling=Sampling(),
             limits=decode.Limits(tokens, 3000),
@@ -99,7 +99,7 @@ def test_a_useless_draft_costs_at_most_three_percent(verify, draft_step):
 @pytest.mark.parametrize("acceptance", [0.2, 0.4, 0.6, 0.8, 0.95])
 def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, acceptance):
     simulation = Simulation(acceptance=acceptance, verify=verify, draft_step=draft_step, informative=False)
-    best = min(1.0, *(simulation.run(fixed=length)[0] for length in range(1, 13)))
+    best = min(1.0, *(simulation.run(fixed=length)[0] for length in (1, 2, 3, 5, 8, 12)))
     adaptive, _ = simulation.run()
     assert adaptive < best * 1.05 + 0.01
 

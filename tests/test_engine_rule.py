@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -94,6 +95,25 @@ def model_drafter(length):
     return lambda sampling: drafters.ModelDrafter(toy.sequence(), Lookahead(fixed=length), sampling)
 
 
+def priced() -> Lookahead:
+    """An adaptive lookahead whose costs make the draft's confidence decide how much of it is verified."""
+    lookahead = Lookahead(limit=3)
+    for tokens, seconds in [(1, 1.0), (2, 1.4), (3, 1.8), (4, 2.2)]:
+        lookahead.costs.saw_verify(tokens, seconds)
+    lookahead.costs.saw_draft(0.05)
+    return lookahead
+
+
+def adaptive_drafter(sampling):
+    return drafters.ModelDrafter(toy.sequence(), priced(), sampling)
+
+
+def auto_drafter(sampling):
+    lookahead = priced()
+    model = drafters.ModelDrafter(toy.sequence(), lookahead, sampling)
+    return drafters.AutoDrafter([drafters.Lookup()], lookahead, model)
+
+
 def point_drafter(length):
     return lambda sampling: toy.ScriptDrafter(
         length, lambda context, position: (context[-1] + position) % toy.VOCABULARY
@@ -119,6 +139,43 @@ def test_output_distribution_is_the_targets_for_every_drafter(seed, sampling, le
         output = enumerate_output(target, draft, sampling, make, patch)
     for answer, weight in target_distribution(target, (0,), sampling).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), samplings, st.sampled_from([adaptive_drafter, auto_drafter]))
+def test_output_distribution_is_the_targets_where_confidence_decides_what_is_drafted(seed, sampling, make):
+    rng = np.random.default_rng(seed)
+    target, draft = toy.random_table(rng), toy.random_table(rng)
+    with pytest.MonkeyPatch.context() as patch:
+        output = enumerate_output(target, draft, sampling, make, patch)
+    for answer, weight in target_distribution(target, (0,), sampling).items():
+        assert output[answer] == pytest.approx(weight, abs=1e-9)
+
+
+def test_dropping_drawn_tokens_for_what_they_are_is_caught(monkeypatch):
+    sampling = Sampling(temperature=1.0, coupling="maximal")
+    worst = 0.0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        target, draft = toy.random_table(rng), toy.random_table(rng)
+
+        def dropping(sampling):
+            drafter = adaptive_drafter(sampling)
+            propose = drafter.propose
+
+            def cut(context, limit):
+                whole = yield from propose(context, limit)
+                keep = sum(probability > 0.4 for probability in whole.probabilities)
+                per_token = ("tokens", "sources", "confidences", "probabilities", "distributions")
+                return dataclasses.replace(whole, **{name: getattr(whole, name)[:keep] for name in per_token})
+
+            drafter.propose = cut
+            return drafter
+
+        output = enumerate_output(target, draft, sampling, dropping, monkeypatch)
+        expected = target_distribution(target, (0,), sampling)
+        worst = max(worst, *(abs(output[answer] - weight) for answer, weight in expected.items()))
+    assert worst > 0.01
 
 
 @pytest.mark.parametrize("broken", ["residual", "acceptance_probability"])

@@ -112,10 +112,10 @@ def test_same_seed_gives_the_same_answer_for_every_drafter_and_draft_length(tabl
         return drafters.ModelDrafter(toy.sequence(), lookahead, sampling)
 
     def lookup(lookahead):
-        return drafters.AutoDrafter([drafters.Lookup(lookahead)], lookahead)
+        return drafters.AutoDrafter([drafters.Lookup()], lookahead)
 
     def auto(lookahead):
-        return drafters.AutoDrafter([drafters.Lookup(lookahead)], lookahead, model(lookahead))
+        return drafters.AutoDrafter([drafters.Lookup()], lookahead, model(lookahead))
 
     plain = answer(None)
     for make, fixed in [(model, 1), (model, 3), (model, 8), (model, None), (lookup, 4), (auto, None)]:

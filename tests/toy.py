@@ -59,5 +59,5 @@ class ScriptDrafter:
 
     def propose(self, context, limit):
         tokens = tuple(self.guess(context, len(context) + i) for i in range(min(self.length, limit)))
-        return Draft(tokens, "script", (0.5,) * len(tokens), (None,) * len(tokens))
+        return Draft(tokens, ("script",) * len(tokens), (0.5,) * len(tokens), (None,) * len(tokens))
         yield

@@ -175,7 +175,7 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
             draft_probability=draft.probabilities[at],
             target_probability=verdict.probabilities[at] if at < len(verdict.probabilities) else None,
             accepted=at < kept,
-            source=draft.source,
+            source=draft.sources[at],
         )
         for at, token in enumerate(draft.tokens)
     )
@@ -187,17 +187,12 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
 
 
 def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verified: int, verify_seconds: float) -> None:
-    """Tell the lookahead what the round cost, `verified` tokens having been run, and which guesses held.
+    """Tell the lookahead what the round cost, `verified` tokens having been run.
 
     Where a forward runs two tokens at least, one token costs what two do, and a first guess is verified for nothing.
     """
     lookahead.costs.saw_verify(verified, verify_seconds, lookahead.context)
     lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
-    if draft.source == "model":
-        calibration = lookahead.calibrated("model")
-        examined = round_.accepted + (round_.emitted is not None and round_.emitted.kind == "correction")
-        for at in range(examined):
-            calibration.saw(draft.confidences[at], at < round_.accepted)
 
 
 def follow(prompt: Prompt, answer: tuple[int, ...], target: Sequence, sampling: Sampling) -> Decoding:

@@ -1,4 +1,5 @@
-"""Who proposes tokens: a draft model, a lookup in the text so far, a table of phrases, or whichever promises the most.
+"""Who proposes tokens: a draft model, a lookup in the text so far, a table of phrases, or whoever promises the most for
+each token.
 
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
@@ -7,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from .lookahead import Lookahead
 from .model import Logits, Run, Sequence, prefill_chunks
-from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
+from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw, point_mass
 
 LONGEST_MATCH = 7
 """Tokens; a longer match says no more than this one."""
@@ -22,7 +23,10 @@ FEW = 4
 """Tokens that a draft model reads in the time of one."""
 
 LONGEST_PHRASE = 4
-"""Tokens of context that a phrase table looks at, and guesses at most."""
+"""Tokens of context that a phrase table looks at."""
+
+UNLIKELY = 0.04
+"""A chance of being reached below which nothing is guessed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens. `confidences` ([0, 1], for the calibration) and `probabilities` (the draft model's, or None
-    for a drafter that has none) go with the tokens; `distributions` only where the coupling needs them."""
+    """Proposed tokens, and of each: who proposed it (`sources`), how confident that one was ([0, 1], `confidences`), and
+    the draft model's probability of it (None for what no model drew). `distributions` are those that the tokens were
+    drawn from, only where the coupling needs them. `seconds` is the draft model's time."""
 
     tokens: tuple[int, ...] = ()
-    source: str = ""
+    sources: tuple[str, ...] = ()
     confidences: tuple[float, ...] = ()
     probabilities: tuple[float | None, ...] = ()
     distributions: tuple[Distribution, ...] = ()
@@ -64,6 +69,48 @@ class Drafter(Protocol):
         ...
 
 
+class Proposal(NamedTuple):
+    """One token of a draft in the making; `expected` is the chance that it is accepted if all before it are."""
+
+    token: int
+    source: str
+    confidence: float
+    expected: float
+    probability: float | None = None
+    distribution: Distribution | None = None
+
+
+class Asked(NamedTuple):
+    """What was said about one token: the one that was drafted, and everybody's (name, confidence, token)."""
+
+    drafted: int
+    said: list[tuple[str, float, int]]
+
+
+def _count(asked: list[Asked], came: list[int], lookahead: Lookahead) -> None:
+    """Count who was right about the tokens that came, as far as they went along with the draft, and forget what was
+    asked."""
+    for (drafted, said), token in zip(asked, came, strict=False):
+        for name, confidence, guessed in said:
+            lookahead.calibrated(name).saw(confidence, guessed == token)
+        if drafted != token:
+            break
+    asked.clear()
+
+
+def _draft(proposals: list[Proposal], seconds: float) -> Draft:
+    # Where one token's distribution matters, so do the others': what nobody drew stands for itself.
+    drawn = any(one.distribution is not None for one in proposals)
+    return Draft(
+        tuple(one.token for one in proposals),
+        tuple(one.source for one in proposals),
+        tuple(one.confidence for one in proposals),
+        tuple(one.probability for one in proposals),
+        tuple(one.distribution or point_mass(one.token) for one in proposals) if drawn else (),
+        seconds,
+    )
+
+
 class ModelDrafter:
     """Drafts with a second, smaller model.
 
@@ -72,6 +119,8 @@ class ModelDrafter:
     Of a text that it falls more than `window` tokens behind, the draft model reads the last `window` tokens only
     (None: all): a small draft predicts no better for what it read long ago, and reading costs time.
     """
+
+    name = "model"
 
     def __init__(
         self,
@@ -83,171 +132,183 @@ class ModelDrafter:
     ):
         self.sequence = sequence
         self.lookahead = lookahead
+        self.calibration = lookahead.calibrated(self.name)
         self.sampling = sampling
         self.head_tokens = head_tokens
         self.window = window
         self._skipped = 0
         self._agreed = 0
+        self._asked: list[Asked] = []
+        self._read = 0
 
-    def expected(self) -> tuple[list[float], float]:
-        """Acceptance to hope for from each further token, and seconds to draft one."""
-        rate = self.lookahead.calibrated("model").hopeful
-        return [rate] * self.lookahead.limit, self.lookahead.costs.draft_step
+    @property
+    def binding(self) -> bool:
+        """Whether a token that was drawn has to be proposed: the classic acceptance rule gives the target's distribution
+        only if no draft is dropped for what it turned out to be."""
+        return not self.sampling.greedy and self.sampling.coupling == "maximal"
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        self._rewind(context)
-        behind = len(context) - self._skipped - self.sequence.length
-        if skips := self.window is not None and behind > self.window:
-            behind = self.window
-        length = self._wanted(limit, behind)
-        if not length:
+        lookahead = self.lookahead
+        _count(self._asked, context[self._read :], lookahead)
+        self._read = len(context)
+        remaining, limit = limit, min(limit, lookahead.limit)
+        if limit <= 0 or not self._wanted(context, limit, remaining):
             return Draft()
-        if skips:
-            self.sequence.truncate(0)
-            self._skipped = len(context) - behind
-        pending = context[-behind:]
-        lookahead, calibration = self.lookahead, self.lookahead.calibrated("model")
-        tokens: list[int] = []
-        confidences: list[float] = []
-        probabilities: list[float] = []
-        distributions: list[Distribution] = []
-        acceptances: list[float] = []
+        proposals: list[Proposal] = []
         survival, seconds = 1.0, 0.0
         while True:
-            for chunk, rows in prefill_chunks(pending, 1):
-                reply = yield Forward("draft", Run(self.sequence, chunk, rows))
-                seconds += reply.seconds
-            if len(pending) == 1:
-                lookahead.costs.saw_draft(reply.seconds)
-            elif len(pending) > FEW:
-                lookahead.costs.saw_reading(len(pending), seconds)
-            token, probability, source = self._choose(reply.logits, len(context) + len(tokens))
-            tokens.append(token)
-            confidences.append(probability)
-            probabilities.append(probability)
-            if source is not None:
-                distributions.append(source)
-            acceptances.append(calibration(probability))
-            survival *= acceptances[-1]
-            if len(tokens) >= length or not lookahead.worth_drafting(
-                drafted=len(tokens),
+            proposal, spent = yield from self.step(context, [one.token for one in proposals])
+            proposals.append(proposal)
+            self._asked.append(Asked(proposal.token, [(self.name, proposal.confidence, proposal.token)]))
+            seconds += spent
+            survival *= proposal.expected
+            if len(proposals) >= limit or not lookahead.worth_drafting(
+                drafted=len(proposals),
                 survival=survival,
-                expected=calibration.overall,
+                expected=self.calibration.overall,
                 step=lookahead.costs.draft_step,
             ):
                 break
-            pending = [token]
-        keep, _ = lookahead.best_draft(acceptances)
-        keep = max(keep, 1)
-        return Draft(
-            tuple(tokens[:keep]),
-            "model",
-            tuple(confidences[:keep]),
-            tuple(probabilities[:keep]),
-            tuple(distributions[:keep]),
-            seconds,
+        if not self.binding:
+            keep, _ = lookahead.best_draft([one.expected for one in proposals])
+            del proposals[max(keep, 1) :]
+        return _draft(proposals, seconds)
+
+    def step(self, context: list[int], drafted: list[int]) -> Generator[Forward, Reply, tuple[Proposal, float]]:
+        """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
+        start = self._rewind(context, drafted)
+        if self.window is not None and len(context) - start > self.window:
+            self.sequence.truncate(0)
+            start = self._skipped = len(context) - self.window
+        pending = [*context[start:], *drafted[max(start - len(context), 0) :]]
+        seconds = 0.0
+        for chunk, rows in prefill_chunks(pending, 1):
+            reply = yield Forward("draft", Run(self.sequence, chunk, rows))
+            seconds += reply.seconds
+        if len(pending) == 1:
+            self.lookahead.costs.saw_draft(seconds)
+        elif len(pending) > FEW:
+            self.lookahead.costs.saw_reading(len(pending), seconds)
+        return self._choose(reply.logits, len(context) + len(drafted)), seconds
+
+    def cost(self, context: list[int], drafted: list[int]) -> tuple[float, float]:
+        """Seconds that the step after `context` and `drafted` will take: of drafting, and of catching up before it."""
+        behind = len(context) - self._rewind(context, drafted)
+        if self.window is not None:
+            behind = min(behind, self.window)
+        behind += len(drafted)
+        costs = self.lookahead.costs
+        return costs.draft_step, costs.reading(behind) if behind > FEW else 0.0
+
+    def _wanted(self, context: list[int], limit: int, remaining: int) -> bool:
+        """Whether drafting up to `limit` tokens pays, or it is time to look whether that is still so. What it saves has
+        to pay for catching up within the `remaining` tokens of the answer."""
+        if self.lookahead.fixed is not None:
+            return True
+        step, reading = self.cost(context, [])
+        _, saved = self.lookahead.best_draft([self.calibration.hopeful] * limit, step)
+        return saved * remaining / 2 > reading or self.lookahead.probe_due(
+            step + reading + self.lookahead.verify(2) - self.lookahead.verify(1)
         )
 
-    def _wanted(self, remaining: int, behind: int) -> int:
-        """The most tokens to draft now: 0 when none pays, unless it is time to look whether that is still so.
+    def _rewind(self, context: list[int], drafted: list[int]) -> int:
+        """Keep of the sequence what it shares with context and drafted tokens, all but the last of them at most; gives
+        how many of those tokens need not be read.
 
-        `behind` is how many tokens the draft model has to read first. What it saves has to pay for that within the
-        `remaining` tokens of the answer.
-        """
-        limit = min(remaining, self.lookahead.limit)
-        if limit <= 0:
-            return 0
-        best, saved = self.lookahead.best_draft(*self.expected())
-        if self.lookahead.fixed is not None:
-            return min(limit, best)
-        costs = self.lookahead.costs
-        reading = costs.reading(behind) if behind > FEW else 0.0
-        if saved * remaining / 2 > reading:
-            return limit
-        probe = costs.draft_step + reading + self.lookahead.verify(2) - self.lookahead.verify(1)
-        return 1 if self.lookahead.probe_due(probe) else 0
-
-    def _rewind(self, context: list[int]) -> None:
-        """Keep of the sequence what it shares with the context, all but the last token of it at most.
-
-        Only what was appended since the last call can differ, so only that is compared.
+        Only what was appended to the context since the last call can differ, so only that is compared.
         """
         held = self.sequence.tokens
+        known = len(context) - self._skipped
         same = min(self._agreed, len(held))
-        most = min(len(held), len(context) - 1 - self._skipped)
-        while same < most and held[same] == context[self._skipped + same]:
+        most = min(len(held), known + len(drafted) - 1)
+        while same < most and held[same] == (context[self._skipped + same] if same < known else drafted[same - known]):
             same += 1
         self.sequence.truncate(min(same, most))
-        self._agreed = len(context) - self._skipped
+        self._agreed = known
+        return self._skipped + self.sequence.length
 
-    def _choose(self, logits: Logits, position: int) -> tuple[int, float, Distribution | None]:
+    def _choose(self, logits: Logits, position: int) -> Proposal:
         if self.sampling.greedy:
             column = int(logits.best[0])
             token = column if self.head_tokens is None else int(self.head_tokens[column])
-            return token, logits.probability(0, column), None
-        source = distribution(logits.rows[0], self.sampling)
-        if self.head_tokens is not None:
-            source = Distribution(self.head_tokens[source.ids], source.probabilities)
-        maximal = self.sampling.coupling == "maximal"
-        token = draw(source, self.sampling.seed, position, DRAFT if maximal else TOKEN)
-        return token, source.probability(token), source if maximal else None
+            probability, source = logits.probability(0, column), None
+        else:
+            source = distribution(logits.rows[0], self.sampling)
+            if self.head_tokens is not None:
+                source = Distribution(self.head_tokens[source.ids], source.probabilities)
+            token = draw(source, self.sampling.seed, position, DRAFT if self.binding else TOKEN)
+            probability = source.probability(token)
+        expected = self.calibration(probability)
+        return Proposal(token, self.name, probability, expected, probability, source if self.binding else None)
 
 
 class Guesser(Protocol):
-    """Names a continuation of `context` at no cost to speak of, and says how confident it is in each token.
+    """Names the next token at no cost to speak of, and says how confident it is.
 
     `name` is its calibration's, and the source that its tokens have in the trace.
     """
 
     name: str
 
-    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
-        """Up to `limit` (tokens, confidences in [0, 1]); empty when it has nothing to say."""
+    def append(self, token: int) -> None:
+        """The text has grown by `token`."""
+        ...
+
+    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
+        """The token after the text and `drafted`, with a confidence in [0, 1]; None when it has nothing to say. Called
+        with drafts that grow from empty, one token at a time."""
         ...
 
 
 class Lookup:
     """Prompt lookup: what followed the last occurrence of the longest repeated ending of the text so far.
 
-    Every token costs the same few dictionary entries, however long the text. How good its guesses are is counted
-    for each match length on every token, whether the guess was put to the target or not, since that is free.
+    Every token costs the same few dictionary entries, however long the text. Drafted tokens are looked up like those
+    of the text; past the end of it, a match repeats itself.
     """
 
     name = "lookup"
 
-    def __init__(self, lookahead: Lookahead):
-        self.calibration = lookahead.calibrated(self.name)
+    def __init__(self) -> None:
         self._tokens: list[int] = []
         self._last_end: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST_MATCH + 1)]
+        self._match = self._cursor = (0, 0)
+
+    def append(self, token: int) -> None:
+        text = self._tokens
+        text.append(token)
+        end = len(text)
         self._match = (0, 0)
+        for n in range(1, min(LONGEST_MATCH, end) + 1):
+            ending = tuple(text[end - n :])
+            before = self._last_end[n].get(ending)
+            if before is not None:
+                self._match = (n, before)
+            self._last_end[n][ending] = end
 
-    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
-        self._read(context)
-        size, start = self._match
+    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
+        if not drafted:
+            self._cursor = self._match
+        elif self._cursor[0] and self._at(self._cursor[1], drafted) == drafted[-1]:
+            self._cursor = (self._cursor[0] + 1, self._cursor[1] + 1)
+        else:
+            self._cursor = self._find(drafted)
+        size, at = self._cursor
         if not size:
-            return [], []
-        text = self._tokens
-        tokens: list[int] = []
-        for at in range(start, start + limit):
-            # Past the end of the text the match repeats itself.
-            tokens.append(text[at] if at < len(text) else tokens[at - len(text)])
-        return tokens, [_match_confidence(size + i) for i in range(len(tokens))]
+            return None
+        return self._at(at, drafted), min(size, LONGEST_MATCH) / (LONGEST_MATCH + 1)
 
-    def _read(self, context: list[int]) -> None:
-        text = self._tokens
-        for token in context[len(text) :]:
-            size, start = self._match
-            if size:
-                self.calibration.saw(_match_confidence(size), text[start] == token)
-            text.append(token)
-            end = len(text)
-            self._match = (0, 0)
-            for n in range(1, min(LONGEST_MATCH, end) + 1):
-                ending = tuple(text[end - n :])
-                before = self._last_end[n].get(ending)
-                if before is not None:
-                    self._match = (n, before)
-                self._last_end[n][ending] = end
+    def _at(self, at: int, drafted: list[int]) -> int:
+        return self._tokens[at] if at < len(self._tokens) else drafted[at - len(self._tokens)]
+
+    def _find(self, drafted: list[int]) -> tuple[int, int]:
+        """The longest ending of text and draft that occurs in the text: its size and where it ends; (0, 0) for none."""
+        ending = [*self._tokens[-LONGEST_MATCH:], *drafted][-LONGEST_MATCH:]
+        for n in range(len(ending), 0, -1):
+            before = self._last_end[n].get(tuple(ending[-n:]))
+            if before is not None:
+                return n, before
+        return 0, 0
 
 
 class PhraseTable(Protocol):
@@ -257,59 +318,105 @@ class PhraseTable(Protocol):
 
 
 class Phrases:
-    """What the target usually says after a few tokens, from a table made of its own text; counted like Lookup."""
+    """What the target usually says after a few tokens, from a table made of its own text."""
 
     name = "phrases"
 
-    def __init__(self, table: PhraseTable, lookahead: Lookahead):
+    def __init__(self, table: PhraseTable):
         self.table = table
-        self.calibration = lookahead.calibrated(self.name)
-        self._said: tuple[int, int, float] | None = None
+        self._ending: list[int] = []
 
-    def guess(self, context: list[int], limit: int) -> tuple[list[int], list[float]]:
-        if self._said is not None:
-            position, token, confidence = self._said
-            if position < len(context):
-                self.calibration.saw(confidence, context[position] == token)
-        ending = context[-LONGEST_PHRASE:]
-        tokens: list[int] = []
-        confidences: list[float] = []
-        while len(tokens) < min(limit, LONGEST_PHRASE):
-            found = self.table.guess(ending)
-            if found is None:
-                break
-            tokens.append(found[0])
-            confidences.append(found[1])
-            ending = [*ending[1:], found[0]]
-        self._said = (len(context), tokens[0], confidences[0]) if tokens else None
-        return tokens, confidences
+    def append(self, token: int) -> None:
+        self._ending = [*self._ending[1 - LONGEST_PHRASE :], token]
+
+    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
+        return self.table.guess([*self._ending, *drafted][-LONGEST_PHRASE:])
 
 
 class AutoDrafter:
-    """Whoever promises to save the most time: one of the guessers, which cost nothing, or the draft model.
+    """Token by token whoever promises the most: one of the guessers, which cost nothing, or the draft model where what it
+    knows better than they is worth its time. Without a model, the best of the guessers.
 
-    Without a model, the best of the guessers.
+    How good the guessers are is counted wherever they were asked, whether the guess was put to the target or not, as far
+    as the answer went along with the draft: that is free. (On all tokens they would look better than they are: a round
+    begins where the last one went wrong.)
     """
 
     def __init__(self, guessers: list[Guesser], lookahead: Lookahead, model: ModelDrafter | None = None):
         self.guessers = guessers
         self.lookahead = lookahead
         self.model = model
+        self._read = 0
+        self._asked: list[Asked] = []
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        best, most = Draft(), -1.0
+        lookahead = self.lookahead
+        remaining, limit = limit, min(limit, lookahead.limit)
+        self._learn(context)
+        proposals: list[Proposal] = []
+        drafted: list[int] = []
+        survival, seconds = 1.0, 0.0
+        bound = 0
+        while len(drafted) < limit:
+            best, said = self._guess(drafted)
+            if self.model is not None and self._model_pays(context, drafted, survival, best, remaining):
+                own, spent = yield from self.model.step(context, drafted)
+                seconds += spent
+                said.append((own.source, own.confidence, own.token))
+                free = best.expected if best is not None else 0.0
+                lookahead.improvement.saw(free, max(own.expected - free, 0.0))
+                if self.model.binding:
+                    best, bound = own, len(drafted) + 1
+                elif best is None or own.expected >= best.expected:
+                    best = own
+            self._asked.append(Asked(-1 if best is None else best.token, said))
+            if best is None:
+                break
+            proposals.append(best)
+            drafted.append(best.token)
+            survival *= best.expected
+            if survival < UNLIKELY and lookahead.fixed is None:
+                break
+        length, _ = lookahead.best_draft([one.expected for one in proposals])
+        return _draft(proposals[: max(length, bound)], seconds)
+
+    def _model_pays(
+        self, context: list[int], drafted: list[int], survival: float, best: Proposal | None, remaining: int
+    ) -> bool:
+        """Whether to ask the draft model for the next token, given the best guess for it."""
+        lookahead, model = self.lookahead, self.model
+        free = best.expected if best is not None else 0.0
+        hope = min(free + lookahead.improvement(free), 1.0)
+        if lookahead.fixed is not None:
+            return model.calibration.overall > free
+        step, reading = model.cost(context, drafted)
+        row = lookahead.verify(len(drafted) + 2) - lookahead.verify(len(drafted) + 1)
+        worth = survival * lookahead.pace
+        saved = worth * hope - row - step - max(worth * free - row, 0.0)
+        if saved > 0 and saved * remaining / 2 > reading:
+            return True
+        return not drafted and lookahead.probe_due(step + reading)
+
+    def _learn(self, context: list[int]) -> None:
+        """Read what was added to the text, and count which of it was guessed."""
+        added = context[self._read :]
+        _count(self._asked, added, self.lookahead)
+        for token in added:
+            for guesser in self.guessers:
+                guesser.append(token)
+        self._read = len(context)
+
+    def _guess(self, drafted: list[int]) -> tuple[Proposal | None, list[tuple[str, float, int]]]:
+        """The guess that is likeliest to be right, and all that were made."""
+        best: Proposal | None = None
+        said: list[tuple[str, float, int]] = []
         for guesser in self.guessers:
-            tokens, confidences = guesser.guess(context, min(limit, self.lookahead.limit))
-            calibration = self.lookahead.calibrated(guesser.name)
-            length, saved = self.lookahead.best_draft([calibration(confidence) for confidence in confidences])
-            if length and saved > most:
-                most = saved
-                best = Draft(tuple(tokens[:length]), guesser.name, tuple(confidences[:length]), (None,) * length)
-        if self.model is None or most > self.lookahead.best_draft(*self.model.expected())[1]:
-            return best
-        draft = yield from self.model.propose(context, limit)
-        return draft if draft.tokens else best
-
-
-def _match_confidence(size: int) -> float:
-    return min(size, LONGEST_MATCH) / (LONGEST_MATCH + 1)
+            guess = guesser.guess(drafted)
+            if guess is None:
+                continue
+            token, confidence = guess
+            said.append((guesser.name, confidence, token))
+            expected = self.lookahead.calibrated(guesser.name)(confidence)
+            if best is None or expected > best.expected:
+                best = Proposal(token, guesser.name, confidence, expected)
+        return best, said

@@ -15,12 +15,16 @@ MAX_DRAFT = 15
 """Longest adaptive draft: with the token before it, 16 rows of verification."""
 
 
-PROBE_SHARE = 0.02
+PROBE_SHARE = 0.015
 """Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
 
 
 DRIFT_RATE = 0.1
 """How much of a measurement's surprise counts as a change of the machine's speed, the rest as noise or as its own."""
+
+
+FRESH, OPTIMISM = 200, 0.998
+"""For how many forwards a measurement is believed as it is, and how its cost shrinks with each one after that."""
 
 
 READ_EVERY = 6
@@ -32,7 +36,9 @@ class Costs:
 
     A size that was not seen yet is interpolated between its neighbours, or extended from the last slope: never below
     the cost of a smaller one. Two things change all sizes together, whether or not they are being used: the length of
-    the context (`grew` says how fast) and what else the machine is doing, which each measurement is a sign of.
+    the context (`grew` says how fast) and what else the machine is doing, which each measurement is a sign of. A size
+    that is not used any more is believed to become cheaper, until it is used again: a measurement that something else
+    on the machine spoiled must not keep it from ever being tried.
     """
 
     LARGEST = 64
@@ -48,12 +54,18 @@ class Costs:
         self._read_tokens = 0
         self._read_seconds = 0.0
         self._drift = 1.0
+        self._forwards = 0
+        self._seen_at: dict[int, int] = {}
 
     def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
         """A target forward of `tokens` tokens after `context` others took `seconds`."""
         tokens = min(tokens, self.LARGEST)
         usual = seconds / (1 + self._growths[tokens] * context)
         known = self._verify.setdefault(tokens, deque(maxlen=self._window))
+        self._forwards += 1
+        if self._age(tokens) > 2 * FRESH:
+            known.clear()
+        self._seen_at[tokens] = self._forwards
         if known:
             ratio = usual / (self._drift * _median(known))
             self._drift *= min(max(ratio, 0.5), 2.0) ** DRIFT_RATE
@@ -95,17 +107,23 @@ class Costs:
         tokens = min(tokens, self.LARGEST)
         return self._table[tokens] * self._drift * (1 + self._growths[tokens] * context)
 
+    def _age(self, tokens: int) -> int:
+        return self._forwards - self._seen_at.get(tokens, self._forwards)
+
     def _interpolate(self) -> list[float]:
         sizes = sorted(self._verify)
         if not sizes:
             return [0.0] * (self.LARGEST + 1)
-        seconds = [_median(self._verify[tokens]) for tokens in sizes]
+        seconds = [_median(self._verify[size]) * OPTIMISM ** max(self._age(size) - FRESH, 0) for size in sizes]
         if sizes[-1] < self.LARGEST:
             slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.1 * seconds[0]
             seconds.append(seconds[-1] + max(slope, 0.0) * (self.LARGEST - sizes[-1]))
             sizes.append(self.LARGEST)
-        # A larger verification cannot truly be cheaper; where it measures so, the difference is noise.
-        return np.maximum.accumulate(np.interp(range(self.LARGEST + 1), sizes, seconds)).tolist()
+        # A larger verification cannot truly be cheaper, nor dearer than two of half its size: other figures are noise.
+        table = np.maximum.accumulate(np.interp(range(self.LARGEST + 1), sizes, seconds)).tolist()
+        for tokens in range(2, self.LARGEST + 1):
+            table[tokens] = min(table[tokens], table[tokens // 2] + table[tokens - tokens // 2])
+        return table
 
 
 @dataclass
@@ -168,6 +186,29 @@ class Calibration:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
 
 
+class Improvement:
+    """How much likelier to be accepted a token becomes by asking the draft model, by how likely a free guess was.
+
+    Starts on hope, like a calibration.
+    """
+
+    BANDS = (0.1, 0.25, 0.5, 1.01)
+
+    def __init__(self):
+        self.bands = [Rate(0.98, 0.3 * 4 * (1 - band), 4.0) for band in self.BANDS]
+
+    def __call__(self, free: float) -> float:
+        """What to expect of asking, given a free guess that is accepted with chance `free` (0 for none)."""
+        return self._band(free).value()
+
+    def saw(self, free: float, gained: float) -> None:
+        """Asking raised the chance by `gained`: 0 where the guess stayed the better one."""
+        self._band(free).saw(gained)
+
+    def _band(self, free: float) -> Rate:
+        return next(rate for rate, limit in zip(self.bands, self.BANDS, strict=True) if free < limit)
+
+
 @dataclass
 class Lookahead:
     """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many tokens come before,
@@ -182,6 +223,7 @@ class Lookahead:
     limit: int = MAX_DRAFT
     costs: Costs = field(default_factory=Costs)
     calibration: dict[str, Calibration] = field(default_factory=dict)
+    improvement: Improvement = field(default_factory=Improvement)
     context: int = 0
     others: int = 0
     _seconds: float = 0.0
@@ -235,16 +277,23 @@ class Lookahead:
         still costs to draft (0 for tokens that are there already).
         """
         best, saved = 0, 0.0
-        survival, gain = 1.0, 0.0
         plain = self.verify(1)
+        survival, expected = 1.0, 1.0
+        gains, pace = [], self.pace
         for length, acceptance in enumerate(acceptances[: self.limit], start=1):
             survival *= acceptance
-            gain += survival * self.pace
+            expected += survival
+            gains.append(survival)
+            # Where the text is easy, the next round would have it easy too: a token saves what one costs there.
+            pace = min(pace, (length * step + self.verify(length + 1)) / expected)
+            if survival < 0.02:
+                break
+        gain = 0.0
+        for length, survival in enumerate(gains, start=1):
+            gain += survival * pace
             value = gain - length * step - (self.verify(length + 1) - plain)
             if value > saved:
                 best, saved = length, value
-            if survival < 0.02:
-                break
         if self.fixed is not None:
             best = min(self.fixed, len(acceptances))
         return best, saved

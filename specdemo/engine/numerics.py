@@ -201,9 +201,7 @@ def learn_costs(model: Model, costs: Costs, *, min_tokens: int, repeats: int = 3
                 short[size].append(_verify_seconds(model, sequence, size))
         try:
             model.skip(sequence, LONG - SHORT)
-            long = {
-                size: min(_verify_seconds(model, sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES
-            }
+            long = {size: min(_verify_seconds(model, sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES}
         except CacheFull:  # a small cache of fixed size: its contexts are short
             long = {}
     for size, seconds in long.items():
