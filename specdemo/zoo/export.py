@@ -21,6 +21,9 @@ from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_spac
 from specdemo.zoo.progress import Progress, Report, silent
 
 WEIGHT_FORMATS = ("int8", "int4", "fp16")
+_FORMAT = 2
+"""Raised when exports change, so that older ones in the cache are not taken for new ones."""
+
 _NEEDED = ("torch", "transformers", "optimum.intel", "nncf")
 
 
@@ -56,7 +59,8 @@ def cached_export(name: str, revision: str, settings: ExportSettings) -> Path | 
 
 
 def _place(name: str, revision: str, settings: ExportSettings) -> Path:
-    key = hashlib.sha256(json.dumps([name, revision, settings.weight_format, settings.group_size]).encode()).hexdigest()
+    parts = [name, revision, settings.weight_format, settings.group_size, _FORMAT]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     plain = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)[-60:]
     return cache_home() / "exported" / f"{plain}-{settings.weight_format}-{key[:10]}"
 
@@ -76,7 +80,9 @@ def export(source: Path, out: Path, settings: ExportSettings, report: Report = s
         )
     weights = sum(path.stat().st_size for path in source.glob("*") if path.suffix in (".safetensors", ".bin"))
     make_folder(out.parent)
-    require_space(out.parent, weights + 100_000_000, f"Exporting {name or source}")
+    # On the way to int8 or int4 there is IR of 32 bits a weight, which the checkpoint may have 16 for.
+    needed = weights if settings.weight_format == "fp16" else 2.5 * weights
+    require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name or source}")
     report(Progress(f"Exporting {name or source} to OpenVINO IR ({settings.weight_format})"))
     scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
