@@ -26,8 +26,9 @@ def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
     for trace in traces:
         for round_ in decoding_rounds(trace):
             verify.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds)
-            if round_.drafted and round_.drafted[0].source == "model":
-                steps.append(round_.draft_seconds / len(round_.drafted))
+            if round_.draft_seconds:
+                from_model = sum(token.source == "model" for token in round_.drafted)
+                steps.append(round_.draft_seconds / max(from_model, 1))
         if trace.baseline:
             shown = [token.shown_at for token in trace.baseline.tokens]
             plain += [after - before for before, after in zip(shown, shown[1:], strict=False)]
@@ -61,7 +62,6 @@ def predicted_speedup(traces: Iterable[Trace], costs: CostTable) -> float | None
         for round_ in decoding_rounds(trace):
             drafted = len(round_.drafted)
             tokens += expected_tokens(acceptance, drafted)
-            seconds += verify_seconds(costs, drafted + 1)
-            if drafted and round_.drafted[0].source == "model":
-                seconds += drafted * costs.draft_step
+            # What the draft model was asked and then not proposed is in its seconds too.
+            seconds += verify_seconds(costs, drafted + 1) + round_.draft_seconds
     return tokens * costs.plain / seconds if seconds > 0 else None
