@@ -20,7 +20,7 @@ FRAME = 0.125
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--question", default="Explain the difference between fission and fusion")
-    parser.add_argument("--tokens", default="100")
+    parser.add_argument("--tokens", default="160")
     options = parser.parse_args()
 
     from playwright.sync_api import sync_playwright
