@@ -426,6 +426,24 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
             assert got == words
 
 
+def test_one_browser_cannot_take_all_places_over_http(served):
+    url, session, _ = served
+    session.pace = 0.05
+
+    def visit(_) -> str:
+        body = {"data": ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"], "session_hash": "the same browser"}
+        with httpx.Client(timeout=30) as client:
+            event = client.post(f"{url}/gradio_api/call/generate", json=body).json()["event_id"]
+            return client.get(f"{url}/gradio_api/call/generate/{event}").text
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            said = "".join(pool.map(visit, range(4)))
+    finally:
+        session.pace = 0.002
+    assert "You have 2 questions at work already" in said
+
+
 def test_a_lost_connection_frees_the_request(served):
     url, session, service = served
     with httpx.Client(timeout=30) as client:
