@@ -35,7 +35,9 @@ class ScriptedSession:
         self.stumbled = False
         self.held = threading.Event()
 
-    def answer(self, instruction, settings, *, stop=None, prompt=None, on_wait=None) -> Iterator[Round | Trace]:
+    def answer(
+        self, instruction, settings, *, stop=None, prompt=None, certify=True, on_wait=None
+    ) -> Iterator[Round | Trace]:
         if settings.top_p == 0.123:
             raise ValueError("This is not to be had.")
         self.prompts.append(prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,7 +61,12 @@ def test_clients_at_once_get_what_the_session_says_to_one_alone(client, session)
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         answers = list(pool.map(lambda prompt: chat(client, prompt, max_tokens=24, temperature=0), PROMPTS))
     assert [answer.choices[0].message.content for answer in answers] == [alone[prompt] for prompt in PROMPTS]
-    assert all(answer.model_extra["speculative"]["certified"] for answer in answers)
+    assert all(answer.model_extra["speculative"]["certified"] is None for answer in answers)
+
+
+def test_an_answer_is_certified_if_asked_for(client):
+    answer = chat(client, PROMPTS[0], max_tokens=16, temperature=0, extra_body={"speculative": {"certify": True}})
+    assert answer.model_extra["speculative"]["certified"]
 
 
 def test_the_same_seed_gives_the_same_streamed_answer(client):
@@ -154,3 +160,11 @@ def test_the_page_offers_the_engines_pair_and_no_other(server, session):
         assert opened.info == session.info
     with pytest.raises(InputError, match="has the pair tiny-llama only"):
         offer.resolve(Models("dolly-3b"))
+
+
+def test_a_remote_session_takes_what_a_session_takes():
+    def taken(method) -> set[str]:
+        return set(inspect.signature(method).parameters)
+
+    assert taken(Session.answer) - {"prompt"} == taken(RemoteSession.answer)
+    assert taken(Session.baseline) == taken(RemoteSession.baseline)

@@ -97,10 +97,11 @@ class RemoteSession:
         settings: Settings,
         *,
         stop: threading.Event | None = None,
+        certify: bool = True,
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]:
         """As Session.answer. A run that is stopped ends with the trace of what had come until then."""
-        body = json.dumps({"instruction": instruction, "settings": dataclasses.asdict(settings)})
+        body = json.dumps({"instruction": instruction, "settings": dataclasses.asdict(settings), "certify": certify})
         prompt_tokens = 0
         rounds: list[Round] = []
         with closing(self._lines("/specdemo/answer", body, stop, on_wait)) as lines:

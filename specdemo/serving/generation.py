@@ -39,7 +39,8 @@ class Refused(ValueError):
 class Request:
     """What to answer: an `instruction` in the pair's own template, or a conversation, or a text or tokens to go on from.
 
-    Exactly one of the four is given. The answer ends before the first of the `stop` strings in it.
+    Exactly one of the four is given. The answer ends before the first of the `stop` strings in it. `certify` says that
+    the finished answer is checked by one more forward.
     """
 
     settings: Settings
@@ -48,6 +49,7 @@ class Request:
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
+    certify: bool = False
 
 
 class Interrupted(RuntimeError):
@@ -126,6 +128,7 @@ class Answers(Protocol):
         *,
         stop: threading.Event | None = None,
         prompt: tuple[int, ...] | None = None,
+        certify: bool = True,
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]: ...
 
@@ -205,7 +208,8 @@ class Engine:
                 "context_length_exceeded",
             )
         try:
-            answer = self._session.answer(title, request.settings, stop=stop, prompt=prompt, on_wait=_noted(note))
+            answer = self._session.answer(title, request.settings, stop=stop, prompt=prompt, certify=request.certify,
+                                          on_wait=_noted(note))  # fmt: skip
         except ValueError as error:  # RequestError: a sentence for the user
             raise Refused(str(error)) from error
         yield Started(len(prompt) if prompt is not None else self._count(request))

@@ -1,6 +1,6 @@
 """The page's own endpoints: everything a session yields, over HTTP, one JSON object a line.
 
-`POST /specdemo/answer` takes {"instruction", "settings"} and gives lines {"started"}, {"rounds"}, then {"trace"};
+`POST /specdemo/answer` takes {"instruction", "settings", "certify"} and gives lines {"started"}, {"rounds"}, then {"trace"};
 `POST /specdemo/baseline` takes a trace and gives {"tokens"}, then {"trace"}. {"waiting"} says which place a request has
 in the queue, {"error"} may end either. Empty lines keep the connection lively while there is nothing to say, so that a
 reader can look up. `client` reads all this.
@@ -38,6 +38,7 @@ class AnswerRequest(BaseModel):
 
     instruction: str
     settings: dict[str, Any] = {}
+    certify: bool = True
 
 
 def endpoints(backend: Backend) -> list[tuple[str, Callable[[HttpRequest], Awaitable[Response]], str]]:
@@ -49,7 +50,7 @@ def endpoints(backend: Backend) -> list[tuple[str, Callable[[HttpRequest], Await
 
     async def answer(request: HttpRequest) -> Response:
         asked: AnswerRequest = read(AnswerRequest, await body_of(request))
-        job = Request(settings_of(asked.settings), instruction=asked.instruction)
+        job = Request(settings_of(asked.settings), instruction=asked.instruction, certify=asked.certify)
         return await _lines(request, backend.generate(job), _answer_line)
 
     async def baseline(request: HttpRequest) -> Response:

@@ -54,11 +54,13 @@ class StreamOptions(BaseModel):
 
 
 class SpeculativeOptions(BaseModel):
-    """The extension's request side: how to draft, and whether the response holds the whole trace."""
+    """The extension's request side: how to draft, whether the finished answer is checked by one more forward, and
+    whether the response holds the whole trace."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     trace: bool = False
+    certify: bool = False
     drafter: Literal["auto", "model", "lookup", "none"] = "auto"
     draft_tokens: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_DRAFT)] = "auto"
     numerics: Literal["exact", "fast"] = "exact"
@@ -101,6 +103,10 @@ class CommonRequest(BaseModel):
     @property
     def with_trace(self) -> bool:
         return bool(self.speculative and self.speculative.trace)
+
+    @property
+    def certify(self) -> bool:
+        return bool(self.speculative and self.speculative.certify)
 
     def limit(self) -> int | None:
         return self.max_tokens
@@ -169,7 +175,8 @@ class ChatRequest(CommonRequest):
 
     def request(self, default_limit: int, longest: int) -> Request:
         messages = tuple(message.turn() for message in self.messages)
-        return Request(self.settings(default_limit, longest), messages=messages, stop=self.stops())
+        settings = self.settings(default_limit, longest)
+        return Request(settings, messages=messages, stop=self.stops(), certify=self.certify)
 
 
 class CompletionRequest(CommonRequest):
@@ -188,8 +195,8 @@ class CompletionRequest(CommonRequest):
             [prompt] = prompt
         settings = self.settings(default_limit, longest)
         if isinstance(prompt, str):
-            return Request(settings, text=prompt, stop=self.stops())
-        return Request(settings, tokens=tuple(prompt), stop=self.stops())
+            return Request(settings, text=prompt, stop=self.stops(), certify=self.certify)
+        return Request(settings, tokens=tuple(prompt), stop=self.stops(), certify=self.certify)
 
 
 def read(kind: type[BaseModel], body: bytes) -> Any:
