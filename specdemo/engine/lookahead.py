@@ -231,7 +231,10 @@ class Lookahead:
     _since_probe: float = 0.0
 
     def calibrated(self, source: str) -> Calibration:
-        return self.calibration.setdefault(source, Calibration())
+        found = self.calibration.get(source)
+        if found is None:
+            found = self.calibration[source] = Calibration()
+        return found
 
     def verify(self, tokens: int) -> float:
         """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
