@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from specdemo.engine.trace import (
     from_json,
     to_json,
 )
-from specdemo.loadtest import Crowd, Level, ask, levels_up_to
+from specdemo.loadtest import Crowd, Level, Rest, SoakReport, ask, levels_up_to, soak
 from specdemo.session import CacheUse, RequestError
 from specdemo.ui import handlers
 from specdemo.ui.controls import Models
@@ -484,6 +485,23 @@ def test_after_all_that_nothing_is_left(served):
         time.sleep(0.02)
     assert session.active == service.users == service.visitors.inside == 0
     assert httpx.get(f"{url}/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_a_short_soak_joins_stops_leaves_and_finds_nothing_left_behind(served, monkeypatch):
+    monkeypatch.setattr("specdemo.loadtest.AT_REST_AFTER", 0.3)
+    report = soak(served[0], os.getpid(), ["one two three " * 20], visitors=5, minutes=0.05, max_new_tokens=40)
+    assert report.requests > 5 and report.finished and report.left and not report.errors, report
+    assert (report.after.active, report.after.queue, report.after.blocks_held) == (0, 0, 0)
+    assert report.memory and report.after.rss_bytes > 0
+
+
+@pytest.mark.parametrize("left", [{"active": 1}, {"blocks_held": 1}, {"threads": 20}, {"rss_bytes": 3 * 10**9}])
+def test_a_soak_that_leaves_something_behind_is_not_clean(left):
+    before = Rest(0, 0, 0, 10, 10**9)
+    report = SoakReport(60, 9, 5, 4, 0, before, before, ())
+    assert report.clean
+    assert not dataclasses.replace(report, after=dataclasses.replace(before, **left)).clean
+    assert not dataclasses.replace(report, errors=1).clean
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):
