@@ -23,7 +23,7 @@ from specdemo.engine.batch import MERGED_TOKENS, Batcher, EngineError, Load, Sha
 from specdemo.engine.decode import Decoding, Limits, certify, decode, follow, prefill
 from specdemo.engine.drafters import AutoDrafter, Drafter, Forward, Lookup, ModelDrafter, Phrases, Reply
 from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
-from specdemo.engine.model import CacheFull, PagedModel, Sequence
+from specdemo.engine.model import CacheFull, ModelError, PagedModel, Sequence
 from specdemo.engine.open import Model
 from specdemo.engine.prompt_cache import KnownPrompt, PromptCache
 from specdemo.engine.sampling import Sampling
@@ -468,9 +468,13 @@ class Session:
     def _engine(self, name: str) -> _Engine:
         with self._lock:
             if name not in self._engines:
-                if self._engines:
-                    _require_room(self._loaded.target_xml)
-                self._engines[name] = self._compile(name)
+                try:
+                    if self._engines:
+                        _require_room(self._loaded.target_xml)
+                    self._engines[name] = self._compile(name)
+                except OSError as error:
+                    file = self._loaded.target_xml.name
+                    raise ModelError(f"{file} cannot be read any more; fetch or export it again.") from error
             return self._engines[name]
 
     def _compile(self, name: str) -> _Engine:
@@ -531,7 +535,11 @@ class Session:
         """A run's lookahead: costs and calibration are the engine's, and go on learning from run to run."""
         shared = engine.lookahead
         return Lookahead(
-            fixed=settings.draft_tokens, limit=shared.limit, costs=shared.costs, calibration=shared.calibration
+            fixed=settings.draft_tokens,
+            limit=shared.limit,
+            costs=shared.costs,
+            calibration=shared.calibration,
+            improvement=shared.improvement,
         )
 
     def _drafter(
@@ -539,7 +547,7 @@ class Session:
     ) -> Drafter | None:
         if settings.drafter == "none":
             return None
-        lookup = Lookup(lookahead)
+        lookup = Lookup()
         if settings.drafter == "lookup":
             return AutoDrafter([lookup], lookahead)
         model = None
@@ -550,7 +558,7 @@ class Session:
         if settings.drafter == "model":
             return model
         phrases = self._loaded.phrases
-        guessers = [lookup] if phrases is None else [lookup, Phrases(phrases, lookahead)]
+        guessers = [lookup] if phrases is None else [lookup, Phrases(phrases)]
         return AutoDrafter(guessers, lookahead, model)
 
 

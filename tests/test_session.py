@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from specdemo.engine import decode
+from specdemo.engine import decode, numerics
 from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.model import ModelError
 from specdemo.engine.trace import Settings, Trace, from_json, summarize, to_json
 from specdemo.session import RequestError, Session
 
@@ -181,6 +184,116 @@ def test_the_context_limit_ends_an_answer_exactly(tiny_llama_pair):
 def test_bad_requests_are_refused_before_anything_runs(embedded, instruction, settings, said):
     with pytest.raises(RequestError, match=said):
         embedded.answer(instruction, settings)
+
+
+# Several at a time
+
+
+def together(session: Session, requests: list[tuple[str, Settings]]) -> list[Trace]:
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: answered(session, *request), requests))
+
+
+def test_visitors_at_the_same_time_get_what_each_gets_alone(embedded):
+    settings = [Settings(max_new_tokens=20), Settings(max_new_tokens=20, temperature=0.8, seed=3)]
+    requests = [(f"{prompt} ", settings[at % 2]) for at, prompt in enumerate(PROMPTS[:6])]
+    alone = [answered(embedded, *request) for request in requests]
+    embedded._engine("exact").prompts.clear()
+    shared = together(embedded, requests)
+    assert [trace.token_ids for trace in shared] == [trace.token_ids for trace in alone]
+    assert all(trace.certificate.certified for trace in shared)
+    assert max(trace.shared_with for trace in shared) >= 3 and not any(trace.shared_with for trace in alone)
+    assert [trace.instruction for trace in shared] == [instruction for instruction, _ in requests]
+    assert all(use.used == use.kept for use in embedded.cache_blocks().values())
+
+
+def test_two_models_answer_many_at_once_as_the_target_alone_does(two_models):
+    requests = [
+        (f"{PROMPTS[at % 8]} {at}" * (1 + at), Settings(max_new_tokens=40, drafter="model", draft_tokens=at % 5 + 1))
+        for at in range(10)
+    ]
+    for trace in together(two_models, requests):
+        assert trace.token_ids == plain_ids(two_models, trace) and trace.certificate.certified
+    assert all(use.used == use.kept for use in two_models.cache_blocks().values())
+
+
+def test_sequences_in_one_forward_get_bitwise_the_logits_that_each_gets_alone(embedded):
+    engine = embedded._engine("exact")
+    said = "requests that share a forward get the same bits" in engine.found
+    assert said == (engine.merged > 0) == numerics.merging_is_exact(engine.target, engine.merged or 16)
+
+
+def test_the_timed_baseline_says_with_how_many_it_shared_the_machine(two_models):
+    trace = answered(two_models, PROMPTS[0], Settings(max_new_tokens=80))
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: list(two_models.baseline(trace))[-1], range(2)))
+    assert all(compared.identical for compared in both)
+    assert max(compared.baseline.shared_with for compared in both) == 1
+    assert from_json(to_json(both[0])) == both[0]
+
+
+def test_an_exclusive_session_never_shares_the_machine(tiny_llama_pair):
+    session = Session(tiny_llama_pair, exclusive=True)
+    try:
+        traces = together(session, [(f"hello {at}", Settings(max_new_tokens=30)) for at in range(4)])
+        assert [trace.shared_with for trace in traces] == [0] * 4
+    finally:
+        session.close()
+
+
+def test_a_cache_of_fixed_size_serves_everybody_in_turn_and_never_grows(tiny_llama_pair):
+    session = Session(dataclasses.replace(tiny_llama_pair, context_limit=300), cache_mb=1)
+    try:
+        engine = session._engine("exact")
+        engine.target.pool.limit = 10  # one of these requests and no second one
+        size = len(engine.target.pool.references)
+        requests = [(f"{PROMPTS[0]} {at}", Settings(max_new_tokens=60)) for at in range(8)]
+        for trace in together(session, requests):
+            assert trace.token_ids == plain_ids(session, trace)
+        assert len(engine.target.pool.references) == size and engine.target.pool.used <= 10
+        with pytest.raises(RequestError, match="KV cache holds 320 for everybody"):
+            next(session.answer("hello " * 20, Settings(max_new_tokens=250)))
+    finally:
+        session.close()
+
+
+def test_an_inference_that_fails_is_an_error_for_its_visitor_and_the_next_one_is_answered(two_models, monkeypatch):
+    target = two_models._engine("exact").target
+    forward = target.forward
+    fails = iter([True])
+
+    def broken(batch):
+        if len(target_calls) == 3 and next(fails, False):
+            raise ModelError("The inference failed: broken on purpose")
+        target_calls.append(len(batch))
+        return forward(batch)
+
+    target_calls: list[int] = []
+    monkeypatch.setattr(target, "forward", broken)
+    with pytest.raises(ModelError):
+        answered(two_models, "This one is unlucky", Settings(max_new_tokens=40))
+    trace = answered(two_models, "This one is not", Settings(max_new_tokens=40))
+    assert trace.finish_reason == "length" and trace.certificate.certified
+    assert all(use.used == use.kept for use in two_models.cache_blocks().values())
+
+
+def test_models_deleted_from_the_disk_go_on_answering_and_opening_them_again_says_what_to_do(tiny_llama_pair, tmp_path):
+    copied = {}
+    for name in ("target", "draft"):
+        shutil.copytree(getattr(tiny_llama_pair, f"{name}_xml").parent, tmp_path / name)
+        copied[f"{name}_xml"] = tmp_path / name / "openvino_model.xml"
+    session = Session(dataclasses.replace(tiny_llama_pair, **copied))
+    try:
+        before = answered(session, "hello", Settings(max_new_tokens=20))
+        for name in ("target", "draft"):
+            shutil.rmtree(tmp_path / name)
+        session._engine("exact").prompts.clear()
+        assert answered(session, "hello", Settings(max_new_tokens=20)).token_ids == before.token_ids
+        with pytest.raises(ModelError, match="fetch or export it again"):
+            next(session.answer("hello", Settings(max_new_tokens=5, numerics="fast")))
+        assert answered(session, "hello", Settings(max_new_tokens=20)).token_ids == before.token_ids
+    finally:
+        session.close()
 
 
 def test_fast_numerics_answer_too_and_carry_no_certificate(embedded):

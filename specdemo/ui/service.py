@@ -68,7 +68,7 @@ def sentence(error: BaseException) -> str:
 _PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 _SENTENCES = {
-    "ModelError": "An inference failed, and with it this answer; others go on. Please ask again.",
+    "ModelError": "The model could not be run for this answer, which is lost; others go on. Please ask again.",
     "CacheFull": "The memory for contexts was full, and this answer had to be given up; please ask again.",
     "MemoryError": "The machine is out of memory; ask for a shorter answer, or again in a moment.",
     "OSError": "A file could not be written or read on the server: its disk may be full.",
