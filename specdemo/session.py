@@ -56,7 +56,8 @@ class _Engine:
     """A target in one setting of numerics, with what decoding on it has taught so far.
 
     `min_tokens` is the least number of tokens of an answer's forwards, `chunk` the most a certificate may run at once
-    (0: no certificate in these numerics), `merged` the most that requests may run together (0: each by itself).
+    (0: no certificate in these numerics), `merged` the most that requests may run together (0: each by itself), `guard`
+    the margin in logits that lets a token run by itself (None: none does).
     """
 
     target: Model
@@ -65,6 +66,7 @@ class _Engine:
     merged: int
     found: str
     prompts: PromptCache
+    guard: float | None = None
     lookahead: Lookahead = field(default_factory=Lookahead)
 
 
@@ -355,6 +357,7 @@ class Session:
                     lookahead=lookahead,
                     sampling=sampling,
                     limits=limits,
+                    guard=engine.guard,
                 )
                 reason = yield from self._timed(decoding, engine, since, measured, answer, lookahead, share)
             if certified and engine.chunk and (sampling.greedy or sampling.coupling == "shared"):
@@ -410,15 +413,14 @@ class Session:
         target, draft = engine.target, self._draft or engine.target
         begun, cpu = target.seconds + draft.seconds, time.process_time()
         halves = 1.0 if draft is not target else 0.5
-        tells = hasattr(lookahead, "others")
+        lookahead.others = share.rows
         reply = None
         try:
             while True:
                 event = decoding.send(reply)
                 if type(event) is Forward:
                     reply = yield event
-                    if tells:
-                        lookahead.others = share.rows
+                    lookahead.others = share.rows
                 else:
                     measured.inference = (target.seconds + draft.seconds - begun) * halves
                     answer += [token.id for token in event.tokens]
@@ -486,14 +488,18 @@ class Session:
                 merged = 0
             words = f"{found}; " + ("requests that share a forward get the same bits" if merged else _ONE_BY_ONE)
             prompts = PromptCache(target, self._draft)
-            engine = _Engine(target, 2, found.tokens, merged, f"exact ({_how(target)}): {words}", prompts)
+            how = f"exact ({_how(target)}): {words}"
+            guard = found.guard if isinstance(target, PagedModel) else None
+            engine = _Engine(target, 2, found.tokens, merged, how, prompts, guard=guard)
             if found.tokens:
                 engine.lookahead.limit = min(MAX_DRAFT, found.tokens - 1)
         else:
             target = numerics.fast_model(xml, device, self._core, kv_cache)
             prompts = PromptCache(target, self._draft)
             engine = _Engine(target, 1, 0, MERGED_TOKENS, f"fast ({_how(target)})", prompts)
-        numerics.learn_costs(engine.target, engine.lookahead.costs, min_tokens=engine.min_tokens)
+        numerics.learn_costs(
+            target, engine.lookahead.costs, min_tokens=engine.min_tokens, lone=engine.guard is not None
+        )
         if self._draft is not None:
             engine.lookahead.costs.saw_draft(self._draft_seconds)
         self._fix_cache(target)
@@ -540,6 +546,7 @@ class Session:
             costs=shared.costs,
             calibration=shared.calibration,
             improvement=shared.improvement,
+            least=1 if engine.guard is not None and settings.temperature == 0 else engine.min_tokens,
         )
 
     def _drafter(

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import AutoDrafter, Lookup, Phrases
+from specdemo.engine.drafters import AutoDrafter, Lookup, Phrases, Reply
 from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.model import Logits
 from specdemo.engine.sampling import Sampling
+from specdemo.engine.trace import Round
 
 GREEDY = Sampling()
 PROMPT = (1, 4, 2)
@@ -156,8 +158,6 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, tem
     prompt = decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:]))
 
     def checked(answer):
-        from specdemo.engine.drafters import Reply
-
         requests = decode.certify(prompt, answer, toy.sequence(PROMPT), sampling, chunk)
         reply = None
         while True:
@@ -171,6 +171,65 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, tem
     wrong = list(truth)
     wrong[at] = (wrong[at] + shift) % 9
     assert checked(tuple(wrong)) == at
+
+
+ROUNDING = 5e-5
+
+
+def guarded_answer(seed: int, guard: float, drafter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What decoding gives where forwards of one token, and all that attend to what they wrote, round differently; and
+    what it gives where none does. Half of the choices are near ties."""
+    rng = np.random.default_rng(seed)
+    table = toy.random_table(rng, 9)
+    for row in table[: len(table) // 2]:
+        first, second = np.argsort(row)[-2:]
+        row[first] = row[second] - rng.uniform(0, 2 * ROUNDING)
+    limits = decode.Limits(40, 100)
+    truth = plain_answer(table, limits)
+    target = toy.sequence(PROMPT)
+    decoding = decode.decode(
+        decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:])),
+        target=target,
+        drafter=drafter(truth),
+        lookahead=Lookahead(),
+        sampling=GREEDY,
+        limits=limits,
+        guard=guard,
+    )
+    rounded: set[int] = set()  # positions whose keys and values a one-token forward wrote
+    rounds, reply = [], None
+    while True:
+        try:
+            event = decoding.send(reply)
+        except StopIteration:
+            return toy.answer_ids(rounds), truth
+        reply = None
+        if isinstance(event, Round):
+            rounds.append(event)
+            continue
+        start = target.length
+        rounded = {at for at in rounded if at < start}
+        if event.run.lone:
+            rounded.add(start)
+        target.tokens.extend(event.run.tokens)
+        rows = table[list(event.run.tokens)]
+        if rounded:
+            rows = rows + rng.uniform(-ROUNDING, ROUNDING, rows.shape).astype(np.float32)
+        reply = Reply(Logits.of(rows), 0.001)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([None, "right", "wrong", "random", "half"]))
+def test_a_token_that_ran_by_itself_never_decides_a_near_tie(seed, kind):
+    def drafter(truth):
+        return None if kind is None else toy.ScriptDrafter(seed % 3, drafter_kinds(truth)[kind])
+
+    answer, truth = guarded_answer(seed, 16 * ROUNDING, drafter)
+    assert answer == truth
+
+
+def test_without_the_guard_near_ties_flip():
+    assert any(answer != truth for answer, truth in (guarded_answer(seed, 0.0, lambda _: None) for seed in range(20)))
 
 
 def looked_up(context, limit=1):

@@ -54,8 +54,8 @@ class Cancelled(Exception):
 
 @dataclass(slots=True)
 class Share:
-    """What a request may know of the others. `rows` that others brought to the target forward just run, `others`: how
-    many other requests were at work then, and `most_others` the most so far."""
+    """What a request may know of the others: `rows` that they brought to the last target forward, how many `others` were
+    at work then, and `most_others` so far."""
 
     rows: int = 0
     others: int = 0
@@ -209,6 +209,7 @@ class Batcher:
         self._closed = False
         self._turn = 0
         self._target_seconds = 0.0
+        self._target_tokens = 0
         self._request_seconds: float | None = None
         self._counts = dict.fromkeys(("admitted", "finished", "failed", "cancelled", "restarts"), 0)
         self._thread: threading.Thread | None = None
@@ -366,6 +367,8 @@ class Batcher:
                 for model, _ in job.blocks:
                     if self._make_room is not None and model.pool.limit is not None:
                         self._make_room(model, model.pool.limit - self._reserved[model])
+                if len(self._active) > 1:
+                    job.share.rows = self._target_tokens
                 job.work = job.start(job.share)
             except Exception as error:
                 self._leave(job, error)
@@ -434,7 +437,10 @@ class Batcher:
                 self._forward(model, [job])
             return
         seconds = perf_counter() - begun
-        total = max(sum(map(_tokens, batch)), batch[0].pending.run.sequence.min_tokens)
+        run = batch[0].pending.run
+        total = max(sum(map(_tokens, batch)), 1 if run.lone else run.sequence.min_tokens)
+        if batch[0].pending.model != "draft":
+            self._target_tokens = total
         for job, part in zip(batch, logits, strict=True):
             job.served_at = self._turn
             if job.pending.model != "draft":

@@ -50,6 +50,9 @@ class Prompt:
     seconds: float = 0.0
 
 
+REPEATED = 16
+"""Tokens that a forward repeats at once where a near tie asks for it."""
+
 Decoding = Generator[Forward | Round, Reply | None, str]
 
 
@@ -70,17 +73,23 @@ def decode(
     lookahead: Lookahead,
     sampling: Sampling,
     limits: Limits,
+    guard: float | None = None,
 ) -> Decoding:
     """Decode an answer; without a drafter, autoregressively.
 
     `target` holds the prompt; afterwards it holds the prompt and the answer but for its last token. Yields a Forward
     to be answered with a Reply, or a Round (`shown_at` unset) to be answered with None. Returns the finish reason:
     "stop", "length" or "context". Raises ValueError when the prompt leaves no room for an answer.
+
+    `guard`, in logits and for greedy decoding only, lets a token that nothing was drafted after run by itself, as plain
+    decoding does, though that forward rounds differently: whenever a choice after it is won by less than `guard`, what
+    was rounded differently is run again (see `_Guarded`).
     """
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
+    guarded = _Guarded(target, guard if sampling.greedy else None)
     context = list(prompt.tokens)
     token = choose(prompt.logits, 0, sampling, len(context))
     context.append(token)
@@ -94,20 +103,69 @@ def decode(
             draft = Draft()
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1)
-            run = Run(target, [token, *draft.tokens], len(draft.tokens) + 1, stepwise=True)
-            reply = yield Forward("target", run)
+            reply, verified, repeated = yield from guarded.forward(context, draft.tokens)
             verdict = verify(reply.logits, draft, len(context), sampling)
-            round_, added = settle(draft, verdict, limits.stop_ids, reply.seconds)
+            round_, added = settle(draft, verdict, limits.stop_ids, reply.seconds + repeated)
             context += added
             budget -= len(added) - 1
             token = added[-1]
             target.truncate(len(context) - 1)
-            verified = reply.tokens or max(len(run.tokens), target.min_tokens)
             _learn(lookahead, draft, round_, verified, reply.seconds)
             yield round_
         return "stop"
     finally:
         target.truncate(min(target.length, len(context) - 1))
+
+
+class _Guarded:
+    """Forwards of the target that may run a token by itself, and make that good where it could matter.
+
+    In such a forward the last bits of keys, values and logits differ from those of larger ones. A choice is the same
+    all the same unless it is a near tie: with a margin below `guard` (None: nothing is run by itself) everything since
+    the first such forward is run again, in forwards that round alike. `guard` is many times the measured difference
+    (`numerics.Invariance.guard`), and the certificate checks the whole answer afterwards.
+    """
+
+    def __init__(self, target: Sequence, guard: float | None):
+        self.target = target
+        self.guard = guard
+        self._since: int | None = None
+
+    def forward(
+        self, context: list[int], drafted: tuple[int, ...]
+    ) -> Generator[Forward, Reply, tuple[Reply, int, float]]:
+        """Verify the drafted tokens after `context`, of which the target holds all but the last.
+
+        Gives the reply, how many tokens its forward ran, and the seconds spent on repeating others.
+        """
+        target = self.target
+        tokens = [context[-1], *drafted]
+        lone = self.guard is not None and not drafted
+        run = Run(target, tokens, len(tokens), stepwise=True, lone=lone)
+        reply = yield Forward("target", run)
+        # With others in the forward it is a large one, however little of it is this request's.
+        verified = reply.tokens or (1 if lone else max(len(tokens), target.min_tokens))
+        if lone and verified == 1 and self._since is None:
+            self._since = len(context) - 1
+        if self._since is None or not self._near_tie(reply.logits, drafted):
+            return reply, verified, 0.0
+        since, self._since = self._since, None
+        target.truncate(since)
+        seconds = 0.0
+        for begin in range(since, len(context) - 1, REPEATED):
+            repeat = context[begin : min(begin + REPEATED, len(context) - 1)]
+            seconds += (yield Forward("target", Run(target, repeat, 0, stepwise=True))).seconds
+        again = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
+        return replace(again, seconds=reply.seconds), verified, seconds + again.seconds
+
+    def _near_tie(self, logits: Logits, drafted: tuple[int, ...]) -> bool:
+        """Whether a choice that counts was won by less than the guard: those up to the first that is not the draft's."""
+        for at in range(len(drafted) + 1):
+            if logits.margin(at) < self.guard:
+                return True
+            if at < len(drafted) and logits.best[at] != drafted[at]:
+                return False
+        return False
 
 
 @dataclass(frozen=True, slots=True)

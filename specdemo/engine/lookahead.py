@@ -212,7 +212,7 @@ class Improvement:
 @dataclass
 class Lookahead:
     """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many tokens come before,
-    and `others` how many tokens of other requests the same forwards verify.
+    and `others` how many tokens of other requests the same forwards verify; forwards run `least` tokens at least.
 
     The adaptive rule is the renewal-reward one: while decoding runs at `pace` seconds a token, a draft token is
     worth drafting when the chance that it ends up in the answer, times `pace`, exceeds the seconds it adds.
@@ -226,6 +226,7 @@ class Lookahead:
     improvement: Improvement = field(default_factory=Improvement)
     context: int = 0
     others: int = 0
+    least: int = 1
     _seconds: float = 0.0
     _tokens: float = 0.0
     _since_probe: float = 0.0
@@ -238,7 +239,7 @@ class Lookahead:
 
     def verify(self, tokens: int) -> float:
         """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
-        return self.costs.verify(self.others + tokens, self.context)
+        return self.costs.verify(max(self.others + tokens, self.least), self.context)
 
     @property
     def pace(self) -> float:

@@ -153,6 +153,12 @@ class Logits:
         """Softmax of row `at` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
 
+    def margin(self, at: int) -> float:
+        """By how much the best logit of row `at` exceeds every other."""
+        row, best = self.rows[at], int(self.best[at])
+        others = max(row[:best].max(initial=-math.inf), row[best + 1 :].max(initial=-math.inf))
+        return float(row[best]) - float(others)
+
     def last(self) -> Logits:
         """A copy of the last row, that later forwards leave alone."""
         return Logits(self.rows[-1:].copy(), self.best[-1:].copy(), self.log_sum[-1:].copy())
@@ -165,12 +171,14 @@ class Run:
     `stepwise` attends token by token, each as a part of the forward of its own over the same blocks: the kernel for a
     single query reads the cache as it lies, the one for several first rearranges all of it, which for a few tokens at
     a long context takes longer than the attention itself (docs/numerics.md). For prompts the latter is the faster.
+    `lone` runs a single token without padding, whatever the sequence's `min_tokens`: faster, and rounded differently.
     """
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
     rows: int
     stepwise: bool = False
+    lone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +333,7 @@ class PagedModel:
         self._bind("block_indices", blocks)
         self._bind("block_indices_begins", block_begins)
         self._bind("max_context_len", [longest])
-        if len(wanted) == 1 and batch[0].sequence.min_tokens > 1:
+        if len(wanted) == 1 and len(ids) > 1 and batch[0].sequence.min_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
         self._bind(ROWS_INPUT, wanted or [0])
         before = perf_counter()

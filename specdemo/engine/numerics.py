@@ -24,6 +24,8 @@ LARGE_WEIGHTS = 1_000_000_000
 CHECKED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
 
+GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
+
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GROWTH_SIZES = (1, 2, 4, 8, 16)
 SHORT, LONG = 64, 576
@@ -41,6 +43,13 @@ class Invariance:
 
     tokens: int
     one_token: float
+
+    @property
+    def guard(self) -> float | None:
+        """The margin, in logits, above which a one-token forward's choice is taken for everybody's: GUARD_TIMES the
+        largest difference seen. None where that is so much that forwards would be repeated all the time."""
+        guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
+        return guard if self.tokens and guard <= MOST_GUARD else None
 
     def __str__(self) -> str:
         if not self.tokens:
@@ -190,29 +199,37 @@ def step_seconds(model: Model, steps: int = 12) -> float:
     return statistics.median(times)
 
 
-def learn_costs(model: Model, costs: Costs, *, min_tokens: int, repeats: int = 3) -> None:
+def learn_costs(model: Model, costs: Costs, *, min_tokens: int, lone: bool = False, repeats: int = 3) -> None:
     """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long one, which is made up;
-    interleaved against drift."""
+    interleaved against drift. A single token counts as `min_tokens`, or with `lone` as itself."""
+
+    def counted(size: int) -> int:
+        return size if lone else max(size, min_tokens)
+
     with model.new_sequence(min_tokens=min_tokens) as sequence:
         model.skip(sequence, SHORT)
-        short = {size: [_verify_seconds(model, sequence, size)] for size in WARM_UP_SIZES}  # the first ones compile
+        short = {
+            size: [_verify_seconds(model, sequence, size, lone)] for size in WARM_UP_SIZES
+        }  # the first ones compile
         for _ in range(repeats):
             for size in WARM_UP_SIZES:
-                short[size].append(_verify_seconds(model, sequence, size))
+                short[size].append(_verify_seconds(model, sequence, size, lone))
         try:
             model.skip(sequence, LONG - SHORT)
-            long = {size: min(_verify_seconds(model, sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES}
+            long = {
+                size: min(_verify_seconds(model, sequence, size, lone) for _ in range(repeats)) for size in GROWTH_SIZES
+            }
         except CacheFull:  # a small cache of fixed size: its contexts are short
             long = {}
     for size, seconds in long.items():
-        costs.grew(max(size, min_tokens), (seconds / min(short[size]) - 1) / (LONG - SHORT))
+        costs.grew(counted(size), (seconds / min(short[size]) - 1) / (LONG - SHORT))
     for size, times in short.items():
-        costs.saw_verify(max(size, min_tokens), min(times), SHORT)
+        costs.saw_verify(counted(size), min(times), SHORT)
 
 
-def _verify_seconds(model: Model, sequence: Sequence, size: int) -> float:
+def _verify_seconds(model: Model, sequence: Sequence, size: int, lone: bool) -> float:
     before = perf_counter()
-    model.forward([Run(sequence, [1] * size, size, stepwise=True)])
+    model.forward([Run(sequence, [1] * size, size, stepwise=True, lone=lone and size == 1)])
     seconds = perf_counter() - before
     sequence.truncate(sequence.length - size)
     return seconds
