@@ -97,6 +97,20 @@ class Visit:
         self.page.fill("#sd-question textarea", question)
         self.page.get_by_role("button", name="Run", exact=True).click()
 
+    def set_number(self, label: str, name: str, value: str) -> None:
+        """Fills the box beside a slider; again if it was filled before the page listened to it."""
+        for _ in range(6):
+            self.page.get_by_label(f"number input for {label}").fill(value)
+            self.page.keyboard.press("Tab")
+            try:
+                self.page.wait_for_function(
+                    "([name, value]) => new URLSearchParams(window.specdemo.link().split('?')[1]).get(name) === value",
+                    arg=[name, value], timeout=PATIENCE / 6)
+                return
+            except playwright.TimeoutError:
+                continue
+        pytest.fail(f"{label} does not become {value}")
+
     def finished(self) -> dict:
         """Waits for the end of the run; gives the trace that the script holds."""
         self.page.wait_for_function(
@@ -188,9 +202,7 @@ def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
     assert stopped["summary"]["tokens"] < 1500 or stopped["baseline"] is None
     expect(tab.page.locator(".sd-headline")).to_have_text("Stopped")
     tab.page.get_by_role("button", name="Settings for engineers").click()
-    tab.page.get_by_label("number input for Maximum tokens").fill("8")
-    tab.page.keyboard.press("Tab")
-    tab.page.wait_for_function("window.specdemo.link().includes('max_new_tokens=8')")
+    tab.set_number("Maximum tokens", "max_new_tokens", "8")
     tab.ask("What is two plus two?")
     assert tab.finished()["summary"]["tokens"] <= 8
 
@@ -302,9 +314,9 @@ def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result
     for label, value in (("Drafter", "lookup"), ("Draft length", "3"), ("Acceptance rule", "maximal")):
         page.get_by_label(label, exact=True).click()
         page.get_by_role("option", name=value, exact=True).click()
-    for label, value in (("Maximum tokens", "7"), ("Temperature", "0.5"), ("Top-p", "0.9"), ("Top-k", "40")):
-        page.get_by_label(f"number input for {label}").fill(value)
-        page.keyboard.press("Tab")
+    for label, name, value in (("Maximum tokens", "max_new_tokens", "7"), ("Temperature", "temperature", "0.5"),
+                               ("Top-p", "top_p", "0.9"), ("Top-k", "top_k", "40")):
+        tab.set_number(label, name, value)
     page.get_by_label("Seed").fill("11")
     page.keyboard.press("Tab")
     page.get_by_label("fast", exact=True).check()

@@ -277,7 +277,9 @@ def _wire_load(blocks, service: Service, offer: choice.Offer, kept: Kept, parts:
     names = str(list(controls.NAMES)).replace("'", '"')
     tell = (f"(...values) => {{ window.specdemo.settings(new URLSearchParams({names}"
             ".map((name, i) => [name, values[i] === null ? '' : String(values[i])])).toString()) }")
-    gr.on([component.change for component in parts.inputs], None, parts.inputs, None, js=tell, **PRIVATE)
+    # "multiple": the default drops a change that comes while another one is being told.
+    gr.on([component.change for component in parts.inputs], None, parts.inputs, None, js=tell,
+          trigger_mode="multiple", **PRIVATE)
     pair.change(lambda value: gr.update(visible=value == controls.OWN), pair, parts.own, queue=False, **PRIVATE)
     blocks.load(restore, None, parts.inputs, queue=False, **PRIVATE)
     blocks.load(result, None, [parts.channel, parts.trace], queue=False, **PRIVATE).then(
