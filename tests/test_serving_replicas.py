@@ -45,6 +45,7 @@ class Stream:
 
     def __init__(self, script):
         self._script = iter(script)
+        self._failure: type[Exception] | None = None
         self.cancelled = False
 
     def __aiter__(self):
@@ -55,6 +56,7 @@ class Stream:
             if isinstance(step, float):
                 await asyncio.sleep(step)
             elif isinstance(step, type) and issubclass(step, Exception):
+                self._failure = step
                 raise step
             else:
                 return step
@@ -62,6 +64,8 @@ class Stream:
 
     def cancel(self):
         self.cancelled = True
+        if self._failure is not None:  # as Ray's does
+            raise self._failure
 
 
 class Told:

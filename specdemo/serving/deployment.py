@@ -102,8 +102,9 @@ class Gateway:
         )
 
 
-def app(args: ServeOptions) -> Application:
-    """The application. `serve deploy` calls it with the `args` of its config file, checked as ServeOptions."""
+def app(args: dict[str, Any] | ServeOptions) -> Application:
+    """The application. `serve deploy` calls it with the `args` of its config file, which must be those of ServeOptions."""
+    args = ServeOptions.model_validate(args)
     scale: dict[str, Any] = {"num_replicas": args.least}
     if args.autoscaling:
         scale = {

@@ -7,6 +7,7 @@ replicas die, are full or are not there is tested without any.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -156,7 +157,8 @@ class ReplicaBackend:
             except self._failures.impossible as error:
                 raise NotReady("The engine could not be deployed; its log says why.", 30) from error
             finally:
-                response.cancel()
+                with contextlib.suppress(Exception):  # of a call that has failed it raises that failure once more
+                    response.cancel()
         raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.", 5)
 
     async def _first(self, response: Any) -> Any:
