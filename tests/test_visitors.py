@@ -272,6 +272,17 @@ def test_who_waits_reads_a_place_and_a_time():
     assert notes == ["In the queue, 2 questions ahead; about 7 s"]
 
 
+def test_on_an_exclusive_server_a_whole_comparison_waits_for_the_one_before_it():
+    session = EchoSession(pace=0.05, exclusive=True)
+    service = service_with(session)
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda name: race(service, "word " * 12, name), "ab"))
+    assert [one[-1]["phase"] for one in told] == ["done", "done"]
+    notes = [one["note"] for run in told for one in run if one["phase"] == "waiting"]
+    assert notes[0] == "1 question ahead; comparisons run one at a time here"
+    assert not service.visitors.turns._line
+
+
 def test_leaving_the_page_stops_its_run_within_a_round():
     session = EchoSession(pace=0.02)
     service, runs = service_with(session), handlers.Runs()
@@ -431,15 +442,18 @@ def test_one_browser_cannot_take_all_places_over_http(served):
     url, session, _ = served
     session.pace = 0.05
 
-    def visit(_) -> str:
-        body = {"data": ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"], "session_hash": "the same browser"}
-        with httpx.Client(timeout=30) as client:
-            event = client.post(f"{url}/gradio_api/call/generate", json=body).json()["event_id"]
-            return client.get(f"{url}/gradio_api/call/generate/{event}").text
-
+    body = {"data": ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"], "session_hash": "the same browser"}
+    said = ""
     try:
-        with ThreadPoolExecutor(4) as pool:
-            said = "".join(pool.map(visit, range(4)))
+        with httpx.Client(timeout=10) as client:
+            for _ in range(4):
+                assert client.post(f"{url}/gradio_api/call/generate", json=body).status_code == 200
+            until = time.monotonic() + 10
+            with client.stream("GET", f"{url}/gradio_api/queue/data?session_hash=the same browser") as stream:
+                for line in stream.iter_lines():
+                    said += line
+                    if "You have" in said or time.monotonic() > until:
+                        break
     finally:
         session.pace = 0.002
     assert "You have 2 questions at work already" in said
