@@ -19,8 +19,8 @@ PROBE_SHARE = 0.015
 """Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
 
 
-DRIFT_RATE = 0.1
-"""How much of a measurement's surprise counts as a change of the machine's speed, the rest as noise or as its own."""
+LEVEL_RATE = 0.1
+"""How fast the machine's present speed is followed: the weight of each new measurement."""
 
 
 FRESH, OPTIMISM = 200, 0.998
@@ -36,7 +36,7 @@ class Costs:
 
     A size that was not seen yet is interpolated between its neighbours, or extended from the last slope: never below
     the cost of a smaller one. Two things change all sizes together, whether or not they are being used: the length of
-    the context (`grew` says how fast) and what else the machine is doing, which each measurement is a sign of. A size
+    the context (`grew` says how fast) and what else the machine is doing, of which each measurement is a sign. A size
     that is not used any more is believed to become cheaper, until it is used again: a measurement that something else
     on the machine spoiled must not keep it from ever being tried.
     """
@@ -53,7 +53,8 @@ class Costs:
         self._unread = 0
         self._read_tokens = 0
         self._read_seconds = 0.0
-        self._drift = 1.0
+        self._level = 1.0
+        self._first: dict[int, float] = {}
         self._forwards = 0
         self._seen_at: dict[int, int] = {}
 
@@ -61,15 +62,15 @@ class Costs:
         """A target forward of `tokens` tokens after `context` others took `seconds`."""
         tokens = min(tokens, self.LARGEST)
         usual = seconds / (1 + self._growths[tokens] * context)
-        known = self._verify.setdefault(tokens, deque(maxlen=self._window))
         self._forwards += 1
+        # Against the first measurement ever and not the last ones: two levels that follow each other run away together.
+        ratio = usual / self._first.setdefault(tokens, usual)
+        self._level += LEVEL_RATE * (min(max(ratio, self._level / 2), self._level * 2) - self._level)
+        known = self._verify.setdefault(tokens, deque(maxlen=self._window))
         if self._age(tokens) > 2 * FRESH:
             known.clear()
         self._seen_at[tokens] = self._forwards
-        if known:
-            ratio = usual / (self._drift * _median(known))
-            self._drift *= min(max(ratio, 0.5), 2.0) ** DRIFT_RATE
-        known.append(usual / self._drift)
+        known.append(usual / self._level)
         self._unread += 1
         if len(known) < 3 or self._unread >= READ_EVERY:
             self._table = []
@@ -105,7 +106,7 @@ class Costs:
         if not self._table:
             self._table = self._interpolate()
         tokens = min(tokens, self.LARGEST)
-        return self._table[tokens] * self._drift * (1 + self._growths[tokens] * context)
+        return self._table[tokens] * self._level * (1 + self._growths[tokens] * context)
 
     def _age(self, tokens: int) -> int:
         return self._forwards - self._seen_at.get(tokens, self._forwards)
@@ -328,4 +329,4 @@ def expected_speedup(acceptance: float, draft_tokens: int, *, draft_step: float,
 
 def _median(values: deque[float]) -> float:
     ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+    return ordered[(len(ordered) - 1) // 2]

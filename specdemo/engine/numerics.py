@@ -28,6 +28,9 @@ GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GROWTH_SIZES = (1, 2, 4, 8, 16)
+MOST_GROWTH = 1 / 500
+"""Of a forward's time, for each token of context: a measured growth beyond it was something else's doing."""
+
 SHORT, LONG = 64, 576
 """Tokens of context at which forwards are timed at the start."""
 
@@ -221,8 +224,12 @@ def learn_costs(model: Model, costs: Costs, *, min_tokens: int, lone: bool = Fal
             }
         except CacheFull:  # a small cache of fixed size: its contexts are short
             long = {}
-    for size, seconds in long.items():
-        costs.grew(counted(size), (seconds / min(short[size]) - 1) / (LONG - SHORT))
+    growth = {size: (seconds / min(short[size]) - 1) / (LONG - SHORT) for size, seconds in long.items()}
+    if growth:
+        # One size's growth is like another's; where it measures far from it, something else was running.
+        usual = min(max(statistics.median(growth.values()), 0.0), MOST_GROWTH)
+        for size, share in growth.items():
+            costs.grew(counted(size), min(max(share, usual / 2), usual * 2))
     for size, times in short.items():
         costs.saw_verify(counted(size), min(times), SHORT)
 
