@@ -48,10 +48,6 @@ class Busy(EngineError):
     """The queue is full."""
 
 
-class Cancelled(Exception):
-    """Raised by nobody's fault: the request was stopped (only inside this module)."""
-
-
 @dataclass(slots=True)
 class Share:
     """What a request may know of the others: `rows` that they brought to the last target forward, how many `others` were

@@ -34,19 +34,6 @@ class State:
     fraction: float | None = None
 
 
-def open_session(name: str, report: Report) -> Session:
-    """Fetch what is missing of the pair called `name`, compile it, and return its session. Slow; imports OpenVINO."""
-    from specdemo.zoo.load import load_pair
-    from specdemo.zoo.pairs import find_pair
-
-    pair = find_pair(name)
-    loaded = load_pair(pair, progress=lambda progress: report(progress.line, progress.fraction))
-    report("Compiling the models for this processor", None)
-    from specdemo.session import Session
-
-    return Session(loaded)
-
-
 def sentence(error: BaseException) -> str:
     """One sentence for the page: the message of an error made for users, without paths of this machine, else what
     failed (the log has the rest)."""
@@ -90,7 +77,7 @@ class Service:
     through the download of a large one. A "pair" is whatever the opener takes; it is compared and shown, no more.
     """
 
-    def __init__(self, pair: str, opener: Opener = open_session, limits: Limits = LIMITS):
+    def __init__(self, pair: str, opener: Opener, limits: Limits = LIMITS):
         self._opener = opener
         self._changed = threading.Condition()
         self._session: Session | None = None
