@@ -64,7 +64,7 @@ def open_page(context, url: str, **settings):
     page = context.new_page()
     page.set_default_timeout(180_000)
     page.goto(url + "?" + urlencode({"question": QUESTION, **settings}))
-    page.wait_for_function("window.specdemo && window.specdemo.stage && document.querySelector('#sd-question textarea')"
+    page.wait_for_function("window.specdemo && window.specdemo.stage && document.querySelector('#sd-question textarea')?"
                            ".value && window.specdemo.link().includes('max_new_tokens')")
     return page
 
