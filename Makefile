@@ -34,7 +34,7 @@ setup: $(RUN_STAMP)
 	@$(BIN)/python -m specdemo fetch embedded
 
 demo: setup
-	$(BIN)/python app.py $(ARGS)
+	$(BIN)/python app.py --pair embedded $(ARGS)
 
 test: $(DEV_STAMP)
 	@sh .ci/chromium

@@ -27,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
                         help="OpenVINO device of the target to start with (SPECDEMO_DEVICE; default: CPU)")
     parser.add_argument("--draft-device", default=os.environ.get("SPECDEMO_DRAFT_DEVICE") or "CPU",
                         help="OpenVINO device of the draft to start with (SPECDEMO_DRAFT_DEVICE; default: CPU)")
+    parser.add_argument("--kv-cache", default=os.environ.get("SPECDEMO_KV_CACHE") or "auto",
+                        help="precision of the KV cache to start with: auto, f32, f16, bf16 or u8 "
+                             "(SPECDEMO_KV_CACHE; default: auto)")
     parser.add_argument("--allow-own-pair", action=argparse.BooleanOptionalAction, default=None,
                         help="let visitors name folders and repositories of their own (default: only where the page is "
                              "for this machine alone)")

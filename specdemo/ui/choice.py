@@ -25,10 +25,16 @@ class Offered:
 
 class Offer:
     """The choices of one server. `asked` is the pair its user named, None to take the one that suits the machine;
-    `devices` are the OpenVINO devices that the page starts with, target and draft."""
+    `devices` are the OpenVINO devices that the page starts with, target and draft, `kv_cache` the cache's precision."""
 
-    def __init__(self, asked: str | None, allow_own_pair: bool, devices: tuple[str, str] = ("CPU", "CPU")):
-        self.asked, self.allow_own_pair, self.devices = asked, allow_own_pair, devices
+    def __init__(
+        self,
+        asked: str | None,
+        allow_own_pair: bool,
+        devices: tuple[str, str] = ("CPU", "CPU"),
+        kv_cache: str = "auto",
+    ):
+        self.asked, self.allow_own_pair, self.devices, self.kv_cache = asked, allow_own_pair, devices, kv_cache
         self._lock = threading.Lock()
         self._default: str | None = asked
         self.why = ""
@@ -55,7 +61,7 @@ class Offer:
 
     def first(self) -> Models:
         """What the server loads before anybody has asked."""
-        return Models(self.default, *self.devices)
+        return Models(self.default, *self.devices, self.kv_cache)
 
     def pairs(self) -> list[Offered]:
         """The list without looking at the machine: names and titles."""

@@ -68,7 +68,7 @@ def build(service: Service, offer: choice.Offer, max_new_tokens: int = 100) -> P
     defaults = {
         "question": "", "pair": offer.asked or controls.AUTO, "max_new_tokens": max_new_tokens, "draft_tokens": "auto",
         "drafter": "auto", "temperature": 0, "top_p": 1, "top_k": 0, "seed": 0, "numerics": "exact",
-        "coupling": "shared", "device": offer.devices[0], "draft_device": offer.devices[1], "kv_cache": "auto",
+        "coupling": "shared", "device": offer.devices[0], "draft_device": offer.devices[1], "kv_cache": offer.kv_cache,
         "target": "", "draft": "", "weight_format": "int8",
     }
     with gr.Blocks(title="specdemo: speculative decoding, measured", analytics_enabled=False,

@@ -66,7 +66,9 @@ def main(options: Namespace) -> int:
 
     alone = options.host in ("127.0.0.1", "localhost", "::1") and not options.share and "SPACE_ID" not in os.environ
     own = alone if options.allow_own_pair is None else options.allow_own_pair
-    offer = choice.Offer(options.pair or None, own, (options.device, options.draft_device))
+    if options.kv_cache not in controls.KV_CACHES:
+        raise BadOption(f"--kv-cache {options.kv_cache!r} should be one of {', '.join(controls.KV_CACHES)}.")
+    offer = choice.Offer(options.pair or None, own, (options.device, options.draft_device), options.kv_cache)
     if options.engine:
         offer = _remote(options.engine)
         service = Service(offer.first(), offer.open_session)
@@ -76,7 +78,10 @@ def main(options: Namespace) -> int:
             "cache_mb": _whole("--cache-mb", options.cache_mb, 1, 1_000_000),
             "exclusive": options.exclusive,
         }
-        service = Service(controls.Models(options.pair or controls.AUTO), partial(choice.open_session, **capacity))
+        first = controls.Models(
+            options.pair or controls.AUTO, options.device, options.draft_device, options.kv_cache
+        )
+        service = Service(first, partial(choice.open_session, **capacity))
     metrics.log_requests()
     built = page.build(service, offer, max_new_tokens)
     app, url, _ = built.blocks.queue(max_size=2 * page.VISITORS).launch(

@@ -1,5 +1,5 @@
 """Measures the page itself, on a quiet machine: first paint, work per update, layout shifts, and what it costs the
-answers to be watched. Not a test: it prints figures. `python tools/page_measure.py [--repeats 6] [--tokens 300]`."""
+answers to be watched. Not a test: it prints figures. `python tests/tools/page_measure.py [--repeats 6] [--tokens 300]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 from urllib.parse import urlencode
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 QUESTION = "Write a long story about a lighthouse keeper and the sea"

@@ -1,6 +1,6 @@
 """Takes the README's pictures from a real run of the page: docs/images/page.png and the animation race.gif.
 
-`python tools/page_pictures.py [--question TEXT] [--tokens N]`, on a quiet machine. Needs a Chromium and Pillow."""
+`python tests/tools/page_pictures.py [--question TEXT] [--tokens N]`, on a quiet machine. Needs a Chromium and Pillow."""
 
 from __future__ import annotations
 
