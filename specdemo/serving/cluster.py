@@ -1,6 +1,7 @@
 """Starts a Ray cluster of our own on this machine, or joins one, and runs the service on it until interrupted.
 
-Ray asks nobody and tells nobody: usage statistics and the dashboard are off, and it listens on 127.0.0.1 only.
+Ray asks nobody and tells nobody: usage statistics and the dashboard are off, and its own processes listen on 127.0.0.1
+only. Serve's replicas open a port on every address for calls between them; Ray has no setting for that.
 """
 
 from __future__ import annotations
