@@ -131,8 +131,8 @@ def test_forwards_of_two_or_more_tokens_agree_bitwise_up_to_what_was_measured(mo
     with model.new_sequence(min_tokens=2) as one, model.new_sequence(min_tokens=2) as other:
         model.forward([Run(one, text[:40], 1)])
         model.forward([Run(other, text[:40], 1)])
-        single = [model.forward([Run(one, [token], 1)])[0].rows[0].copy() for token in text[40:48]]
-        together = model.forward([Run(other, text[40:48], 8)])[0].rows
+        single = [model.forward([Run(one, [token], 1, stepwise=True)])[0].rows[0].copy() for token in text[40:48]]
+        together = model.forward([Run(other, text[40:48], 8, stepwise=True)])[0].rows
         assert np.array_equal(np.array(single), together)
 
 

@@ -182,6 +182,16 @@ def test_a_longer_context_costs_more_by_its_measured_share():
     assert costs.verify(1) == pytest.approx(1.0)
 
 
+def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
+    lookahead = Lookahead()
+    for size, seconds in [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.6), (32, 9.0)]:
+        lookahead.costs.saw_verify(size, seconds)
+    assert lookahead.best_draft([0.4, 0.4, 0.4])[0] > 0  # alone, four rows cost little more than one
+    lookahead.others = 7
+    assert lookahead.best_draft([0.4, 0.4, 0.4])[0] == 0
+    assert lookahead.best_draft([0.98, 0.98])[0] == 2
+
+
 def test_calibration_learns_what_confidence_is_worth():
     calibration = Calibration()
     for number in range(200):

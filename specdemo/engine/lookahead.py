@@ -19,7 +19,7 @@ PROBE_SHARE = 0.015
 """Of the time spent decoding plainly, what may go into looking whether drafting would pay by now."""
 
 
-LEVEL_RATE = 0.1
+LEVEL_RATE = 0.05
 """How fast the machine's present speed is followed: the weight of each new measurement."""
 
 
@@ -41,7 +41,8 @@ class Costs:
     on the machine spoiled must not keep it from ever being tried.
     """
 
-    LARGEST = 64
+    LARGEST = MAX_DRAFT + 1
+    """Tokens; larger forwards, which several requests share, are reckoned from the slope below it."""
 
     def __init__(self, window: int = 9):
         self._verify: dict[int, deque[float]] = {}
@@ -57,10 +58,12 @@ class Costs:
         self._first: dict[int, float] = {}
         self._forwards = 0
         self._seen_at: dict[int, int] = {}
+        self._level_at: dict[int, float] = {}
 
     def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
         """A target forward of `tokens` tokens after `context` others took `seconds`."""
-        tokens = min(tokens, self.LARGEST)
+        if tokens > self.LARGEST:
+            return
         usual = seconds / (1 + self._growths[tokens] * context)
         self._forwards += 1
         # Against the first measurement ever and not the last ones: two levels that follow each other run away together.
@@ -70,7 +73,8 @@ class Costs:
         if self._age(tokens) > 2 * FRESH:
             known.clear()
         self._seen_at[tokens] = self._forwards
-        known.append(usual / self._level)
+        self._level_at[tokens] = self._level
+        known.append(usual)
         self._unread += 1
         if len(known) < 3 or self._unread >= READ_EVERY:
             self._table = []
@@ -105,17 +109,25 @@ class Costs:
         """Seconds for one target forward of `tokens` tokens after `context` others; 0 until any was seen."""
         if not self._table:
             self._table = self._interpolate()
-        tokens = min(tokens, self.LARGEST)
-        return self._table[tokens] * self._level * (1 + self._growths[tokens] * context)
+        size = min(tokens, self.LARGEST)
+        seconds = self._table[size]
+        if tokens > size:
+            seconds += (tokens - size) * (seconds - self._table[size // 2]) / (size // 2)
+        return seconds * (1 + self._growths[size] * context)
 
     def _age(self, tokens: int) -> int:
         return self._forwards - self._seen_at.get(tokens, self._forwards)
+
+    def _usual(self, tokens: int) -> float:
+        """What forwards of `tokens` tokens take now, by their last measurements and by what happened to others since."""
+        since = self._level / self._level_at[tokens]
+        return _median(self._verify[tokens]) * since * OPTIMISM ** max(self._age(tokens) - FRESH, 0)
 
     def _interpolate(self) -> list[float]:
         sizes = sorted(self._verify)
         if not sizes:
             return [0.0] * (self.LARGEST + 1)
-        seconds = [_median(self._verify[size]) * OPTIMISM ** max(self._age(size) - FRESH, 0) for size in sizes]
+        seconds = [self._usual(size) for size in sizes]
         if sizes[-1] < self.LARGEST:
             slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.1 * seconds[0]
             seconds.append(seconds[-1] + max(slope, 0.0) * (self.LARGEST - sizes[-1]))

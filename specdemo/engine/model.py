@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -186,13 +187,47 @@ class ModelSettings:
     """How a decoder is compiled.
 
     `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in blocks, which is then
-    allocated at once; with None it grows as needed. `paged` False asks `engine.open` for the stateful path.
+    allocated at once; with None it grows as needed. `paged` False asks `engine.open` for the stateful path. `lanes` are
+    numbers of tokens for which the model is compiled once more each (see `PagedModel`).
     """
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     block_limit: int | None = None
     paged: bool = True
+    lanes: tuple[int, ...] = ()
+
+
+class _Lane:
+    """One compiled instance of a model, with its inputs."""
+
+    def __init__(self, compiled: ov.CompiledModel):
+        self.request = compiled.create_infer_request()
+        inputs = {port.any_name: port for port in compiled.inputs}
+        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
+        self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray, list[int]]] = {}
+        self._bound: dict[str, int] = {}
+
+    def bind(self, name: str, values: list[int]) -> None:
+        """Put `values` into the input `name`, through a tensor kept for that size: allocation costs more than this."""
+        size = len(values)
+        buffer = self._buffers.get((name, size))
+        if buffer is None:
+            port = self._ports[name]
+            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
+            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
+            if len(self._buffers) > 4096:
+                self._buffers.clear()
+                self._bound.clear()
+            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1), [])
+        tensor, view, held = buffer
+        if held != values:
+            view[:] = values
+            held[:] = values
+        if self._bound.get(name) != size:
+            self.request.set_tensor(self._ports[name], tensor)
+            self._bound[name] = size
 
 
 class PagedModel:
@@ -201,6 +236,11 @@ class PagedModel:
     `head_tokens` (int array [h], ascending) trims the output head to those token ids: logits then have h columns,
     column j standing for token `head_tokens[j]`. `vocabulary` does the same for the ids below it, where the model has
     more. Thread safe: forwards are serialised by a lock.
+
+    Whenever a forward has another number of tokens than the one before, the plugin prepares every layer anew, which for a
+    small model costs half a step. So verifications of up to the largest of `settings.lanes` tokens go to an instance of
+    the compiled model that sees one number of tokens only, filled up to it with tokens that nobody reads; all
+    instances share the cache.
 
     Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had for it on this device.
     """
@@ -223,13 +263,16 @@ class PagedModel:
         model = read_decoder(core, xml)
         self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
         to_paged(model, self.head_tokens)
+        properties = dict(settings.properties)
+        sizes = sorted(settings.lanes)
         try:
-            compiled = core.compile_model(model, settings.device, dict(settings.properties))
-            self._request = compiled.create_infer_request()
-            inputs = {port.any_name: port for port in compiled.inputs}
-            self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
-            self._cache_ports = [port for name, port in inputs.items() if "_cache." in name]
-            values = next(port for name, port in inputs.items() if name.startswith("value_cache."))
+            with ThreadPoolExecutor(len(sizes) + 1) as pool:  # together they take little longer than one
+                instances = pool.map(lambda _: core.compile_model(model, settings.device, properties), [0, *sizes])
+                compiled, *others = instances
+            self._any = _Lane(compiled)
+            self._lanes = [(size, _Lane(other)) for size, other in zip(sizes, others, strict=True)]
+            self._cache_ports = self._any.cache_ports
+            values = next(port for port in self._cache_ports if port.any_name.startswith("value_cache."))
             self.block_size = values.partial_shape[2].get_length()
         except (RuntimeError, StopIteration) as error:
             raise NoPagedAttention(
@@ -239,8 +282,6 @@ class PagedModel:
         self._caches: list[ov.Tensor] = []
         self.pool = BlockPool(0, settings.block_limit)
         self._grow(FIRST_BLOCKS if settings.block_limit is None else settings.block_limit)
-        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray, list[int]]] = {}
-        self._bound: dict[str, int] = {}
         self.seconds = 0.0
         self.forwards = 0
 
@@ -298,18 +339,12 @@ class PagedModel:
         block_begins = [0]
         wanted: list[int] = []
         longest = 0
-        # For those that attend token by token, a shared forward has company enough: only products with weights are left,
-        # and those see how many tokens run together, not whose they are.
-        others = sum(len(run.tokens) for run in batch) if len(batch) > 1 else 0
         for run in batch:
             sequence = run.sequence
             tokens = run.tokens
             if not tokens or not 0 <= run.rows <= len(tokens):
                 raise ValueError(f"cannot give {run.rows} rows of logits for {len(tokens)} tokens")
             start = len(sequence.tokens)
-            # What is run beyond the tokens is forgotten at once: the next forward writes over it.
-            padding = max(sequence.min_tokens - max(len(tokens), others if run.stepwise else 0), 0)
-            tokens = [*tokens, *[0] * padding]
             end = start + len(tokens)
             longest = max(longest, end)
             self._reserve(sequence, start, end)
@@ -324,26 +359,39 @@ class PagedModel:
                 begins.append(first + stop - start)
                 blocks += sequence.blocks[: -(-stop // self.block_size)]
                 block_begins.append(len(blocks))
-            last = len(ids) - padding
-            wanted += range(last - run.rows, last)
-        self._bind("input_ids", ids)
-        self._bind("position_ids", positions)
-        self._bind("past_lens", past)
-        self._bind("subsequence_begins", begins)
-        self._bind("block_indices", blocks)
-        self._bind("block_indices_begins", block_begins)
-        self._bind("max_context_len", [longest])
-        if len(wanted) == 1 and len(ids) > 1 and batch[0].sequence.min_tokens > 1:
+            wanted += range(len(ids) - run.rows, len(ids))
+        size = max(len(ids), *(1 if run.lone else run.sequence.min_tokens for run in batch))
+        lane = self._any
+        if len(wanted) == len(ids) and all(run.stepwise for run in batch):
+            size, lane = next(((fits, lane) for fits, lane in self._lanes if fits >= size), (size, lane))
+        elif len(wanted) == 1 and size > 1 and batch[0].sequence.min_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
-        self._bind(ROWS_INPUT, wanted or [0])
+        if lane is not self._any or size > len(wanted) == len(ids):
+            wanted += range(len(wanted), size)
+        # What fills the forward up is nobody's text: it attends to itself, in a block of its own.
+        while len(ids) < size:
+            ids.append(0)
+            positions.append(0)
+            past.append(0)
+            begins.append(len(ids))
+            blocks.append(len(self.pool.references))
+            block_begins.append(len(blocks))
+        lane.bind("input_ids", ids)
+        lane.bind("position_ids", positions)
+        lane.bind("past_lens", past)
+        lane.bind("subsequence_begins", begins)
+        lane.bind("block_indices", blocks)
+        lane.bind("block_indices_begins", block_begins)
+        lane.bind("max_context_len", [longest])
+        lane.bind(ROWS_INPUT, wanted or [0])
         before = perf_counter()
         try:
-            self._request.infer()
+            lane.request.infer()
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
         self.forwards += 1
-        rows, log_sum, best = (self._request.get_output_tensor(index).data for index in range(3))
+        rows, log_sum, best = (lane.request.get_output_tensor(index).data for index in range(3))
         rows, log_sum, best = rows.reshape(len(wanted) or 1, -1), log_sum.reshape(-1), best.reshape(-1)
         results = []
         begin = 0
@@ -359,7 +407,7 @@ class PagedModel:
     @property
     def block_bytes(self) -> int:
         """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
-        return sum(cache.byte_size for cache in self._caches) // len(self.pool.references)
+        return sum(cache.byte_size for cache in self._caches) // (len(self.pool.references) + 1)
 
     def fix_cache(self, blocks: int) -> None:
         """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not fewer than there
@@ -392,10 +440,11 @@ class PagedModel:
         return [self.pool.take() for _ in range(count)]
 
     def _grow(self, blocks: int) -> None:
-        """Make the cache tensors `blocks` long, keeping what they hold. Doubling keeps the copies amortised."""
+        """Make the cache tensors `blocks` long, and one more for what fills forwards up, keeping what they hold. Doubling
+        keeps the copies amortised."""
         caches = []
         for index, port in enumerate(self._cache_ports):
-            shape = [blocks, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
+            shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
             cache = ov.Tensor(port.element_type, ov.Shape(shape))
             view = _raw(cache)
             view[:] = 0
@@ -404,29 +453,10 @@ class PagedModel:
                 view[: old.size] = old
             caches.append(cache)
         self._caches = caches
-        for port, cache in zip(self._cache_ports, caches, strict=True):
-            self._request.set_tensor(port, cache)
+        for lane in (self._any, *(lane for _, lane in self._lanes)):
+            for port, cache in zip(lane.cache_ports, caches, strict=True):
+                lane.request.set_tensor(port, cache)
         self.pool.grow(blocks)
-
-    def _bind(self, name: str, values: list[int]) -> None:
-        """Put `values` into the input `name`, through a tensor kept for that size: allocation costs more than this."""
-        size = len(values)
-        buffer = self._buffers.get((name, size))
-        if buffer is None:
-            port = self._ports[name]
-            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
-            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
-            if len(self._buffers) > 4096:
-                self._buffers.clear()
-                self._bound.clear()
-            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1), [])
-        tensor, view, held = buffer
-        if held != values:
-            view[:] = values
-            held[:] = values
-        if self._bound.get(name) != size:
-            self._request.set_tensor(self._ports[name], tensor)
-            self._bound[name] = size
 
 
 ROWS_INPUT = "logits_rows"

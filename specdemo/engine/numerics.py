@@ -21,6 +21,11 @@ from .open import Model, open_model
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
 
+LANES = (1, 2, 3, 4, 6, 8, 12, 16)
+SMALL_WEIGHTS = 500_000_000
+"""Bytes of weights up to which a model is compiled once for each of LANES: a larger one's forwards take so long that a
+change of their size does not matter, and its memory does."""
+
 CHECKED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
 
@@ -79,6 +84,11 @@ def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
     return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
 
 
+def _lanes(xml: Path, device: str) -> tuple[int, ...]:
+    """What a target's verifications are kept apart by: only where preparing the layers anew takes a time that counts."""
+    return LANES if device == "CPU" and xml.with_suffix(".bin").stat().st_size < SMALL_WEIGHTS else ()
+
+
 def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> tuple[Model, Invariance]:
     """Compile a target in the first candidate setting that is invariant here; in the last one if none is.
 
@@ -91,7 +101,7 @@ def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -
     for properties in candidates:
         model = None  # before the next is made: two at once may not fit into memory
         try:
-            model = open_model(xml, ModelSettings(device, properties), core=core)
+            model = open_model(xml, ModelSettings(device, properties, lanes=_lanes(xml, device)), core=core)
         except ModelError:
             if properties is candidates[-1] or device == "CPU":
                 raise
@@ -104,7 +114,8 @@ def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -
 
 def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
     """Compile a target in the plugin's own setting. Raises ModelError."""
-    return open_model(xml, ModelSettings(device, fast_properties(kv_cache)), core=core)
+    settings = ModelSettings(device, fast_properties(kv_cache), lanes=_lanes(xml, device))
+    return open_model(xml, settings, core=core)
 
 
 def measure_invariance(model: Model) -> Invariance:
