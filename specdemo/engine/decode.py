@@ -89,6 +89,7 @@ def decode(
     if budget < 1:
         raise ValueError(f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
+    lookahead.begin_text()
     guarded = _Guarded(target, guard if sampling.greedy else None)
     context = list(prompt.tokens)
     token = choose(prompt.logits, 0, sampling, len(context))

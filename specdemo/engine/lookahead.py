@@ -151,6 +151,12 @@ class Rate:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
 
+    def fade(self, weight: float) -> None:
+        """Count all that was seen as `weight` observations at most."""
+        if self.seen > weight:
+            self.accepted *= weight / self.seen
+            self.seen = weight
+
     def value(self, prior: float = 0.0, weight: float = 0.0) -> float:
         """The share, with `prior` counted as `weight` observations more."""
         return (self.accepted + prior * weight) / (self.seen + weight)
@@ -167,6 +173,8 @@ class Calibration:
     FIRST_HOPE = 0.75
     HOPES = 6.0
     BANDS = 8
+    OTHER_TEXTS = 8.0
+    """Observations as which all that was learnt on other texts counts when a new one begins."""
 
     def __init__(self):
         self.bands = [Rate(decay=0.98) for _ in range(self.BANDS)]
@@ -194,6 +202,11 @@ class Calibration:
         self._band(confidence).saw(accepted)
         self.total.saw(accepted)
         self.claimed.saw(confidence)
+
+    def begin_text(self) -> None:
+        """What comes now may be guessed better or worse than what came before."""
+        for rate in (*self.bands, self.total, self.claimed):
+            rate.fade(self.OTHER_TEXTS)
 
     def _band(self, confidence: float) -> Rate:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
@@ -249,6 +262,11 @@ class Lookahead:
         if found is None:
             found = self.calibration[source] = Calibration()
         return found
+
+    def begin_text(self) -> None:
+        """A new answer begins."""
+        for calibration in self.calibration.values():
+            calibration.begin_text()
 
     def verify(self, tokens: int) -> float:
         """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
