@@ -3,6 +3,8 @@ those of computing the whole text anew."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -20,7 +22,9 @@ from specdemo.engine.model import (
 )
 from specdemo.engine.numerics import measure_invariance
 
-EXACT = ModelSettings(properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")))
+EXACT = ModelSettings(
+    properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")), lanes=(1, 2, 4, 8)
+)
 TOLERANCE = 1e-4
 
 
@@ -58,11 +62,14 @@ class CacheMachine(RuleBasedStateMachine):
         self.texts[at] += tokens
         assert np.abs(logits - recomputed(self.model, self.texts[at])).max() < TOLERANCE
 
-    @rule(data=st.data())
-    def append_to_all(self, data):
+    @rule(data=st.data(), stepwise=st.booleans())
+    def append_to_all(self, data, stepwise):
         pieces = [data.draw(st.lists(st.integers(0, 255), min_size=1, max_size=5)) for _ in self.sequences]
-        runs = [Run(sequence, piece, 1) for sequence, piece in zip(self.sequences, pieces, strict=True)]
-        rows = [logits.rows[0].copy() for logits in self.model.forward(runs)]
+        runs = [
+            Run(sequence, piece, len(piece), stepwise=stepwise, lone=stepwise and data.draw(st.booleans()))
+            for sequence, piece in zip(self.sequences, pieces, strict=True)
+        ]
+        rows = [logits.rows[-1].copy() for logits in self.model.forward(runs)]
         for text, piece, row in zip(self.texts, pieces, rows, strict=True):
             text += piece
             assert np.abs(row - recomputed(self.model, text)).max() < TOLERANCE
@@ -111,6 +118,18 @@ def test_cache_agrees_with_recomputing_after_any_history(model):
     machine = CacheMachine.TestCase
     machine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
     machine().runTest()
+
+
+def test_a_forward_filled_up_to_its_lane_gives_the_bits_of_one_that_is_not(xml, model):
+    plain = PagedModel(xml, dataclasses.replace(EXACT, lanes=()))
+    text = np.random.default_rng(1).integers(0, 256, 60).tolist()
+    for size in (2, 3, 5, 6, 8, 11):
+        got = []
+        for one in (model, plain):
+            with one.new_sequence(min_tokens=2) as sequence:
+                one.forward([Run(sequence, text[:40], 1)])
+                got.append(one.forward([Run(sequence, text[40 : 40 + size], size, stepwise=True)])[0].rows.copy())
+        assert np.array_equal(*got)
 
 
 def test_writing_after_a_fork_leaves_the_other_sequence_alone(model):

@@ -95,8 +95,8 @@ def test_a_useless_draft_costs_at_most_three_percent(verify, draft_step):
 
 
 @pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])
-@pytest.mark.parametrize("draft_step", [0.05, 0.15, 0.4])
-@pytest.mark.parametrize("acceptance", [0.2, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("draft_step", [0.05, 0.4])
+@pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, acceptance):
     simulation = Simulation(acceptance=acceptance, verify=verify, draft_step=draft_step, informative=False)
     best = min(1.0, *(simulation.run(fixed=length)[0] for length in (1, 2, 3, 5, 8, 12)))

@@ -22,9 +22,9 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
 
 LANES = (1, 2, 3, 4, 6, 8, 12, 16)
-SMALL_WEIGHTS = 500_000_000
-"""Bytes of weights up to which a model is compiled once for each of LANES: a larger one's forwards take so long that a
-change of their size does not matter, and its memory does."""
+LANE_WEIGHTS = range(20_000_000, 500_000_000)
+"""Bytes of weights for which a model is compiled once for each of LANES: a larger one's forwards take so long that a
+change of their size does not matter, and its memory does; of a smaller one nothing matters but the time to load it."""
 
 CHECKED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
@@ -86,7 +86,7 @@ def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
 
 def _lanes(xml: Path, device: str) -> tuple[int, ...]:
     """What a target's verifications are kept apart by: only where preparing the layers anew takes a time that counts."""
-    return LANES if device == "CPU" and xml.with_suffix(".bin").stat().st_size < SMALL_WEIGHTS else ()
+    return LANES if device == "CPU" and xml.with_suffix(".bin").stat().st_size in LANE_WEIGHTS else ()
 
 
 def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> tuple[Model, Invariance]:

@@ -111,7 +111,9 @@ class Service:
         session = None
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._users == 0)
+                self._changed.wait_for(lambda: self._users == 0 or turn != self._turn)
+                if turn != self._turn:  # this thread was late, or waited too long: the models are another's now
+                    raise _Superseded
                 old, self._session = self._session, None
             if old is not None:
                 old.close()
