@@ -389,10 +389,12 @@ class AutoDrafter:
         hope = min(free + lookahead.improvement(free), 1.0)
         if lookahead.fixed is not None:
             return model.calibration.overall > free
-        step, reading = model.cost(context, drafted)
         row = lookahead.verify(len(drafted) + 2) - lookahead.verify(len(drafted) + 1)
         worth = survival * lookahead.pace
-        saved = worth * hope - row - step - max(worth * free - row, 0.0)
+        saved = worth * hope - row - lookahead.costs.draft_step - max(worth * free - row, 0.0)
+        if saved <= 0 and drafted:
+            return False
+        step, reading = model.cost(context, drafted)
         if saved > 0 and saved * remaining / 2 > reading:
             return True
         return not drafted and lookahead.probe_due(step + reading)
