@@ -115,6 +115,11 @@ class Costs:
             seconds += (tokens - size) * (seconds - self._table[size // 2]) / (size // 2)
         return seconds * (1 + self._growths[size] * context)
 
+    def row(self, context: int = 0) -> float:
+        """Seconds that one token more adds to a large forward."""
+        half = self.LARGEST // 2
+        return (self.verify(self.LARGEST, context) - self.verify(half, context)) / half
+
     def _age(self, tokens: int) -> int:
         return self._forwards - self._seen_at.get(tokens, self._forwards)
 
@@ -270,7 +275,11 @@ class Lookahead:
 
     def verify(self, tokens: int) -> float:
         """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
-        return self.costs.verify(max(self.others + tokens, self.least), self.context)
+        if not self.others:
+            return self.costs.verify(max(tokens, self.least), self.context)
+        # Costs rise in steps. Alone, a token that stays below the next step is free; of those who share a forward each
+        # would think so, and together they would take the step. So each pays for its rows.
+        return self.costs.verify(self.others + 1, self.context) + (tokens - 1) * self.costs.row(self.context)
 
     @property
     def pace(self) -> float:
