@@ -13,7 +13,7 @@ from specdemo.engine.trace import Round, Settings, Trace, summarize, to_json
 from specdemo.ui import controls
 from specdemo.ui.choice import Offer
 from specdemo.ui.faststart import import_gradio
-from specdemo.ui.pump import Pump
+from specdemo.ui.pump import Pump, update_every
 from specdemo.ui.service import Service, sentence
 from specdemo.ui.verdict import verdict
 
@@ -106,7 +106,7 @@ def add(service: Service, offer: Offer, visitors: int) -> None:
             # The stream says nothing of a certificate, so none is made: under load it would cost others their turn.
             events = Pump(
                 lambda: opened.answer(request.question, request.settings, stop=stop, certify=compare), stop)
-            for batch in events.batches(EVERY):
+            for batch in events.batches(update_every(service.users)):
                 trace = next((event for event in batch if isinstance(event, Trace)), None)
                 if batch and not (trace and compare):
                     yield [event for event in batch if not isinstance(event, Trace)], trace

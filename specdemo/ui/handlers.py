@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING
 
 from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
 from specdemo.ui import controls, energy, wire
-from specdemo.ui.pump import Pump
+from specdemo.ui.pump import Pump, update_every
 from specdemo.ui.service import Service, sentence
 
 if TYPE_CHECKING:
     from specdemo.engine.batch import Waiting
-
-UPDATE_EVERY = 0.08
-"""Seconds between two envelopes. The script spreads the tokens in one over the times at which they were made, so
-bursts look smooth however few envelopes there are; fewer leave more of the processor to the models."""
 
 
 class Runs:
@@ -102,7 +98,7 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
             events = session.answer(request.question, request.settings, stop=stop, on_wait=places.append)
             return spent[0].watch(events)
 
-        for batch in Pump(first, stop).batches(UPDATE_EVERY):
+        for batch in Pump(first, stop).batches(update_every(service.users)):
             if places and not batch:
                 yield Update(channel.envelope("waiting", waiting_line(places.pop())))
             trace = _last_trace(batch) or trace
@@ -118,7 +114,7 @@ def _load_and_race(service: Service, channel: wire.Channel, request: controls.Re
         def second():
             return spent[1].watch(session.baseline(speculative, stop=stop))
 
-        for batch in Pump(second, stop).batches(UPDATE_EVERY):
+        for batch in Pump(second, stop).batches(update_every(service.users)):
             trace = _last_trace(batch) or trace
             channel.plain += [event for event in batch if not isinstance(event, Trace)]
             if batch and trace is None:

@@ -12,6 +12,19 @@ ABANDONED_AFTER = 20.0
 """Seconds without anybody collecting after which a run is taken to have lost its page, and is stopped."""
 
 
+UPDATE_EVERY = 0.08
+"""Seconds between two envelopes. The script spreads the tokens in one over the times at which they were made, so
+bursts look smooth however few envelopes there are; fewer leave more of the processor to the models."""
+
+MOST_BETWEEN = 0.5
+
+
+def update_every(users: int) -> float:
+    """Seconds between two updates of a page while `users` are at work: every update takes processor time from the models,
+    so more users get fewer each."""
+    return min(UPDATE_EVERY * max(users, 1), MOST_BETWEEN)
+
+
 class Pump:
     """Collects what an iterator yields until somebody asks.
 
