@@ -179,23 +179,29 @@ def test_a_full_queue_is_said_and_a_place_in_it_told_with_the_wait_that_was_meas
 def test_the_second_half_of_a_comparison_goes_before_new_questions():
     shared = models()
     batcher = Batcher(most_active=1)
-    ended = []
     try:
         shared["target"].gate.clear()
         running = submit(batcher, shared, (1, 1), 4)
         time.sleep(0.05)
         tickets = {"new": submit(batcher, shared, (1, 2), 4), "half": submit(batcher, shared, (1, 3), 4, first=True)}
+        places = {name: [] for name in tickets}
         threads = [
-            threading.Thread(target=lambda name=name, ticket=ticket: (list(ticket), ended.append(name)))
+            threading.Thread(
+                target=lambda name=name, ticket=ticket: list(ticket.events(places[name].append, every=0.01))
+            )
             for name, ticket in tickets.items()
         ]
         for thread in threads:
             thread.start()
+        until = time.monotonic() + 10
+        while not all(places.values()) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert {name: seen[-1].place for name, seen in places.items()} == {"half": 1, "new": 2}
         shared["target"].gate.set()
         list(running)
         for thread in threads:
             thread.join(10)
-        assert ended == ["half", "new"]
+            assert not thread.is_alive()
     finally:
         batcher.close()
 
