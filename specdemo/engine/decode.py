@@ -246,10 +246,7 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
 
 
 def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verified: int, verify_seconds: float) -> None:
-    """Tell the lookahead what the round cost, `verified` tokens having been run.
-
-    Where a forward runs two tokens at least, one token costs what two do, and a first guess is verified for nothing.
-    """
+    """Tell the lookahead what the round cost, `verified` tokens having been run."""
     lookahead.costs.saw_verify(verified, verify_seconds, lookahead.context)
     lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
 
