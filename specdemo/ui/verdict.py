@@ -103,8 +103,7 @@ def why_not(trace: Trace) -> str:
     """Why speculation did not pay in this run: what a round cost and what it brought, in plain tokens."""
     summary, costs = summarize(trace), measured_costs(trace)
     if summary.acceptance_rate is None or costs is None:
-        return ("Why: nothing was drafted, so every token was decoded plainly; the exact numerics run the target on "
-                "two tokens at least, which costs a little more than one.")
+        return "Why: nothing was drafted, so every token was decoded plainly, and there was nothing to gain."
     rounds = max(1, summary.rounds - 1)
     drafting = summary.draft_seconds / rounds / costs.plain
     verifying = summary.verify_seconds / rounds / costs.plain
