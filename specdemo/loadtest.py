@@ -5,6 +5,7 @@ Measures what visitors see. Starts a server of its own on 127.0.0.1 where it is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -26,6 +27,9 @@ import httpx
 LEVELS = (1, 4, 8, 16, 32)
 PATIENCE = 120.0
 """Seconds without a byte after which an answer counts as failed."""
+
+SESSION = 16
+"""Questions that a visitor asks in one session before opening the page anew."""
 
 _DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The endpoint's further inputs: draft tokens, drafter, temperature, top-p, top-k, seed, numerics."""
@@ -183,13 +187,19 @@ def wait_ready(url: str, process: subprocess.Popen | None = None) -> None:
 
 
 def ask(
-    client: httpx.Client, url: str, instruction: str, max_new_tokens: int, stop: threading.Event, leave_after: int = 0
+    client: httpx.Client,
+    url: str,
+    instruction: str,
+    max_new_tokens: int,
+    stop: threading.Event,
+    leave_after: int = 0,
+    session: str = "",
 ) -> Asked:
-    """Ask once over the page's endpoint /generate. Hangs up, without a word, after `leave_after` pieces (0: never)
-    or when `stop` is set."""
+    """Ask once over the page's endpoint /generate, in a `session` or one of its own. Hangs up, without a word, after
+    `leave_after` pieces (0: never) or when `stop` is set."""
     asked = Asked(time.monotonic())
     try:
-        body = {"data": [instruction, max_new_tokens, *_DEFAULTS], "session_hash": uuid.uuid4().hex}
+        body = {"data": [instruction, max_new_tokens, *_DEFAULTS], "session_hash": session or uuid.uuid4().hex}
         reply = client.post(f"{url}/gradio_api/call/generate", json=body)
         if reply.status_code != 200:
             asked.error = f"status {reply.status_code}"
@@ -244,8 +254,12 @@ class Crowd:
 
         def visit() -> None:
             with httpx.Client(timeout=PATIENCE) as client:
-                while not stop.is_set():
-                    asked = ask(client, self.url, self._next(), self.max_new_tokens, stop)
+                for number in itertools.count():
+                    if stop.is_set():
+                        break
+                    if number % SESSION == 0:
+                        session = uuid.uuid4().hex
+                    asked = ask(client, self.url, self._next(), self.max_new_tokens, stop, session=session)
                     all_asked.append(asked)
                     if asked.error:
                         stop.wait(0.5)

@@ -118,6 +118,7 @@ class Session:
             # Pinned threads of two processes would sit on the same cores.
             self._core.set_property("CPU", {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False})
         self._tokenizer = loaded.tokenizer
+        self._opening = loaded.template.opening(loaded.tokenizer)
         self.context_limit = loaded.context_limit
         self.exclusive = exclusive
         self._cache_mb = cache_mb
@@ -424,7 +425,7 @@ class Session:
                 else:
                     measured.inference = (target.seconds + draft.seconds - begun) * halves
                     answer += [token.id for token in event.tokens]
-                    reply = yield dataclasses.replace(event, shown_at=perf_counter() - since)
+                    reply = yield event.at(perf_counter() - since)
         except StopIteration as done:
             return done.value
         finally:
@@ -487,7 +488,7 @@ class Session:
             if not isinstance(target, PagedModel) or merged and not numerics.merging_is_exact(target, merged):
                 merged = 0
             words = f"{found}; " + ("requests that share a forward get the same bits" if merged else _ONE_BY_ONE)
-            prompts = PromptCache(target, self._draft)
+            prompts = PromptCache(target, self._draft, self._opening)
             how = f"exact ({_how(target)}): {words}"
             guard = found.guard if isinstance(target, PagedModel) else None
             engine = _Engine(target, 2, found.tokens, merged, how, prompts, guard=guard)
@@ -495,7 +496,7 @@ class Session:
                 engine.lookahead.limit = min(MAX_DRAFT, found.tokens - 1)
         else:
             target = numerics.fast_model(xml, device, self._core, kv_cache)
-            prompts = PromptCache(target, self._draft)
+            prompts = PromptCache(target, self._draft, self._opening)
             engine = _Engine(target, 1, 0, MERGED_TOKENS, f"fast ({_how(target)})", prompts)
         numerics.learn_costs(
             target, engine.lookahead.costs, min_tokens=engine.min_tokens, lone=engine.guard is not None
@@ -531,7 +532,7 @@ class Session:
         sequence = engine.prompts.start(tokens, engine.min_tokens)
         reused = sequence.length
         try:
-            prompt = yield from prefill(sequence, tokens)
+            prompt = yield from prefill(sequence, tokens, engine.prompts.opening_of(tokens))
         except BaseException:
             sequence.release()
             raise

@@ -110,8 +110,20 @@ def test_an_answer_that_is_not_the_targets_is_not_called_identical(embedded):
 def test_asking_again_reuses_the_prompt_and_gives_the_same_answer(embedded):
     first = answered(embedded, "Name three colours.", Settings(max_new_tokens=20))
     again = answered(embedded, "Name three colours.", Settings(max_new_tokens=20, draft_tokens=3))
-    assert first.prompt_reused == 0 and again.prompt_reused == again.prompt_tokens
+    assert first.prompt_reused < again.prompt_reused == again.prompt_tokens
     assert again.token_ids == first.token_ids
+
+
+def test_the_opening_of_the_template_is_prefilled_once(embedded):
+    prompts = embedded._engine("exact").prompts
+    prompts.clear()
+    first = answered(embedded, "Name two rivers of Asia.", Settings(max_new_tokens=20))
+    second = answered(embedded, "Who wrote Don Quixote?", Settings(max_new_tokens=20))
+    assert first.prompt_reused == 0 and second.prompt_reused == len(prompts.opening) > 8
+    prompts.clear()
+    fresh = answered(embedded, "Who wrote Don Quixote?", Settings(max_new_tokens=20))
+    assert fresh.prompt_reused == 0 and fresh.token_ids == second.token_ids
+    assert fresh.rounds[0].emitted.target_probability == second.rounds[0].emitted.target_probability
 
 
 def test_a_shared_beginning_of_long_prompts_is_prefilled_once(embedded):

@@ -214,11 +214,26 @@ def test_rounds_are_counted_as_greedy_decoding_would_emit_them():
 
 def test_a_loop_is_cut_and_what_lookup_guesses_weighs_little():
     answer = (1, 2, 3, 4, 5, 6) * 8
-    cut = corpus.cut_loop(Conversation("", True, (9,), answer))
-    assert len(cut.answer) == 6 + corpus.LONGEST_MATCH + corpus.LOOP
-    weights = corpus.lookup_weights((9,), answer[:14])
-    assert weights[:8].tolist() == [1.0] * 8
-    assert (weights[8:] < 0.2).all()
+    lesson = corpus.lesson(Conversation("", True, (9,), answer))
+    assert len(lesson.answer) == len(lesson.weights) == 6 + corpus.LONGEST_MATCH + corpus.LOOP
+    assert lesson.weights[:8] == (1.0,) * 8
+    assert max(lesson.weights[8:]) < 0.2
+
+
+def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end():
+    prompt = (1, 2, 3, 4, 5, *range(100, 200))
+    lesson = corpus.lesson(Conversation("", True, prompt, (7, 1, 2, 3, 4)), prompt_tokens=10)
+    assert lesson.prompt == prompt[-10:]
+    assert lesson.weights[:3] == (1.0,) * 3 and max(lesson.weights[3:]) < 0.2
+    batch = corpus.make_batch([lesson, Conversation("", True, (8,), (9,))], 640)
+    assert batch.tokens.shape == (2, 15)
+    assert batch.weights.tolist() == pytest.approx([*lesson.weights, 1.0])
+
+
+def test_written_conversations_come_back_without_weights(tmp_path):
+    said = Conversation("sum", True, (1, 2), (3, 4))
+    corpus.write(tmp_path / "text.jsonl", [corpus.lesson(said)])
+    assert corpus.read(tmp_path / "text.jsonl") == [said]
 
 
 def test_phrases_guess_the_usual_continuation_and_come_back_from_disk(tmp_path):

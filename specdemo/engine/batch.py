@@ -30,9 +30,9 @@ UNDELIVERED = 512
 ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
-COLLECT_EVERY = 0.02
-"""Seconds between two looks of a consumer that has caught up: woken for each round, it would hold the interpreter just
-when the engine's thread comes back from an inference."""
+COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
+"""Seconds between two looks of a consumer that has caught up, for each request at work, and at most: woken for each round,
+it would hold the interpreter just when the engine's thread comes back from an inference."""
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
@@ -125,7 +125,7 @@ class Ticket:
     def _next(self, on_wait: Callable[[Waiting], None] | None, every: float) -> Any:
         job = self._job
         if job.events.empty() and job.collected:
-            sleep(COLLECT_EVERY)
+            sleep(min(COLLECT_EVERY * (1 + job.share.others), MOST_BETWEEN))
         while True:
             try:
                 item = job.events.get(timeout=every)

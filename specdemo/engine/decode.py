@@ -56,10 +56,16 @@ REPEATED = 16
 Decoding = Generator[Forward | Round, Reply | None, str]
 
 
-def prefill(target: Sequence, tokens: tuple[int, ...]) -> Generator[Forward, Reply, Prompt]:
-    """Run what of a prompt the sequence does not hold yet, in chunks; it must hold a proper prefix of it."""
+def prefill(target: Sequence, tokens: tuple[int, ...], opening: int = 0) -> Generator[Forward, Reply, Prompt]:
+    """Run what of a prompt the sequence does not hold yet, in chunks, its first `opening` tokens being one of their own;
+    it must hold a proper prefix of it."""
     seconds = 0.0
-    for chunk, rows in prefill_chunks(list(tokens[target.length :]), 1):
+    chunks = []
+    held = target.length
+    if held < opening:
+        chunks.append((list(tokens[held:opening]), 0))
+        held = opening
+    for chunk, rows in [*chunks, *prefill_chunks(list(tokens[held:]), 1)]:
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds
     return Prompt(tokens, reply.logits.last(), seconds)
@@ -162,7 +168,7 @@ class _Guarded:
     def _near_tie(self, logits: Logits, drafted: tuple[int, ...]) -> bool:
         """Whether a choice that counts was won by less than the guard: those up to the first that is not the draft's."""
         for at in range(len(drafted) + 1):
-            if logits.margin(at) < self.guard:
+            if logits.margin[at] < self.guard:
                 return True
             if at < len(drafted) and logits.best[at] != drafted[at]:
                 return False
@@ -329,7 +335,7 @@ def run(
                 return
             reply = None
             if isinstance(event, Round):
-                yield replace(event, shown_at=perf_counter() - start)
+                yield event.at(perf_counter() - start)
             elif stop is not None and stop.is_set():
                 yield Finished("cancelled", perf_counter() - start)
                 return

@@ -25,9 +25,6 @@ FEW = 4
 LONGEST_PHRASE = 4
 """Tokens of context that a phrase table looks at."""
 
-UNLIKELY = 0.04
-"""A chance of being reached below which nothing is guessed any more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Forward:
@@ -351,15 +348,17 @@ class AutoDrafter:
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
         lookahead = self.lookahead
-        remaining, limit = limit, min(limit, lookahead.limit)
+        adaptive = lookahead.fixed is None
+        remaining, limit = limit, min(limit, lookahead.limit if adaptive else lookahead.fixed)
         self._learn(context)
         proposals: list[Proposal] = []
         drafted: list[int] = []
         survival, seconds = 1.0, 0.0
         bound = 0
-        while len(drafted) < limit:
+        pace = lookahead.pace
+        while len(drafted) < limit and (not adaptive or lookahead.pays(len(drafted), survival * pace)):
             best, said = self._guess(drafted)
-            if self.model is not None and self._model_pays(context, drafted, survival, best, remaining):
+            if self.model is not None and self._model_pays(context, drafted, survival * pace, best, remaining):
                 own, spent = yield from self.model.step(context, drafted)
                 seconds += spent
                 said.append((own.source, own.confidence, own.token))
@@ -375,22 +374,20 @@ class AutoDrafter:
             proposals.append(best)
             drafted.append(best.token)
             survival *= best.expected
-            if survival < UNLIKELY and lookahead.fixed is None:
-                break
         length, _ = lookahead.best_draft([one.expected for one in proposals])
         return _draft(proposals[: max(length, bound)], seconds)
 
     def _model_pays(
-        self, context: list[int], drafted: list[int], survival: float, best: Proposal | None, remaining: int
+        self, context: list[int], drafted: list[int], worth: float, best: Proposal | None, remaining: int
     ) -> bool:
-        """Whether to ask the draft model for the next token, given the best guess for it."""
+        """Whether to ask the draft model for the next token, given the best guess for it and the seconds that it is
+        `worth` if it is right."""
         lookahead, model = self.lookahead, self.model
         free = best.expected if best is not None else 0.0
-        hope = min(free + lookahead.improvement(free), 1.0)
         if lookahead.fixed is not None:
             return model.calibration.overall > free
-        row = lookahead.verify(len(drafted) + 2) - lookahead.verify(len(drafted) + 1)
-        worth = survival * lookahead.pace
+        hope = min(free + lookahead.improvement(free), 1.0)
+        row = lookahead.row(len(drafted) + 1)
         saved = worth * hope - row - lookahead.costs.draft_step - max(worth * free - row, 0.0)
         if saved <= 0 and drafted:
             return False

@@ -49,8 +49,12 @@ class Costs:
         self._growth: dict[int, float] = {}
         self._growths = [0.0] * (self.LARGEST + 1)
         self._draft: deque[float] = deque(maxlen=window)
+        self._draft_step = 0.0
         self._window = window
         self._table: list[float] = []
+        self._slopes: list[float] = []
+        self.version = 0
+        """Changes whenever the costs that are told do."""
         self._unread = 0
         self._read_tokens = 0
         self._read_seconds = 0.0
@@ -79,6 +83,7 @@ class Costs:
         if len(known) < 3 or self._unread >= READ_EVERY:
             self._table = []
             self._unread = 0
+            self.version += 1
 
     def grew(self, tokens: int, share: float) -> None:
         """A forward of `tokens` tokens takes `share` longer for each token of context."""
@@ -86,9 +91,11 @@ class Costs:
         sizes = sorted(self._growth)
         known = [self._growth[size] for size in sizes]
         self._growths = np.interp(range(self.LARGEST + 1), sizes, known).tolist()
+        self.version += 1
 
     def saw_draft(self, seconds: float) -> None:
         self._draft.append(seconds)
+        self._draft_step = _median(self._draft)
 
     def saw_reading(self, tokens: int, seconds: float) -> None:
         """The draft model read `tokens` tokens of text that others had written."""
@@ -98,7 +105,7 @@ class Costs:
     @property
     def draft_step(self) -> float:
         """Seconds for one draft token; 0 until one was seen (so that it is tried)."""
-        return _median(self._draft) if self._draft else 0.0
+        return self._draft_step
 
     def reading(self, tokens: int) -> float:
         """Seconds for the draft model to read `tokens` tokens; before it ever did, an eighth of a step each."""
@@ -107,18 +114,35 @@ class Costs:
 
     def verify(self, tokens: int, context: int = 0) -> float:
         """Seconds for one target forward of `tokens` tokens after `context` others; 0 until any was seen."""
-        if not self._table:
-            self._table = self._interpolate()
+        table = self._known()
         size = min(tokens, self.LARGEST)
-        seconds = self._table[size]
+        seconds = table[size]
         if tokens > size:
-            seconds += (tokens - size) * (seconds - self._table[size // 2]) / (size // 2)
+            seconds += (tokens - size) * (seconds - table[size // 2]) / (size // 2)
         return seconds * (1 + self._growths[size] * context)
+
+    def verifications(self, context: int) -> list[float]:
+        """`verify` of 0 to LARGEST tokens after `context` others."""
+        return [seconds * (1 + growth * context) for seconds, growth in zip(self._known(), self._growths, strict=True)]
+
+    def least_row(self, tokens: int) -> float:
+        """Seconds that each token more adds at least to a forward of `tokens`, however many more there are."""
+        self._known()
+        return self._slopes[tokens]
 
     def row(self, context: int = 0) -> float:
         """Seconds that one token more adds to a large forward."""
         half = self.LARGEST // 2
         return (self.verify(self.LARGEST, context) - self.verify(half, context)) / half
+
+    def _known(self) -> list[float]:
+        if not self._table:
+            table = self._table = self._interpolate()
+            self._slopes = [
+                min(((table[more] - here) / (more - size) for more in range(size + 1, len(table))), default=0.0)
+                for size, here in enumerate(table)
+            ]
+        return self._table
 
     def _age(self, tokens: int) -> int:
         return self._forwards - self._seen_at.get(tokens, self._forwards)
@@ -261,6 +285,8 @@ class Lookahead:
     _seconds: float = 0.0
     _tokens: float = 0.0
     _since_probe: float = 0.0
+    _rows: list[float] = field(default_factory=list)
+    _rows_for: tuple[int, int, int] | None = None
 
     def calibrated(self, source: str) -> Calibration:
         found = self.calibration.get(source)
@@ -275,11 +301,33 @@ class Lookahead:
 
     def verify(self, tokens: int) -> float:
         """Seconds of the forward in which `tokens` tokens are verified, those of others included."""
-        if not self.others:
-            return self.costs.verify(max(tokens, self.least), self.context)
-        # Costs rise in steps. Alone, a token that stays below the next step is free; of those who share a forward each
-        # would think so, and together they would take the step. So each pays for its rows.
-        return self.costs.verify(self.others + 1, self.context) + (tokens - 1) * self.costs.row(self.context)
+        return self._verifications()[tokens]
+
+    def _verifications(self) -> list[float]:
+        """`verify` of 0 to MAX_DRAFT + 1 tokens: asked for many times a round, and made once."""
+        wanted = (self.costs.version, self.context, self.others)
+        if wanted != self._rows_for:
+            self._rows_for = wanted
+            if self.others:
+                # Costs rise in steps. Alone, a token that stays below the next step is free; of those who share a forward
+                # each would think so, and together they would take the step. So each pays for its rows.
+                first, row = self.costs.verify(self.others + 1, self.context), self.costs.row(self.context)
+                self._rows = [first + (tokens - 1) * row for tokens in range(MAX_DRAFT + 2)]
+            else:
+                self._rows = self.costs.verifications(self.context)
+                self._rows[: self.least] = [self._rows[self.least]] * self.least
+        return self._rows
+
+    def row(self, tokens: int) -> float:
+        """Seconds that one token more adds to the verification of `tokens`."""
+        rows = self._verifications()
+        return rows[tokens + 1] - rows[tokens]
+
+    def pays(self, drafted: int, worth: float) -> bool:
+        """Whether any token after `drafted` others could pay, even if it were sure to be right: it is then `worth` so many
+        seconds."""
+        rows = self._verifications()
+        return worth > (rows[1] - rows[0] if self.others else self.costs.least_row(max(drafted + 1, self.least)))
 
     @property
     def pace(self) -> float:
@@ -303,12 +351,13 @@ class Lookahead:
         """
         if self.fixed is not None:
             return drafted < self.fixed
-        here = self.verify(drafted + 1)
+        rows, pace = self._verifications(), self.pace
+        here = rows[drafted + 1]
         gain = 0.0
         for further in range(1, self.limit - drafted + 1):
             survival *= expected
-            gain += survival * self.pace
-            if gain > further * step + self.verify(drafted + further + 1) - here:
+            gain += survival * pace
+            if gain > further * step + rows[drafted + further + 1] - here:
                 return True
             if survival < 0.02:
                 break
@@ -321,7 +370,8 @@ class Lookahead:
         still costs to draft (0 for tokens that are there already).
         """
         best, saved = 0, 0.0
-        plain = self.verify(1)
+        rows = self._verifications()
+        plain = rows[1]
         survival, expected = 1.0, 1.0
         gains, pace = [], self.pace
         for length, acceptance in enumerate(acceptances[: self.limit], start=1):
@@ -329,13 +379,13 @@ class Lookahead:
             expected += survival
             gains.append(survival)
             # Where the text is easy, the next round would have it easy too: a token saves what one costs there.
-            pace = min(pace, (length * step + self.verify(length + 1)) / expected)
+            pace = min(pace, (length * step + rows[length + 1]) / expected)
             if survival < 0.02:
                 break
         gain = 0.0
         for length, survival in enumerate(gains, start=1):
             gain += survival * pace
-            value = gain - length * step - (self.verify(length + 1) - plain)
+            value = gain - length * step - (rows[length + 1] - plain)
             if value > saved:
                 best, saved = length, value
         if self.fixed is not None:

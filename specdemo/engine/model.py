@@ -23,6 +23,9 @@ PREFILL_CHUNK = 256
 
 FIRST_BLOCKS = 32
 
+OUTPUTS = 4
+"""Of a shaped graph: the fields of `Logits`, in their order."""
+
 
 class ModelError(RuntimeError):
     """The model cannot be used; the message is one sentence that says why."""
@@ -131,21 +134,35 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Logits:
     """What a forward says of the tokens to come: `rows` float32 [n, vocabulary]; `best` int32 [n], each row's argmax;
-    `log_sum` float32 [n], its log-sum-exp.
+    `log_sum` float32 [n], its log-sum-exp; `margin` float32 [n], by how much the best logit exceeds every other.
 
-    The last two are computed in the graph: there the rows are still in the processor's cache, here they would be
+    All but the rows are computed in the graph: there the rows are still in the processor's cache, here they would be
     read from memory again.
     """
 
     rows: np.ndarray
     best: np.ndarray
     log_sum: np.ndarray
+    margin: np.ndarray
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Logits:
         """The same from rows alone, computed here."""
         top = rows.max(axis=-1)
-        return cls(rows, rows.argmax(axis=-1), top + np.log(np.exp(rows - top[:, None]).sum(axis=-1)))
+        second = np.partition(rows, -2, axis=-1)[:, -2]
+        log_sum = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
+        return cls(rows, rows.argmax(axis=-1), log_sum, top - second)
+
+    @classmethod
+    def read(cls, request: ov.InferRequest, rows: int) -> Logits:
+        """The outputs of a graph that `shape_head` has shaped: views, valid until the request runs again."""
+        return cls.views([request.get_output_tensor(index) for index in range(OUTPUTS)], rows)
+
+    @classmethod
+    def views(cls, outputs: list[ov.Tensor], rows: int) -> Logits:
+        """The same from the output tensors themselves."""
+        values, *others = (tensor.data for tensor in outputs)
+        return cls(values.reshape(rows, -1), *(other.reshape(-1) for other in others))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -154,15 +171,15 @@ class Logits:
         """Softmax of row `at` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
 
-    def margin(self, at: int) -> float:
-        """By how much the best logit of row `at` exceeds every other."""
-        row, best = self.rows[at], int(self.best[at])
-        others = max(row[:best].max(initial=-math.inf), row[best + 1 :].max(initial=-math.inf))
-        return float(row[best]) - float(others)
+    def part(self, begin: int, end: int) -> Logits:
+        """Some of the rows: views."""
+        if begin == 0 and end == len(self.best):
+            return self
+        return Logits(self.rows[begin:end], self.best[begin:end], self.log_sum[begin:end], self.margin[begin:end])
 
     def last(self) -> Logits:
         """A copy of the last row, that later forwards leave alone."""
-        return Logits(self.rows[-1:].copy(), self.best[-1:].copy(), self.log_sum[-1:].copy())
+        return Logits(self.rows[-1:].copy(), self.best[-1:].copy(), self.log_sum[-1:].copy(), self.margin[-1:].copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +216,18 @@ class ModelSettings:
 
 
 class _Lane:
-    """One compiled instance of a model, with its inputs."""
+    """One compiled instance of a model, with its inputs; `tokens` is the one number of tokens that it runs, with as many
+    rows of logits, None where both vary."""
 
-    def __init__(self, compiled: ov.CompiledModel):
+    def __init__(self, compiled: ov.CompiledModel, tokens: int | None = None):
+        self._tokens = tokens
         self.request = compiled.create_infer_request()
         inputs = {port.any_name: port for port in compiled.inputs}
         self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
         self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
         self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray, list[int]]] = {}
         self._bound: dict[str, int] = {}
+        self._logits: Logits | None = None
 
     def bind(self, name: str, values: list[int]) -> None:
         """Put `values` into the input `name`, through a tensor kept for that size: allocation costs more than this."""
@@ -228,6 +248,23 @@ class _Lane:
         if self._bound.get(name) != size:
             self.request.set_tensor(self._ports[name], tensor)
             self._bound[name] = size
+
+    def infer(self, rows: int) -> Logits:
+        """Run the inputs as they are bound; gives the logits of `rows` rows, valid until the next run."""
+        # Without this the results would be copied, into arrays that nobody asked for.
+        self.request.infer(share_outputs=True)
+        if self._logits is None:
+            if self._tokens is None:
+                return Logits.read(self.request, rows)
+            # All runs give as many rows: from now on they are written where we have them at hand.
+            own = []
+            for index in range(OUTPUTS):
+                tensor = self.request.get_output_tensor(index)
+                own.append(ov.Tensor(tensor.element_type, tensor.shape))
+                own[-1].data[:] = tensor.data
+                self.request.set_output_tensor(index, own[-1])
+            self._logits = Logits.views(own, rows)
+        return self._logits
 
 
 class PagedModel:
@@ -270,7 +307,7 @@ class PagedModel:
                 instances = pool.map(lambda _: core.compile_model(model, settings.device, properties), [0, *sizes])
                 compiled, *others = instances
             self._any = _Lane(compiled)
-            self._lanes = [(size, _Lane(other)) for size, other in zip(sizes, others, strict=True)]
+            self._lanes = [(size, _Lane(other, size)) for size, other in zip(sizes, others, strict=True)]
             self._cache_ports = self._any.cache_ports
             values = next(port for port in self._cache_ports if port.any_name.startswith("value_cache."))
             self.block_size = values.partial_shape[2].get_length()
@@ -386,19 +423,16 @@ class PagedModel:
         lane.bind(ROWS_INPUT, wanted or [0])
         before = perf_counter()
         try:
-            lane.request.infer()
+            logits = lane.infer(len(wanted) or 1)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
         self.forwards += 1
-        rows, log_sum, best = (lane.request.get_output_tensor(index).data for index in range(3))
-        rows, log_sum, best = rows.reshape(len(wanted) or 1, -1), log_sum.reshape(-1), best.reshape(-1)
         results = []
         begin = 0
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-            part = slice(begin, begin + run.rows)
-            results.append(Logits(rows[part], best[part], log_sum[part]))
+            results.append(logits.part(begin, begin + run.rows))
             begin += run.rows
         return results
 
@@ -504,7 +538,7 @@ def kept_tokens(model: ov.Model, head_tokens: np.ndarray | None, vocabulary: int
 
 def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
     """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new input ROWS_INPUT,
-    which lie along `axis` of the hidden states; adds log-sum-exp and argmax of each row as outputs."""
+    which lie along `axis` of the hidden states; adds what `Logits` holds of each row beside the logits as outputs."""
     head = _head(model)
     if head_tokens is not None:
         _trim_head(model, head, head_tokens)
@@ -514,10 +548,13 @@ def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> No
     head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0))
     model.add_parameters([rows])
     logits = model.get_results()[0].input_value(0)
-    top = ops.topk(logits, ops.constant(1), -1, "max", "none")
-    total = ops.reduce_sum(ops.exp(ops.subtract(logits, top.output(0))), ops.constant([-1]), True)
-    log_sum = ops.add(ops.log(total), top.output(0))
-    model.add_results([ops.result(log_sum.output(0)), ops.result(top.output(1))])
+    two = ops.topk(logits, ops.constant(2), -1, "max", "value")
+    first, second = (ops.gather(two.output(0), ops.constant([at]), ops.constant(-1)) for at in (0, 1))
+    best = ops.gather(two.output(1), ops.constant([0]), ops.constant(-1))
+    total = ops.reduce_sum(ops.exp(ops.subtract(logits, first)), ops.constant([-1]), True)
+    log_sum = ops.add(ops.log(total), first)
+    margin = ops.subtract(first, second)
+    model.add_results([ops.result(output.output(0)) for output in (best, log_sum, margin)])
     model.validate_nodes_and_infer_types()
 
 

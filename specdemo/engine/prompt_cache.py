@@ -1,7 +1,8 @@
 """Prompts that were run, kept with their cache blocks so that asking again costs no prefill. Token ids only.
 
 Used from one thread: the one that runs the models. Reuse is of whole prompts, or of whole prefill chunks at their
-fixed places, nothing between: a prompt's logits are then the same bits whatever was asked before, and by whom.
+fixed places, nothing between: a prompt's logits are then the same bits whatever was asked before, and by whom. The
+opening that a template gives to all prompts is a chunk of its own, so only the first prompt pays for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ SPARE_TOKENS = 2048
 """What prompts in nobody's use may hold of a cache without a limit; the last one stays whatever its length."""
 
 MOST_PROMPTS = 64
+
+SHORTEST_OPENING = 8
+"""Tokens; an opening of fewer would cost its first prompt more, as a forward of its own, than it saves the others."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,11 +37,15 @@ class KnownPrompt:
 
 
 class PromptCache:
-    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are never given up."""
+    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are never given up.
 
-    def __init__(self, target: Model, draft: Model | None = None):
+    `opening` are the tokens with which most prompts begin.
+    """
+
+    def __init__(self, target: Model, draft: Model | None = None, opening: tuple[int, ...] = ()):
         self.target = target
         self.draft = draft
+        self.opening = opening if len(opening) >= SHORTEST_OPENING else ()
         self._known: dict[tuple[int, ...], KnownPrompt] = {}
 
     def __len__(self) -> int:
@@ -67,14 +75,23 @@ class PromptCache:
         elif len(self._known) > MOST_PROMPTS:
             self._give_up(self._oldest())
 
+    def opening_of(self, tokens: tuple[int, ...]) -> int:
+        """How many tokens of a prompt are the opening: all of it or none."""
+        size = len(self.opening)
+        return size if len(tokens) > size and tokens[:size] == self.opening else 0
+
     def start(self, tokens: tuple[int, ...], min_tokens: int) -> Sequence:
         """A target sequence that holds as many whole chunks of the prompt as are known, to run the rest on."""
         best, reused = None, 0
-        most = (len(tokens) - 1) // PREFILL_CHUNK * PREFILL_CHUNK
+        opening = self.opening_of(tokens)
+        # A rest of one token more than a chunk is run as one.
+        most = opening + max(len(tokens) - opening - 2, 0) // PREFILL_CHUNK * PREFILL_CHUNK
         for known in self._known.values():
-            common = _common(tokens, known.tokens, most) // PREFILL_CHUNK * PREFILL_CHUNK
-            if common > reused:
-                best, reused = known, common
+            common = _common(tokens, known.tokens, most)
+            if common >= opening:
+                common -= (common - opening) % PREFILL_CHUNK
+                if common > reused:
+                    best, reused = known, common
         if best is None:
             return self.target.new_sequence(min_tokens=min_tokens)
         return self.target.fork(best.target, reused, min_tokens=min_tokens)

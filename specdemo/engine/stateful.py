@@ -159,14 +159,12 @@ class StatefulModel:
             # A padded token's head is run with the padding's: a product for one row alone rounds differently.
             wanted = range(len(run.tokens) - run.rows, len(tokens)) if run.rows else (0,)
             self._feed(request, ROWS_INPUT, list(wanted))
-            request.infer()
+            request.infer(share_outputs=True)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         sequence.held = end
         self.seconds += perf_counter() - before
-        rows, log_sum, best = (request.get_output_tensor(index).data for index in range(3))
-        part = slice(0, run.rows)
-        return Logits(rows.reshape(-1, self.vocabulary_size)[part], best.reshape(-1)[part], log_sum.reshape(-1)[part])
+        return Logits.read(request, len(wanted)).part(0, run.rows)
 
     def _feed(self, request: ov.InferRequest, name: str, values: list) -> None:
         if name in self._inputs:  # some decoders take no position_ids, some no beam_idx

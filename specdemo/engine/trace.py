@@ -68,6 +68,10 @@ class Round:
     verify_seconds: float
     shown_at: float
 
+    def at(self, seconds: float) -> Round:
+        """The round, shown then."""
+        return Round(self.drafted, self.emitted, self.draft_seconds, self.verify_seconds, seconds)
+
     @property
     def accepted(self) -> int:
         return sum(token.accepted for token in self.drafted)

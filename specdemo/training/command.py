@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "auto: soft on a GPU")  # fmt: skip
     parser.add_argument("--head-tokens", type=whole_number(1), default=defaults.head_tokens, metavar="N",
                         help=f"frequent tokens the draft chooses from (default {defaults.head_tokens})")  # fmt: skip
+    parser.add_argument("--prompt-tokens", type=whole_number(1), default=None, metavar="N",
+                        help="train with the last N tokens of a prompt only: faster, and enough for two layers "
+                        "(default: all)")  # fmt: skip
     parser.add_argument("--text", type=Path, default=None, metavar="FILE",
                         help="conversations to learn from (JSONL) in place of writing some")  # fmt: skip
     parser.add_argument("--seed", type=whole_number(0, 2**31), default=0, metavar="S", help="default 0")
@@ -50,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
         layers=args.layers,
         labels=args.labels,
         head_tokens=args.head_tokens,
+        prompt_tokens=args.prompt_tokens,
         text=args.text,
         seed=args.seed,
     )

@@ -20,12 +20,14 @@ class Conversation:
 
     `greedy` says that every answer token is the target's most likely one, so agreement can be read off the text.
     `prompt` holds the whole chat template up to the answer, `answer` includes the end token where there was one.
+    `weights` say how much each answer token counts in training, all alike where there are none.
     """
 
     kind: str
     greedy: bool
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    weights: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -53,7 +55,9 @@ def write(path: Path, conversations: Iterable[Conversation]) -> None:
     """Append conversations to a JSONL file."""
     with path.open("a", encoding="utf-8") as file:
         for conversation in conversations:
-            file.write(json.dumps(asdict(conversation)) + "\n")
+            row = asdict(conversation)
+            del row["weights"]
+            file.write(json.dumps(row) + "\n")
 
 
 def read(path: Path) -> list[Conversation]:
@@ -80,18 +84,19 @@ def frequent_tokens(conversations: Iterable[Conversation], vocabulary: int, coun
     return np.argsort(-counts, kind="stable")[:count]
 
 
-def make_batch(conversations: Sequence[Conversation], longest: int, *, weighted: bool = False) -> Batch:
-    """Pad conversations to the longest of them, cut to `longest` tokens; `weighted` by `lookup_weights`."""
+def make_batch(conversations: Sequence[Conversation], longest: int) -> Batch:
+    """Pad conversations to the longest of them, cut to `longest` tokens."""
     cut = [cut_prompt(conversation, longest) for conversation in conversations]
     tokens = np.zeros((len(cut), max(len(prompt) + len(answer) for prompt, answer in cut)), np.int64)
     rows, columns, labels, weights = [], [], [], []
-    for row, (prompt, answer) in enumerate(cut):
+    for row, ((prompt, answer), conversation) in enumerate(zip(cut, conversations, strict=True)):
         tokens[row, : len(prompt)] = prompt
         tokens[row, len(prompt) : len(prompt) + len(answer)] = answer
         rows.append(np.full(len(answer), row))
         columns.append(np.arange(len(prompt) - 1, len(prompt) + len(answer) - 1))
         labels.append(np.asarray(answer, np.int64))
-        weights.append(lookup_weights(prompt, answer) if weighted else np.ones(len(answer), np.float32))
+        counts = conversation.weights[: len(answer)] or np.ones(len(answer))
+        weights.append(np.asarray(counts, np.float32))
     return Batch(tokens, *(np.concatenate(one) for one in (rows, columns, labels, weights)))
 
 
@@ -122,25 +127,28 @@ def lookup_hits(prompt: Sequence[int], answer: Sequence[int]) -> tuple[np.ndarra
     return np.array(lengths, np.int64), np.array(right, bool)
 
 
-def lookup_weights(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
-    """Loss weights, float32 [answer tokens]: what prompt lookup guesses for nothing is worth little to learn."""
-    lengths, right = lookup_hits(prompt, answer)
-    return np.where(lengths < 2, 1.0, np.where(right, 0.15, 0.5)).astype(np.float32)
+def lesson(conversation: Conversation, prompt_tokens: int | None = None) -> Conversation:
+    """A conversation as training reads it: weighted, without loops, with the last `prompt_tokens` of its prompt.
 
-
-def cut_loop(conversation: Conversation) -> Conversation:
-    """The conversation without the rest of its answer once that has repeated itself for LOOP tokens.
-
-    Small models run in circles under greedy decoding. Such text teaches a draft nothing that lookup does not know.
+    What prompt lookup guesses for nothing, from all of the prompt, is worth little to learn. Small models run in circles
+    under greedy decoding: once an answer has repeated itself for LOOP tokens, the rest of it teaches nothing that lookup
+    does not know.
     """
     lengths, right = lookup_hits(conversation.prompt, conversation.answer)
-    looping = (lengths == LONGEST_MATCH) & right
+    weights = np.where(lengths < 2, 1.0, np.where(right, 0.15, 0.5))
+    end = _looping_since((lengths == LONGEST_MATCH) & right)
+    prompt = conversation.prompt if prompt_tokens is None else conversation.prompt[-prompt_tokens:]
+    return replace(conversation, prompt=prompt, answer=conversation.answer[:end], weights=tuple(weights[:end].tolist()))
+
+
+def _looping_since(repeated: np.ndarray) -> int:
+    """After how many tokens LOOP of them in a row were repeated; all of them if that never happens."""
     run = 0
-    for at, repeated in enumerate(looping):
-        run = run + 1 if repeated else 0
+    for at, one in enumerate(repeated):
+        run = run + 1 if one else 0
         if run == LOOP:
-            return replace(conversation, answer=conversation.answer[: at + 1])
-    return conversation
+            return at + 1
+    return len(repeated)
 
 
 def batches(

@@ -89,7 +89,7 @@ def distil(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             numbers = [next(order) for _ in range(settings.parts)]
-            parts = [corpus.make_batch([conversations[i] for i in part], longest, weighted=True) for part in numbers]
+            parts = [corpus.make_batch([conversations[i] for i in part], longest) for part in numbers]
             right, labels = scorer.gradients(workers, parameters, numbers, parts, state.step)
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()

@@ -38,12 +38,14 @@ def train_draft(settings: TrainSettings, progress: Report = silent) -> TrainResu
     target = open_target(settings.target, work)
     device = _device(settings.device)
     conversations = _text(target, settings, work, device, progress)
-    held, train = split(conversations)
+    held, train = split(conversations, settings.prompt_tokens)
     return _train(target, settings, work, device, held, train, progress)
 
 
-def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
-    """Held back, and to train on (without the loops). Agreement can be read off greedy conversations only."""
+def split(
+    conversations: Sequence[Conversation], prompt_tokens: int | None = None
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Held back, and to train on. Agreement can be read off greedy conversations only."""
     numbers = [i for i, one in enumerate(conversations) if one.greedy and one.answer][::HELD_EVERY][:HELD_MOST]
     chosen = set(numbers)
     prompts = {conversations[i].prompt for i in numbers}
@@ -51,7 +53,7 @@ def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], li
     rest = [
         one for i, one in enumerate(conversations) if i not in chosen and one.answer and one.prompt not in prompts
     ]
-    return [conversations[i] for i in numbers], [corpus.cut_loop(one) for one in rest]
+    return [conversations[i] for i in numbers], [corpus.lesson(one, prompt_tokens) for one in rest]
 
 
 def _train(target: Target, settings, work: Path, device: str, held, train, progress: Report) -> TrainResult:

@@ -84,7 +84,9 @@ def main(options: Namespace) -> int:
         service = Service(first, partial(choice.open_session, **capacity))
     metrics.log_requests()
     built = page.build(service, offer, max_new_tokens)
-    app, url, _ = built.blocks.queue(max_size=2 * page.VISITORS).launch(
+    built.blocks.queue(max_size=2 * page.VISITORS)
+    _look_less_often(built.blocks)
+    app, url, _ = built.blocks.launch(
         max_threads=3 * page.VISITORS,  # a run that waits holds a thread
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
         show_error=False, mcp_server=True, **built.launch)
@@ -99,6 +101,18 @@ def main(options: Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         built.blocks.block_thread()
     return 0
+
+
+LOOK_EVERY = 0.02
+"""Seconds between two looks of Gradio's queue for something to do."""
+
+
+def _look_less_often(blocks) -> None:
+    """Gradio's queue wakes up a thousand times a second to look for questions, and a hundred times for progress bars, of
+    which this page has none: each time the models' thread may have to wait for the interpreter."""
+    queue = blocks._queue
+    queue.sleep_when_free = max(queue.sleep_when_free, LOOK_EVERY)
+    queue.progress_update_sleep_when_free = max(queue.progress_update_sleep_when_free, 10 * LOOK_EVERY)
 
 
 def _remote(url: str):

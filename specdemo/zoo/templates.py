@@ -89,6 +89,11 @@ class Template:
         parts = [Part(self.before), Part(instruction, foreign=True), Part(self.after)]
         return encode_parts(parts, tokenizer, bos=self.bos)
 
+    def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token ids with which every prompt begins, whatever its instruction."""
+        one, other = self.render("A", tokenizer), self.render("1", tokenizer)
+        return tuple(one[: next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)])
+
     def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
         """The token ids of a conversation that the model is to continue.
 
