@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "they left behind")  # fmt: skip
     parser.add_argument("--url", metavar="URL", help="a server that runs already (default: one is started)")
     parser.add_argument("--pair", default="embedded", metavar="NAME", help="what a started server loads (embedded)")
-    parser.add_argument("--max-new-tokens", type=whole_number(1, 2000), default=60, metavar="N",
-                        help="length of the answers (default 60)")  # fmt: skip
+    parser.add_argument("--max-new-tokens", type=whole_number(1, 2000), default=100, metavar="N",
+                        help="length of the answers (default 100, as on the page)")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON ('-' for standard output)")
 
 

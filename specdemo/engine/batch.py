@@ -442,7 +442,7 @@ class Batcher:
             if job.pending.model != "draft":
                 job.share.rows = total - _tokens(job)
             job.pending = None
-            self._resume(job, Reply(part, seconds, total))
+            self._resume(job, Reply(part, seconds, total, job is batch[0]))
 
     def _resume(self, job: _Job, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or ends."""

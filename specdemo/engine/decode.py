@@ -117,7 +117,9 @@ def decode(
             budget -= len(added) - 1
             token = added[-1]
             target.truncate(len(context) - 1)
-            _learn(lookahead, draft, round_, verified, reply.seconds)
+            if reply.first:
+                lookahead.costs.saw_verify(verified, reply.seconds, lookahead.context)
+            lookahead.saw_round(draft.seconds + reply.seconds, len(round_.tokens))
             yield round_
         return "stop"
     finally:
@@ -249,12 +251,6 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
     kind = "plain" if not draft.tokens else "bonus" if kept == len(draft.tokens) else "correction"
     emitted = EmittedToken(verdict.token, kind, verdict.token_probability)
     return Round(tokens, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
-
-
-def _learn(lookahead: Lookahead, draft: Draft, round_: Round, verified: int, verify_seconds: float) -> None:
-    """Tell the lookahead what the round cost, `verified` tokens having been run."""
-    lookahead.costs.saw_verify(verified, verify_seconds, lookahead.context)
-    lookahead.saw_round(draft.seconds + verify_seconds, len(round_.tokens))
 
 
 def follow(prompt: Prompt, answer: tuple[int, ...], target: Sequence, sampling: Sampling) -> Decoding:

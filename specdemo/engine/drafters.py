@@ -37,11 +37,13 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward: its logits, valid until that model's next forward. `tokens` are those that the forward
-    ran in all, padding and other requests' included; 0 where nobody counted."""
+    ran in all, padding and other requests' included; 0 where nobody counted. Of the requests that share a forward one
+    is the `first`, which learns from its cost for all."""
 
     logits: Logits
     seconds: float
     tokens: int = 0
+    first: bool = True
 
 
 @dataclass(frozen=True, slots=True)

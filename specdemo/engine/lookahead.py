@@ -23,8 +23,9 @@ LEVEL_RATE = 0.05
 """How fast the machine's present speed is followed: the weight of each new measurement."""
 
 
-FRESH, OPTIMISM = 200, 0.998
-"""For how many forwards a measurement is believed as it is, and how its cost shrinks with each one after that."""
+FRESH, OPTIMISM, HALF = 200, 0.998, 0.5
+"""For how many forwards a measurement is believed as it is, and how its cost shrinks with each one after that, down to
+half."""
 
 
 READ_EVERY = 6
@@ -42,7 +43,7 @@ class Costs:
     """
 
     LARGEST = MAX_DRAFT + 1
-    """Tokens; larger forwards, which several requests share, are reckoned from the slope below it."""
+    """Tokens; larger forwards, which several requests share, are reckoned by the row."""
 
     def __init__(self, window: int = 9):
         self._verify: dict[int, deque[float]] = {}
@@ -61,12 +62,17 @@ class Costs:
         self._level = 1.0
         self._first: dict[int, float] = {}
         self._forwards = 0
+        self._large: deque[float] = deque(maxlen=window)
+        self._large_at = 0
         self._seen_at: dict[int, int] = {}
         self._level_at: dict[int, float] = {}
 
     def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
         """A target forward of `tokens` tokens after `context` others took `seconds`."""
         if tokens > self.LARGEST:
+            self._large.append(seconds / tokens / (1 + self._growths[self.LARGEST] * context))
+            self._large_at = self._forwards
+            self.version += 1
             return
         usual = seconds / (1 + self._growths[tokens] * context)
         self._forwards += 1
@@ -117,9 +123,8 @@ class Costs:
         table = self._known()
         size = min(tokens, self.LARGEST)
         seconds = table[size]
-        if tokens > size:
-            seconds += (tokens - size) * (seconds - table[size // 2]) / (size // 2)
-        return seconds * (1 + self._growths[size] * context)
+        seconds *= 1 + self._growths[size] * context
+        return seconds + (tokens - size) * self.row(context) if tokens > size else seconds
 
     def verifications(self, context: int) -> list[float]:
         """`verify` of 0 to LARGEST tokens after `context` others."""
@@ -131,9 +136,12 @@ class Costs:
         return self._slopes[tokens]
 
     def row(self, context: int = 0) -> float:
-        """Seconds that one token more adds to a large forward."""
-        half = self.LARGEST // 2
-        return (self.verify(self.LARGEST, context) - self.verify(half, context)) / half
+        """Seconds that one token more adds to a large forward: what the tokens of such ones took lately, if any were run."""
+        table, half = self._known(), self.LARGEST // 2
+        seconds = (table[self.LARGEST] - table[half]) / half
+        if self._large and self._forwards - self._large_at < FRESH:
+            seconds = max(seconds, _median(self._large))
+        return seconds * (1 + self._growths[self.LARGEST] * context)
 
     def _known(self) -> list[float]:
         if not self._table:
@@ -149,23 +157,25 @@ class Costs:
 
     def _usual(self, tokens: int) -> float:
         """What forwards of `tokens` tokens take now, by their last measurements and by what happened to others since."""
-        since = self._level / self._level_at[tokens]
-        return _median(self._verify[tokens]) * since * OPTIMISM ** max(self._age(tokens) - FRESH, 0)
+        return _median(self._verify[tokens]) * self._level / self._level_at[tokens]
 
     def _interpolate(self) -> list[float]:
         sizes = sorted(self._verify)
+        every = range(self.LARGEST + 1)
         if not sizes:
-            return [0.0] * (self.LARGEST + 1)
+            return [0.0] * len(every)
+        hopes = [max(OPTIMISM ** max(self._age(size) - FRESH, 0), HALF) for size in sizes]
+        hope = np.interp(every, sizes, hopes)
         seconds = [self._usual(size) for size in sizes]
         if sizes[-1] < self.LARGEST:
             slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.1 * seconds[0]
             seconds.append(seconds[-1] + max(slope, 0.0) * (self.LARGEST - sizes[-1]))
             sizes.append(self.LARGEST)
         # A larger verification cannot truly be cheaper, nor dearer than two of half its size: other figures are noise.
-        table = np.maximum.accumulate(np.interp(range(self.LARGEST + 1), sizes, seconds)).tolist()
-        for tokens in range(2, self.LARGEST + 1):
+        table = np.maximum.accumulate(np.interp(every, sizes, seconds)).tolist()
+        for tokens in every[2:]:
             table[tokens] = min(table[tokens], table[tokens // 2] + table[tokens - tokens // 2])
-        return table
+        return np.maximum.accumulate(table * hope).tolist()
 
 
 @dataclass
@@ -310,9 +320,14 @@ class Lookahead:
             self._rows_for = wanted
             if self.others:
                 # Costs rise in steps. Alone, a token that stays below the next step is free; of those who share a forward
-                # each would think so, and together they would take the step. So each pays for its rows.
-                first, row = self.costs.verify(self.others + 1, self.context), self.costs.row(self.context)
-                self._rows = [first + (tokens - 1) * row for tokens in range(MAX_DRAFT + 2)]
+                # each would think so, and together they would take the step. So each pays for its rows, and for the whole
+                # step where it would be the one to take it.
+                costs, context, others = self.costs, self.context, self.others
+                first, row = costs.verify(others + 1, context), costs.row(context)
+                self._rows = [
+                    max(first + (tokens - 1) * row, costs.verify(others + tokens, context))
+                    for tokens in range(MAX_DRAFT + 2)
+                ]
             else:
                 self._rows = self.costs.verifications(self.context)
                 self._rows[: self.least] = [self._rows[self.least]] * self.least
@@ -326,8 +341,9 @@ class Lookahead:
     def pays(self, drafted: int, worth: float) -> bool:
         """Whether any token after `drafted` others could pay, even if it were sure to be right: it is then `worth` so many
         seconds."""
-        rows = self._verifications()
-        return worth > (rows[1] - rows[0] if self.others else self.costs.least_row(max(drafted + 1, self.least)))
+        if self.others:
+            return worth > self.costs.row(self.context)
+        return worth > self.costs.least_row(max(drafted + 1, self.least))
 
     @property
     def pace(self) -> float:
