@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.middleware import Middleware
+
 from specdemo.engine.trace import Trace
 from specdemo.ui import api, benchmark, choice, controls, explain, handlers, wire
 from specdemo.ui.faststart import import_gradio
+from specdemo.ui.firstpaint import TITLE, FirstPaint
 from specdemo.ui.kept import Kept
 from specdemo.ui.service import Service
 from specdemo.zoo.errors import ZooError
@@ -25,7 +28,7 @@ EXAMPLES = (
     "Why is the sky blue?",
 )
 
-HEADER = """<header class="sd-header"><h1>Two models answer faster than one</h1>
+HEADER = f"""<header class="sd-header"><h1>{TITLE}</h1>
 <p>A small draft model guesses the next words, and the large one checks several guesses in a single step. The answer
 stays the same; only the waiting gets shorter. Watch it race plain decoding, measured on this machine.</p></header>"""
 
@@ -94,7 +97,7 @@ def build(service: Service, offer: choice.Offer, max_new_tokens: int = 100) -> P
     return Page(blocks, {
         # Styles go into the head as they are: Gradio's own `css` would put a prefix before every selector.
         "theme": theme(), "head": f"<style>{style}</style><script>{script}</script>",
-        "footer_links": ["api"], "run_history": False, "ssr_mode": False,
+        "app_kwargs": {"middleware": [Middleware(FirstPaint)]}, "footer_links": ["api"], "run_history": False, "ssr_mode": False,
     })
 
 

@@ -12,7 +12,7 @@ ABANDONED_AFTER = 20.0
 """Seconds without anybody collecting after which a run is taken to have lost its page, and is stopped."""
 
 
-UPDATE_EVERY = 0.08
+UPDATE_EVERY = 0.2
 """Seconds between two envelopes. The script spreads the tokens in one over the times at which they were made, so
 bursts look smooth however few envelopes there are; fewer leave more of the processor to the models."""
 

@@ -8,8 +8,9 @@
     first: "first token, by the target", plain: "plain token, nothing was drafted",
   };
   const GLYPHS = { accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–" };
-  const JITTER = 120;      // ms that live tokens wait, so that they appear at the pace they were made and not in packets
+  const JITTER = 260;      // ms that live tokens wait, so that they appear at the pace they were made and not in packets
   const TICK = 33;         // ms between two drawings
+  const LIVE_TICK = 150;   // the same while models run: where browser and models share a processor, drawing slows them down
   const calm = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
   const make = (tag, cls, text) => {
     const node = document.createElement(tag);
@@ -212,7 +213,7 @@
         const done = this.advance(this.spec, now) & this.advance(this.plain, now);
         this.sketch.draw(now);
         if (done && this.trace) { this.live = false; this.settle(); }
-        else if (!done || !this.trace) { if (!done || this.running()) this.timer = setTimeout(() => this.tick(), TICK); }
+        else if (!done || !this.trace) { if (!done || this.running()) this.timer = setTimeout(() => this.tick(), LIVE_TICK); }
       } else if (this.playing) {
         const t = this.playFrom + (now - this.playSince) / 1000 * this.speed;
         if (t >= this.duration()) { this.playing = false; this.show(Infinity); this.playLabel(); }
@@ -308,7 +309,7 @@
       this.find(".sd-identity").textContent = words.identity;
       const spoken = trace.rounds.flatMap((r) => [...r.drafted.filter((t) => t.accepted), ...(r.emitted ? [r.emitted] : [])]).map((t) => t.text).join("");
       this.find(".sd-spoken").textContent = "The answer: " + spoken;
-      if (trace.prompt_tokens > 0 && trace.prompt_reused >= trace.prompt_tokens) this.spec.ttft.textContent += " (prompt kept from before)";
+      if (trace.prompt_tokens > 0 && trace.prompt_reused >= trace.prompt_tokens) this.note("The prompt was kept from before, so the first token came at once.");
       for (const runner of [this.spec, this.plain]) runner.box.scrollTop = 0;
       this.strip.scrollLeft = 0;
       const both = this.spec.times.length > 0;

@@ -33,7 +33,11 @@ WATCH = """() => {
       return result;
     };
   }
-  new PerformanceObserver(list => list.getEntries().forEach(one => window.shift += one.value))
+  window.shifted = [];
+  new PerformanceObserver(list => list.getEntries().forEach(one => {
+    window.shift += one.value;
+    for (const source of one.sources) if (source.node) window.shifted.push(source.node.id || source.node.className || source.node.nodeName);
+  }))
     .observe({ type: 'layout-shift' });
 }"""
 
@@ -73,8 +77,10 @@ def race(page) -> dict:
     """Runs the question that is in the box; gives the trace."""
     before = page.evaluate("window.specdemo.stage.run")
     page.get_by_role("button", name="Run", exact=True).click()
+    # Looking at every frame, as it would by default, keeps the browser drawing sixty times a second.
     page.wait_for_function("before => { const stage = window.specdemo.stage;"
-                           " return stage.run !== before && stage.root.dataset.settled === stage.run }", arg=before)
+                           " return stage.run !== before && stage.root.dataset.settled === stage.run }", arg=before,
+                           polling=250)
     return page.evaluate("window.specdemo.stage.trace")
 
 
@@ -115,7 +121,8 @@ def main() -> None:
         quarter = len(work) // 4
         print(f"script time per update, ms: {mean(work[:quarter]):.2f} in the first quarter of {len(work)} updates, "
               f"{mean(work[-quarter:]):.2f} in the last")
-        print(f"layout shift while streaming: {page.evaluate('window.shift'):.4f}")
+        moved = ", ".join(sorted(set(map(str, page.evaluate("window.shifted")))))
+        print(f"layout shift while streaming: {page.evaluate('window.shift'):.4f} {moved and f'({moved})'}")
 
         session = Session(load_pair(EMBEDDED))
         settings = Settings(max_new_tokens=options.tokens, draft_tokens=3)
