@@ -316,9 +316,15 @@ class Session:
         blocks = {engine.target: _blocks(engine.target, tokens, prompt_tokens)}
         if self._draft is not None:
             blocks[self._draft] = _blocks(self._draft, tokens, prompt_tokens)
+
+        def begin(share: Share) -> Generator:
+            for model, count in blocks.items():
+                model.make_free(count)
+            return start(share)
+
         try:
             return self._batcher.submit(
-                start, self._models(engine), blocks=blocks, stop=stop, first=first, merged_tokens=engine.merged
+                begin, self._models(engine), blocks=blocks, stop=stop, first=first, merged_tokens=engine.merged
             )
         except CacheFull as error:
             limit = engine.target.pool.limit * engine.target.block_size

@@ -160,6 +160,22 @@ def test_best_and_log_sum_are_those_of_the_rows(model):
         logits = model.forward([Run(sequence, [1, 2, 3, 4], 3)])[0]
         assert logits.best.tolist() == logits.rows.argmax(axis=1).tolist()
         assert logits.log_sum == pytest.approx(np.log(np.exp(logits.rows.astype(np.float64)).sum(axis=1)), abs=1e-4)
+        two = np.sort(logits.rows, axis=1)[:, -2:]
+        assert logits.margin == pytest.approx(two[:, 1] - two[:, 0])
+
+
+def test_the_next_answers_of_a_lane_do_not_change_those_that_were_copied(xml):
+    model = PagedModel(xml, dataclasses.replace(EXACT, lanes=(2, 4)))
+    with model.new_sequence(min_tokens=2) as sequence:
+        seen = []
+        for token in range(5):
+            logits = model.forward([Run(sequence, [token, token + 1], 2, stepwise=True)])[0]
+            seen.append((logits.rows.copy(), logits.last()))
+        text = list(sequence.tokens)
+    for turn, (both, last) in enumerate(seen, 1):
+        expected = recomputed(model, text[: 2 * turn])
+        assert (both[-1] == last.rows[0]).all() and np.abs(last.rows[0] - expected).max() < TOLERANCE
+        assert last.best[0] == expected.argmax()
 
 
 def test_truncating_costs_nothing_to_speak_of_and_copies_nothing(model):
@@ -183,6 +199,19 @@ def test_the_cache_grows_and_keeps_what_it_holds(xml):
         assert len(model.pool.references) > before
         row = model.forward([Run(short, text[50:52], 1)])[0].rows[0].copy()
     assert np.abs(row - recomputed(model, text[:52])).max() < TOLERANCE
+
+
+def test_room_made_beforehand_keeps_the_cache_from_growing_later(xml):
+    model = PagedModel(xml, EXACT)
+    model.make_free(3 * len(model.pool.references))
+    before = len(model.pool.references)
+    with model.new_sequence() as sequence:
+        while len(model.pool.free) > 16:
+            model.forward([Run(sequence, [1] * 500, 1)])
+    assert len(model.pool.references) == before
+    bounded = PagedModel(xml, dataclasses.replace(EXACT, block_limit=4))
+    bounded.make_free(100)
+    assert len(bounded.pool.references) == 4
 
 
 def test_a_bounded_cache_refuses_and_stays_usable(xml):

@@ -182,6 +182,40 @@ def test_a_longer_context_costs_more_by_its_measured_share():
     assert costs.verify(1) == pytest.approx(1.0)
 
 
+def test_sizes_that_nobody_uses_look_cheaper_but_never_by_more_than_half():
+    costs = known_costs()
+    one, four = costs.verify(1), costs.verify(4)
+    for _ in range(5000):
+        costs.saw_verify(8, STEPPED[8])
+    assert costs.verify(1) == pytest.approx(one / 2) and four / 2 <= costs.verify(4) < four
+    assert costs.verify(8) == pytest.approx(STEPPED[8])
+
+
+def test_forwards_too_large_for_the_table_say_what_a_row_costs():
+    costs = known_costs()
+    before = costs.row()
+    for _ in range(5):
+        costs.saw_verify(32, 32.0)
+    assert costs.row() == pytest.approx(1.0) and costs.row() > before
+    assert costs.verify(20) == pytest.approx(costs.verify(16) + 4)
+
+
+def test_whoever_takes_the_next_step_of_a_shared_forward_pays_all_of_it():
+    lookahead = Lookahead()
+    for size, seconds in [(1, 1.0), (8, 2.0), (9, 2.8), (16, 2.9)]:
+        lookahead.costs.saw_verify(size, seconds)
+    lookahead.others = 7
+    assert lookahead.verify(2) == pytest.approx(2.8)
+    assert lookahead.best_draft([0.9])[0] == 0
+
+
+def test_nothing_is_guessed_where_not_even_a_sure_token_would_pay():
+    lookahead = Lookahead()
+    for size, seconds in [(1, 1.0), (2, 2.1), (16, 18.0)]:
+        lookahead.costs.saw_verify(size, seconds)
+    assert not lookahead.pays(0, lookahead.pace) and lookahead.best_draft([1.0] * 15)[0] == 0
+
+
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     lookahead = Lookahead()
     for size, seconds in [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.6), (32, 9.0)]:

@@ -371,3 +371,26 @@ def test_the_endpoints_for_programs_say_what_they_take_and_what_they_give():
     asked = {one["parameter_name"]: one["type"] for one in told["/generate"]["parameters"]}
     assert asked["drafter"] == {"enum": ["auto", "model", "lookup"]}
     assert asked["max_new_tokens"] == {"type": "integer"}
+
+
+def test_the_title_is_in_the_html_of_the_page_and_in_nothing_else():
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.responses import HTMLResponse, JSONResponse
+    from starlette.routing import Route
+    from starlette.testclient import TestClient
+
+    from specdemo.ui.firstpaint import TITLE, FirstPaint
+
+    document = "<html><head></head><body>\u00e9</body></html>"
+    routes = [
+        Route("/", lambda request: HTMLResponse(document), methods=["GET", "POST"]),
+        Route("/other", lambda request: HTMLResponse(document)),
+        Route("/json", lambda request: JSONResponse({"head": "</head>"})),
+    ]
+    client = TestClient(Starlette(routes=routes, middleware=[Middleware(FirstPaint)]))
+    page = client.get("/")
+    assert TITLE in page.text and page.text.endswith("<body>\u00e9</body></html>")
+    assert int(page.headers["content-length"]) == len(page.content)
+    assert client.get("/other").text == client.post("/").text == document
+    assert client.get("/json").json() == {"head": "</head>"}

@@ -452,6 +452,12 @@ class PagedModel:
             if blocks > len(self.pool.references):
                 self._grow(blocks)
 
+    def make_free(self, blocks: int) -> None:
+        """Where the cache may grow: let it, until `blocks` are free. In the midst of an answer it would hold that up."""
+        with self._lock:
+            if self.pool.limit is None and len(self.pool.free) < blocks:
+                self._grow(self.pool.grown_size(blocks))
+
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""
         first, kept = divmod(start, self.block_size)

@@ -219,6 +219,9 @@ class StatefulModel:
         with self._lock:
             self.pool.limit = max(blocks, len(self.pool.references))
 
+    def make_free(self, blocks: int) -> None:
+        """Nothing: what the plugin holds grows by itself."""
+
     def _reserve(self, sequence: Sequence, end: int) -> None:
         """Count the blocks of `end` tokens as the sequence's. Raises CacheFull."""
         missing = -(-end // BLOCK_SIZE) - len(sequence.blocks)

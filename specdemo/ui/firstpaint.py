@@ -7,12 +7,12 @@ from typing import Any
 
 TITLE = "Two models answer faster than one"
 
-_STYLE = (
-    "<style>body:not(:has(#sd-header h1))::before{content:'%s';position:absolute;top:2.6rem;left:0;right:0;"
-    "max-width:1180px;margin:0 auto;padding:0 2rem;box-sizing:border-box;letter-spacing:-.02em;"
-    "font:750 clamp(1.4rem,4vw,1.9rem)/1.15 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}</style>"
-    % TITLE
-).encode()
+_PLACE = (
+    "position:absolute;top:2.6rem;left:0;right:0;max-width:1180px;margin:0 auto;padding:0 2rem;box-sizing:border-box;"
+    "letter-spacing:-.02em;"
+    "font:750 clamp(1.4rem,4vw,1.9rem)/1.15 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
+)
+_STYLE = f"<style>body:not(:has(#sd-header h1))::before{{content:'{TITLE}';{_PLACE}}}</style>".encode()
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 

@@ -36,7 +36,7 @@ WATCH = """() => {
   window.shifted = [];
   new PerformanceObserver(list => list.getEntries().forEach(one => {
     window.shift += one.value;
-    for (const source of one.sources) if (source.node) window.shifted.push(source.node.id || source.node.className || source.node.nodeName);
+    for (const { node } of one.sources) if (node) window.shifted.push(node.id || node.className || node.nodeName);
   }))
     .observe({ type: 'layout-shift' });
 }"""
