@@ -50,6 +50,9 @@ class Branching:
     def draw(self, source: Distribution, seed, position, stream=0) -> int:
         return int(source.ids[self.decide(source.probabilities)])
 
+    def draw_from(self, logits, sampling, position, stream=0) -> int:
+        return self.draw(distribution(logits, sampling), sampling.seed, position, stream)
+
     def accepts(self, chance, seed, position) -> bool:
         return self.decide([chance, 1 - chance]) == 0
 
@@ -69,6 +72,7 @@ def target_distribution(table, prompt, sampling) -> dict[tuple[int, ...], float]
 def enumerate_output(target, draft, sampling, make_drafter, monkeypatch) -> Counter:
     branching = Branching()
     monkeypatch.setattr(decode, "draw", branching.draw)
+    monkeypatch.setattr(decode, "draw_from", branching.draw_from)
     monkeypatch.setattr(decode, "accepts", branching.accepts)
     monkeypatch.setattr(drafters, "draw", branching.draw)
     prompt = (0,)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdemo.engine import decode, drafters
 from specdemo.engine.lookahead import Lookahead
-from specdemo.engine.sampling import Distribution, Sampling, distribution, draw, residual, uniforms
+from specdemo.engine.sampling import Distribution, Sampling, distribution, draw, draw_from, residual, uniforms
 
 rows = st.integers(0, 10**6).map(lambda seed: (np.random.default_rng(seed).normal(size=400) * 4).astype(np.float32))
 
@@ -27,6 +27,13 @@ def reference(row: np.ndarray, sampling: Sampling) -> np.ndarray:
         kept = int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1
         p[order[kept:]] = 0
     return p / p.sum()
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows, st.floats(0.1, 30), st.sampled_from([0, 5]), st.sampled_from([0.9, 1.0]), st.integers(0, 2**40))
+def test_drawing_from_logits_draws_what_their_distribution_does(row, temperature, top_k, top_p, seed):
+    sampling = Sampling(temperature, top_p, top_k, seed)
+    assert draw_from(row, sampling, 7) == draw(distribution(row, sampling), seed, 7)
 
 
 @settings(max_examples=80, deadline=None)

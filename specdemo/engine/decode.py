@@ -25,6 +25,7 @@ from .sampling import (
     accepts,
     distribution,
     draw,
+    draw_from,
     point_mass,
     residual,
 )
@@ -192,7 +193,7 @@ def choose(logits: Logits, at: int, sampling: Sampling, position: int) -> int:
     """The target's own choice at a text position, from row `at` of its logits."""
     if sampling.greedy:
         return int(logits.best[at])
-    return draw(distribution(logits.rows[at], sampling), sampling.seed, position)
+    return draw_from(logits.rows[at], sampling, position)
 
 
 def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:

@@ -48,6 +48,10 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -68,7 +72,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     """
     top = logits.max()
     unnormalised = np.exp((logits - top) * np.float32(1 / sampling.temperature))
-    if sampling.top_k <= 0 and sampling.top_p >= 1:
+    if not sampling.filtered:
         ids = np.flatnonzero(unnormalised)
         kept = unnormalised[ids].astype(np.float64)
         return Distribution(ids, kept / kept.sum())
@@ -125,21 +129,39 @@ def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) ->
     The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart by inversion.
     Either way P(token) is exactly its probability, and two similar distributions mostly draw the same token.
     """
-    ids, probabilities = source.ids, source.probabilities
-    head = probabilities >= HEAD_PROBABILITY
-    tail_mass = 0.0
-    if not head.all():
-        tail_ids, tail = ids[~head], probabilities[~head]
-        ids, probabilities = ids[head], probabilities[head]
-        tail_mass = float(tail.sum())
-    arrivals = -np.log(uniforms(seed, position, stream, ids)) / probabilities
-    winner = int(arrivals.argmin()) if len(arrivals) else -1
-    if tail_mass > 0:
+    at = _race(source.probabilities, 1.0, source.ids, seed, position, stream)
+    return int(source.ids[at])
+
+
+def draw_from(logits: np.ndarray, sampling: Sampling, position: int, stream: int = TOKEN) -> int:
+    """`draw` from the `distribution` of one row of logits; without filters, that is never made as a whole."""
+    if sampling.filtered:
+        return draw(distribution(logits, sampling), sampling.seed, position, stream)
+    weights = logits - logits.max()
+    weights *= np.float32(1 / sampling.temperature)
+    np.exp(weights, out=weights)
+    total = float(weights.sum(dtype=np.float64))
+    return _race(weights, total, None, sampling.seed, position, stream)
+
+
+def _race(
+    weights: np.ndarray, total: float, ids: np.ndarray | None, seed: int, position: int, stream: int
+) -> int:
+    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is; `ids` are the tokens' (None: 0, 1, ...)."""
+    head = np.flatnonzero(weights >= HEAD_PROBABILITY * total)
+    racing = weights[head].astype(np.float64) / total
+    arrivals = -np.log(uniforms(seed, position, stream, head if ids is None else ids[head])) / racing
+    winner = int(arrivals.argmin()) if len(head) else -1
+    # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their sum is enough.
+    tail_mass = 1.0 - float(racing.sum())
+    if len(head) < len(weights) and tail_mass > 0:
         arrival = -np.log(uniform(seed, position, stream + 8)) / tail_mass
         if winner < 0 or arrival < arrivals[winner]:
-            at = np.searchsorted(np.cumsum(tail), uniform(seed, position, stream + 16) * tail_mass)
-            return int(tail_ids[min(int(at), len(tail_ids) - 1)])
-    return int(ids[winner])
+            tail = weights.astype(np.float64)
+            tail[head] = 0.0
+            mass = np.cumsum(tail)
+            return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1]))
+    return int(head[winner])
 
 
 def acceptance_probability(p: float, q: float) -> float:
