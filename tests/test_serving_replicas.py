@@ -290,6 +290,6 @@ def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, cap
     (tmp_path / "load.json").write_text(text)
     assert cli.main(["serve", "--pair", "embedded", "--plan", "1000", "--figures", str(tmp_path / "load.json"),
                      "--cpus-per-replica", "2"]) == 0  # fmt: skip
-    assert "20 replicas, 40 cores, 20" in capsys.readouterr().out
+    assert "20 replicas, 40 cores, 68.0 GB" in capsys.readouterr().out
     with pytest.raises(BadChoice, match="--figures"):
         best_level("{}", 2, 0)
