@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-tokens", type=whole_number(1), default=defaults.head_tokens, metavar="N",
                         help=f"frequent tokens the draft chooses from (default {defaults.head_tokens})")  # fmt: skip
     parser.add_argument("--prompt-tokens", type=whole_number(1), default=None, metavar="N",
-                        help="train with the last N tokens of a prompt only: faster, and enough for two layers "
+                        help="train with the last N tokens of a prompt only; 64 are enough for two layers "
                         "(default: all)")  # fmt: skip
     parser.add_argument("--text", type=Path, default=None, metavar="FILE",
                         help="conversations to learn from (JSONL) in place of writing some")  # fmt: skip

@@ -28,7 +28,7 @@ class TrainSettings:
         labels: "hard" learns the text's next token, "soft" the target's probabilities; "auto" is soft on a GPU.
         head_tokens: how many frequent tokens the draft competes over.
         prompt_tokens: of a prompt, only so many last tokens are trained with, None for all. A draft of two layers gains
-            nothing from more than 64 and reads no more afterwards; trained that way it learns faster.
+            nothing from more than 64 and reads no more afterwards.
         text: a JSONL file of conversations (see corpus.Conversation) to use in place of writing some.
         answer_tokens: longest answer written.
         batch_tokens: tokens in one step, padding included, in `parts` equal parts.
