@@ -22,8 +22,9 @@ from specdemo.engine import numerics
 from specdemo.engine.batch import MERGED_TOKENS, Batcher, EngineError, Load, Share, Waiting
 from specdemo.engine.decode import Decoding, Limits, certify, decode, follow, prefill
 from specdemo.engine.drafters import AutoDrafter, Drafter, Forward, Lookup, ModelDrafter, Phrases, Reply
+from specdemo.engine.graph import ModelError
 from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
-from specdemo.engine.model import CacheFull, ModelError, PagedModel, Sequence
+from specdemo.engine.model import CacheFull, PagedModel, Sequence
 from specdemo.engine.open import Model
 from specdemo.engine.prompt_cache import KnownPrompt, PromptCache
 from specdemo.engine.sampling import Sampling

@@ -12,7 +12,8 @@ from toy_batch import ToyModel, alone, blocks_for, request
 
 from specdemo.engine import batch
 from specdemo.engine.batch import Batcher, Busy, EngineError
-from specdemo.engine.model import CacheFull, ModelError
+from specdemo.engine.graph import ModelError
+from specdemo.engine.model import CacheFull
 
 
 @pytest.fixture

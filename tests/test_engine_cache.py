@@ -11,15 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specdemo.engine.model import (
-    BlockPool,
-    CacheFull,
-    ModelError,
-    ModelSettings,
-    PagedModel,
-    Run,
-    prefill_chunks,
-)
+from specdemo.engine.graph import ModelError
+from specdemo.engine.model import BlockPool, CacheFull, ModelSettings, PagedModel, Run, prefill_chunks
 from specdemo.engine.numerics import measure_invariance
 
 EXACT = ModelSettings(

@@ -13,7 +13,8 @@ from openvino import opset13 as ops
 from test_engine_cache import EXACT, TOLERANCE, CacheMachine, recomputed
 
 from specdemo.engine import numerics
-from specdemo.engine.model import CacheFull, ModelError, ModelSettings, PagedModel, Run
+from specdemo.engine.graph import ModelError
+from specdemo.engine.model import CacheFull, ModelSettings, PagedModel, Run
 from specdemo.engine.open import open_model
 from specdemo.engine.stateful import StatefulModel
 from specdemo.engine.trace import Settings

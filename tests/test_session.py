@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from specdemo.engine import decode, numerics
+from specdemo.engine.graph import ModelError
 from specdemo.engine.lookahead import Lookahead
-from specdemo.engine.model import ModelError
 from specdemo.engine.trace import Settings, Trace, from_json, summarize, to_json
 from specdemo.session import RequestError, Session
 

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine.batch import Load, Waiting
-from specdemo.engine.model import CacheFull, ModelError
+from specdemo.engine.graph import ModelError
+from specdemo.engine.model import CacheFull
 from specdemo.engine.trace import (
     Baseline,
     BaselineToken,

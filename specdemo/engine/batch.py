@@ -406,6 +406,12 @@ class Batcher:
 
     def _run_targets(self, ready: list[_Job]) -> None:
         waiting = [job for job in ready if job.pending is not None and job.pending.model != "draft"]
+        if len(waiting) == 1:
+            before = perf_counter()
+            [job] = waiting
+            self._forward(job.models[job.pending.model], waiting)
+            self._target_seconds = perf_counter() - before
+            return
         for model, jobs in _by_model(waiting):
             small = [job for job in jobs if _tokens(job) <= job.merged_tokens]
             large = [job for job in jobs if _tokens(job) > job.merged_tokens]

@@ -234,6 +234,9 @@ def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampl
 
 def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: float) -> tuple[Round, list[int]]:
     """The round that a verdict makes, ended at the first stop token, and the tokens it adds."""
+    if not draft.tokens:
+        emitted = EmittedToken(verdict.token, "plain", verdict.token_probability)
+        return Round((), emitted, draft.seconds, seconds, 0.0), [verdict.token]
     accepted = list(draft.tokens[: verdict.accepted])
     stopped = next((at for at, token in enumerate(accepted) if token in stop_ids), None)
     kept = verdict.accepted if stopped is None else stopped + 1
@@ -249,7 +252,7 @@ def settle(draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: fl
     )
     if stopped is not None:
         return Round(tokens, None, draft.seconds, seconds, 0.0), accepted[:kept]
-    kind = "plain" if not draft.tokens else "bonus" if kept == len(draft.tokens) else "correction"
+    kind = "bonus" if kept == len(draft.tokens) else "correction"
     emitted = EmittedToken(verdict.token, kind, verdict.token_probability)
     return Round(tokens, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
 

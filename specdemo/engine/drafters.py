@@ -275,15 +275,17 @@ class Lookup:
 
     def append(self, token: int) -> None:
         text = self._tokens
+        size, at = self._match
         text.append(token)
+        ending = tuple(text[-LONGEST_MATCH:])
+        if 0 < size < LONGEST_MATCH and text[at] == token:
+            # What occurred before goes on as it did then: nothing longer matches, and nothing later as long.
+            self._match = (size + 1, at + 1)
+        else:
+            self._match = self._longest(ending)
         end = len(text)
-        self._match = (0, 0)
-        for n in range(1, min(LONGEST_MATCH, end) + 1):
-            ending = tuple(text[end - n :])
-            before = self._last_end[n].get(ending)
-            if before is not None:
-                self._match = (n, before)
-            self._last_end[n][ending] = end
+        for n in range(1, len(ending) + 1):
+            self._last_end[n][ending[-n:]] = end
 
     def guess(self, drafted: list[int]) -> tuple[int, float] | None:
         if not drafted:
@@ -302,12 +304,16 @@ class Lookup:
 
     def _find(self, drafted: list[int]) -> tuple[int, int]:
         """The longest ending of text and draft that occurs in the text: its size and where it ends; (0, 0) for none."""
-        ending = [*self._tokens[-LONGEST_MATCH:], *drafted][-LONGEST_MATCH:]
-        for n in range(len(ending), 0, -1):
-            before = self._last_end[n].get(tuple(ending[-n:]))
-            if before is not None:
-                return n, before
-        return 0, 0
+        return self._longest((*self._tokens[-LONGEST_MATCH:], *drafted)[-LONGEST_MATCH:])
+
+    def _longest(self, ending: tuple[int, ...]) -> tuple[int, int]:
+        match = (0, 0)
+        for n in range(1, len(ending) + 1):
+            before = self._last_end[n].get(ending[-n:])
+            if before is None:
+                break  # nor does anything longer occur
+            match = (n, before)
+        return match
 
 
 class PhraseTable(Protocol):
@@ -342,7 +348,7 @@ class AutoDrafter:
     """
 
     def __init__(self, guessers: list[Guesser], lookahead: Lookahead, model: ModelDrafter | None = None):
-        self.guessers = guessers
+        self.guessers = [(guesser, lookahead.calibrated(guesser.name)) for guesser in guessers]
         self.lookahead = lookahead
         self.model = model
         self._read = 0
@@ -388,9 +394,12 @@ class AutoDrafter:
         free = best.expected if best is not None else 0.0
         if lookahead.fixed is not None:
             return model.calibration.overall > free
-        hope = min(free + lookahead.improvement(free), 1.0)
+        improvement, draft_step = lookahead.improvement(free), lookahead.costs.draft_step
+        if worth * improvement <= draft_step and (drafted or not lookahead.affords_probe(draft_step)):
+            return False  # as nearly always where guesses are good: what follows could not change it
+        hope = min(free + improvement, 1.0)
         row = lookahead.row(len(drafted) + 1)
-        saved = worth * hope - row - lookahead.costs.draft_step - max(worth * free - row, 0.0)
+        saved = worth * hope - row - draft_step - max(worth * free - row, 0.0)
         if saved <= 0 and drafted:
             return False
         step, reading = model.cost(context, drafted)
@@ -403,7 +412,7 @@ class AutoDrafter:
         added = context[self._read :]
         _count(self._asked, added, self.lookahead)
         for token in added:
-            for guesser in self.guessers:
+            for guesser, _ in self.guessers:
                 guesser.append(token)
         self._read = len(context)
 
@@ -411,13 +420,13 @@ class AutoDrafter:
         """The guess that is likeliest to be right, and all that were made."""
         best: Proposal | None = None
         said: list[tuple[str, float, int]] = []
-        for guesser in self.guessers:
+        for guesser, calibration in self.guessers:
             guess = guesser.guess(drafted)
             if guess is None:
                 continue
             token, confidence = guess
             said.append((guesser.name, confidence, token))
-            expected = self.lookahead.calibrated(guesser.name)(confidence)
+            expected = calibration(confidence)
             if best is None or expected > best.expected:
                 best = Proposal(token, guesser.name, confidence, expected)
         return best, said

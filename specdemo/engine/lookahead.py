@@ -6,6 +6,7 @@ Knows costs (seconds, measured as it runs) and acceptance rates (counted as it r
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ LEVEL_RATE = 0.05
 FRESH, OPTIMISM, HALF = 200, 0.998, 0.5
 """For how many forwards a measurement is believed as it is, and how its cost shrinks with each one after that, down to
 half."""
+
+
+CONTEXT_STEP = 16
+"""Tokens of context that costs are told for together."""
 
 
 READ_EVERY = 6
@@ -178,7 +183,7 @@ class Costs:
         return np.maximum.accumulate(table * hope).tolist()
 
 
-@dataclass
+@dataclass(slots=True)
 class Rate:
     """A share of successes that forgets: counts of which each new observation leaves `decay`."""
 
@@ -219,6 +224,8 @@ class Calibration:
         self.bands = [Rate(decay=0.98) for _ in range(self.BANDS)]
         self.total = Rate(0.985, self.FIRST_HOPE * self.HOPES, self.HOPES)
         self.claimed = Rate(0.985, self.FIRST_HOPE * self.HOPES, self.HOPES)
+        self._worth = 1.0
+        """Of a hint, over all."""
 
     @property
     def overall(self) -> float:
@@ -234,18 +241,19 @@ class Calibration:
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token drafted with this confidence."""
-        hint = min(confidence * self.overall / self.claimed.value(), 1.0)
-        return self._band(confidence).value(hint, 1.0)
+        return self._band(confidence).value(min(confidence * self._worth, 1.0), 1.0)
 
     def saw(self, confidence: float, accepted: bool) -> None:
         self._band(confidence).saw(accepted)
         self.total.saw(accepted)
         self.claimed.saw(confidence)
+        self._worth = self.overall / self.claimed.value()
 
     def begin_text(self) -> None:
         """What comes now may be guessed better or worse than what came before."""
         for rate in (*self.bands, self.total, self.claimed):
             rate.fade(self.OTHER_TEXTS)
+        self._worth = self.overall / self.claimed.value()
 
     def _band(self, confidence: float) -> Rate:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
@@ -271,10 +279,10 @@ class Improvement:
         self._band(free).saw(gained)
 
     def _band(self, free: float) -> Rate:
-        return next(rate for rate, limit in zip(self.bands, self.BANDS, strict=True) if free < limit)
+        return self.bands[bisect_right(self.BANDS, free)]
 
 
-@dataclass
+@dataclass(slots=True)
 class Lookahead:
     """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many tokens come before,
     and `others` how many tokens of other requests the same forwards verify; forwards run `least` tokens at least.
@@ -315,21 +323,22 @@ class Lookahead:
 
     def _verifications(self) -> list[float]:
         """`verify` of 0 to MAX_DRAFT + 1 tokens: asked for many times a round, and made once."""
-        wanted = (self.costs.version, self.context, self.others)
+        context = self.context // CONTEXT_STEP * CONTEXT_STEP
+        wanted = (self.costs.version, context, self.others)
         if wanted != self._rows_for:
             self._rows_for = wanted
             if self.others:
                 # Costs rise in steps. Alone, a token that stays below the next step is free; of those who share a forward
                 # each would think so, and together they would take the step. So each pays for its rows, and for the whole
                 # step where it would be the one to take it.
-                costs, context, others = self.costs, self.context, self.others
+                costs, others = self.costs, self.others
                 first, row = costs.verify(others + 1, context), costs.row(context)
                 self._rows = [
                     max(first + (tokens - 1) * row, costs.verify(others + tokens, context))
                     for tokens in range(MAX_DRAFT + 2)
                 ]
             else:
-                self._rows = self.costs.verifications(self.context)
+                self._rows = self.costs.verifications(context)
                 self._rows[: self.least] = [self._rows[self.least]] * self.least
         return self._rows
 
@@ -408,12 +417,15 @@ class Lookahead:
             best = min(self.fixed, len(acceptances))
         return best, saved
 
+    def affords_probe(self, seconds: float) -> bool:
+        return seconds <= PROBE_SHARE * self._since_probe
+
     def probe_due(self, seconds: float) -> bool:
         """Called when nothing seems worth drafting: true now and then, to notice a change.
 
         A probe that will take `seconds` is due once it is a small enough share of the time since the last one.
         """
-        if seconds > PROBE_SHARE * self._since_probe:
+        if not self.affords_probe(seconds):
             return False
         self._since_probe = 0.0
         return True

@@ -15,24 +15,19 @@ from time import perf_counter
 
 import numpy as np
 import openvino as ov
-from openvino import opset13 as ops
-from openvino._offline_transformations import paged_attention_transformation
+
+from .graph import ROWS_INPUT, ModelError, NoPagedAttention, kept_tokens, last_line, raw_bytes, read_decoder, to_paged
 
 PREFILL_CHUNK = 256
 """Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
 
 FIRST_BLOCKS = 32
 
+FEW_VALUES = 24
+"""Written one by one: numpy has taken that time before it begins."""
+
 OUTPUTS = 4
 """Of a shaped graph: the fields of `Logits`, in their order."""
-
-
-class ModelError(RuntimeError):
-    """The model cannot be used; the message is one sentence that says why."""
-
-
-class NoPagedAttention(ModelError):
-    """The model may be fine, but not with paged attention on this device; see `engine.open` for the other way."""
 
 
 class CacheFull(RuntimeError):
@@ -225,12 +220,16 @@ class _Lane:
         inputs = {port.any_name: port for port in compiled.inputs}
         self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
         self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
-        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray, list[int]]] = {}
-        self._bound: dict[str, int] = {}
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, memoryview]] = {}
+        self._bound: dict[str, list[int]] = {}
         self._logits: Logits | None = None
 
     def bind(self, name: str, values: list[int]) -> None:
-        """Put `values` into the input `name`, through a tensor kept for that size: allocation costs more than this."""
+        """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor kept for that size:
+        allocation costs more than this."""
+        bound = self._bound.get(name)
+        if bound == values:
+            return
         size = len(values)
         buffer = self._buffers.get((name, size))
         if buffer is None:
@@ -239,15 +238,17 @@ class _Lane:
             tensor = ov.Tensor(port.element_type, ov.Shape(shape))
             if len(self._buffers) > 4096:
                 self._buffers.clear()
-                self._bound.clear()
-            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1), [])
-        tensor, view, held = buffer
-        if held != values:
-            view[:] = values
-            held[:] = values
-        if self._bound.get(name) != size:
+                bound = None
+            buffer = self._buffers[name, size] = (tensor, memoryview(tensor.data.reshape(-1)))
+        tensor, view = buffer
+        if size <= FEW_VALUES:
+            for at, value in enumerate(values):
+                view[at] = value
+        else:
+            np.asarray(view)[:] = values
+        if bound is None or len(bound) != size:
             self.request.set_tensor(self._ports[name], tensor)
-            self._bound[name] = size
+        self._bound[name] = values
 
     def infer(self, rows: int) -> Logits:
         """Run the inputs as they are bound; gives the logits of `rows` rows, valid until the next run."""
@@ -329,7 +330,7 @@ class PagedModel:
         """
         with self.new_sequence() as sequence:
             self.forward([Run(sequence, [0, 0], 1)])
-            return any(_raw(cache).any() for cache in self._caches)
+            return any(raw_bytes(cache).any() for cache in self._caches)
 
     # Sequences
 
@@ -486,10 +487,10 @@ class PagedModel:
         for index, port in enumerate(self._cache_ports):
             shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
             cache = ov.Tensor(port.element_type, ov.Shape(shape))
-            view = _raw(cache)
+            view = raw_bytes(cache)
             view[:] = 0
             if self._caches:
-                old = _raw(self._caches[index])
+                old = raw_bytes(self._caches[index])
                 view[: old.size] = old
             caches.append(cache)
         self._caches = caches
@@ -497,10 +498,6 @@ class PagedModel:
             for port, cache in zip(lane.cache_ports, caches, strict=True):
                 lane.request.set_tensor(port, cache)
         self.pool.grow(blocks)
-
-
-ROWS_INPUT = "logits_rows"
-"""Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
 
 
 def prefill_chunks(tokens: list[int], rows: int, size: int = PREFILL_CHUNK) -> list[tuple[list[int], int]]:
@@ -511,134 +508,6 @@ def prefill_chunks(tokens: list[int], rows: int, size: int = PREFILL_CHUNK) -> l
     return [(tokens[:size], 0), *prefill_chunks(tokens[size:], rows, size)]
 
 
-def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
-    """Turn a stateful decoder IR into a paged one, in place, whose head computes only the rows asked for.
-
-    Raises ModelError when the graph is not a decoder with scaled dot-product attention and a language-model head.
-    """
-    try:
-        paged_attention_transformation(model, False, False)
-    except RuntimeError as error:
-        raise NoPagedAttention(f"the IR cannot be turned to paged attention: {last_line(error)}") from error
-    shape_head(model, head_tokens, 0)
-
-
-def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
-    """The IR in `xml`. Raises ModelError for what is no IR, or not one of a decoder that keeps its own KV cache."""
-    try:
-        model = core.read_model(str(xml))
-    except RuntimeError as error:
-        raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
-    names = {name for port in model.inputs for name in port.names}
-    if "input_ids" not in names or not model.get_sinks():
-        raise ModelError("The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state.")
-    return model
-
-
-def kept_tokens(model: ov.Model, head_tokens: np.ndarray | None, vocabulary: int | None) -> np.ndarray | None:
-    """The ids that the head is trimmed to, None for all: `head_tokens`, else those below `vocabulary`."""
-    if head_tokens is None and vocabulary is not None and _head_size(model) > vocabulary:
-        return np.arange(vocabulary)
-    return head_tokens
-
-
-def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
-    """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new input ROWS_INPUT,
-    which lie along `axis` of the hidden states; adds what `Logits` holds of each row beside the logits as outputs."""
-    head = _head(model)
-    if head_tokens is not None:
-        _trim_head(model, head, head_tokens)
-        model.validate_nodes_and_infer_types()
-    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
-    rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0))
-    model.add_parameters([rows])
-    logits = model.get_results()[0].input_value(0)
-    two = ops.topk(logits, ops.constant(2), -1, "max", "value")
-    first, second = (ops.gather(two.output(0), ops.constant([at]), ops.constant(-1)) for at in (0, 1))
-    best = ops.gather(two.output(1), ops.constant([0]), ops.constant(-1))
-    total = ops.reduce_sum(ops.exp(ops.subtract(logits, first)), ops.constant([-1]), True)
-    log_sum = ops.add(ops.log(total), first)
-    margin = ops.subtract(first, second)
-    model.add_results([ops.result(output.output(0)) for output in (best, log_sum, margin)])
-    model.validate_nodes_and_infer_types()
-
-
-def _head(model: ov.Model) -> ov.Node:
-    """The last MatMul before the logits."""
-    node = model.get_results()[0].input_value(0).get_node()
-    while node.get_type_name() != "MatMul":
-        if not node.get_input_size():
-            raise ModelError("The IR has no language-model head: no matrix product leads to its logits.")
-        node = node.input_value(0).get_node()
-    return node
-
-
-def _head_size(model: ov.Model) -> int:
-    size = model.outputs[0].partial_shape[-1]
-    return size.get_length() if size.is_static else 0
-
-
-def _trim_head(model: ov.Model, head: ov.Node, tokens: np.ndarray) -> None:
-    """Keep the logits of `tokens` only: by rows of the head's weights, which makes it that much cheaper, or where the
-    weights are stored in a way that cannot be cut, by picking columns of its result."""
-    try:
-        head.input(1).replace_source_output(_trim_rows(head.input_value(1), tokens))
-    except ModelError:
-        result = model.get_results()[0]
-        picked = ops.gather(result.input_value(0), ops.constant(tokens.astype(np.int32)), ops.constant(-1))
-        result.input(0).replace_source_output(picked.output(0))
-
-
-def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:
-    """The head's weight expression with every [vocabulary, ...] constant in it cut down to `rows`.
-
-    The expression (constant, zero point, scale, converts) is rebuilt as it stands, so that the plugin still sees
-    compressed weights. Raises ModelError for an expression that it does not know.
-    """
-    size = weights.get_partial_shape()[0].get_length()
-
-    def cut(output: ov.Output) -> ov.Output:
-        node = output.get_node()
-        kind = node.get_type_name()
-        if kind == "Constant":
-            return output if node.get_output_shape(0)[:1] != [size] else _constant_rows(node, rows).output(0)
-        inputs = [cut(value) for value in node.input_values()]
-        if kind == "Convert":
-            return ops.convert(inputs[0], node.get_output_element_type(0).to_string()).output(0)
-        if kind == "Reshape":
-            shape = node.input_value(1).get_node().get_data().copy()
-            shape[shape == size] = len(rows)
-            return ops.reshape(inputs[0], ops.constant(shape), False).output(0)
-        if kind in ("Multiply", "Subtract"):
-            return {"Multiply": ops.multiply, "Subtract": ops.subtract}[kind](*inputs).output(0)
-        raise ModelError(f"The head's weights pass through a {kind}, which cannot be trimmed.")
-
-    return cut(weights)
-
-
-def _constant_rows(constant: ov.Node, rows: np.ndarray) -> ov.Node:
-    """Some rows of a constant of any element type, as long as its rows are whole bytes."""
-    shape = list(constant.get_output_shape(0))
-    raw = _raw(constant.get_tensor_view())
-    if raw.size % shape[0]:
-        raise ModelError("The head's rows do not end on whole bytes and cannot be trimmed.")
-    trimmed = ov.Tensor(constant.get_output_element_type(0), ov.Shape([len(rows), *shape[1:]]))
-    _raw(trimmed)[:] = raw.reshape(shape[0], -1)[rows].reshape(-1)
-    return ops.constant(trimmed)
-
-
-def _raw(tensor: ov.Tensor) -> np.ndarray:
-    """A tensor's memory as bytes, uint8 [bytes], whatever its element type."""
-    return tensor.data.reshape(-1).view(np.uint8)
-
-
 def _copy_block(cache: ov.Tensor, source: int, destination: int) -> None:
-    view = _raw(cache).reshape(cache.shape[0], -1)
+    view = raw_bytes(cache).reshape(cache.shape[0], -1)
     view[destination] = view[source]
-
-
-def last_line(error: BaseException) -> str:
-    """The end of an OpenVINO error, where it says what was wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__

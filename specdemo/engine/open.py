@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from .model import ModelSettings, NoPagedAttention, PagedModel
+from .graph import NoPagedAttention
+from .model import ModelSettings, PagedModel
 from .stateful import StatefulModel
 
 Model = PagedModel | StatefulModel

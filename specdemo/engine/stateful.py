@@ -13,19 +13,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .model import (
-    ROWS_INPUT,
-    BlockPool,
-    Logits,
-    ModelError,
-    ModelSettings,
-    Run,
-    Sequence,
-    kept_tokens,
-    last_line,
-    read_decoder,
-    shape_head,
-)
+from .graph import ROWS_INPUT, ModelError, kept_tokens, last_line, read_decoder, shape_head
+from .model import BlockPool, Logits, ModelSettings, Run, Sequence
 
 BLOCK_SIZE = 32
 """Tokens a block of the pool stands for. The state is the plugin's own; blocks only count what it holds."""
