@@ -249,8 +249,8 @@ class Guesser(Protocol):
 
     name: str
 
-    def append(self, token: int) -> None:
-        """The text has grown by `token`."""
+    def read(self, tokens: list[int]) -> None:
+        """The text has grown by `tokens`."""
         ...
 
     def guess(self, drafted: list[int]) -> tuple[int, float] | None:
@@ -273,7 +273,25 @@ class Lookup:
         self._last_end: list[dict[tuple[int, ...], int]] = [{} for _ in range(LONGEST_MATCH + 1)]
         self._match = self._cursor = (0, 0)
 
-    def append(self, token: int) -> None:
+    def read(self, tokens: list[int]) -> None:
+        if len(tokens) > LONGEST_MATCH:
+            self._index(tokens[:-1])
+            tokens = tokens[-1:]
+        for token in tokens:
+            self._append(token)
+
+    def _index(self, tokens: list[int]) -> None:
+        """Read a prompt: what matches within it is of no interest, so all of it is entered at once."""
+        begin = len(self._tokens)
+        self._tokens += tokens
+        for n, last_end in enumerate(self._last_end[1:], start=1):
+            first = max(begin + 1 - n, 0)
+            text = self._tokens[first:]
+            endings = zip(*(text[skipped:] for skipped in range(n)), strict=False)
+            last_end.update(zip(endings, range(first + n, len(self._tokens) + 1), strict=True))
+        self._match = (0, 0)
+
+    def _append(self, token: int) -> None:
         text = self._tokens
         size, at = self._match
         text.append(token)
@@ -331,8 +349,8 @@ class Phrases:
         self.table = table
         self._ending: list[int] = []
 
-    def append(self, token: int) -> None:
-        self._ending = [*self._ending[1 - LONGEST_PHRASE :], token]
+    def read(self, tokens: list[int]) -> None:
+        self._ending = [*self._ending, *tokens][-LONGEST_PHRASE:]
 
     def guess(self, drafted: list[int]) -> tuple[int, float] | None:
         return self.table.guess([*self._ending, *drafted][-LONGEST_PHRASE:])
@@ -411,9 +429,8 @@ class AutoDrafter:
         """Read what was added to the text, and count which of it was guessed."""
         added = context[self._read :]
         _count(self._asked, added, self.lookahead)
-        for token in added:
-            for guesser, _ in self.guessers:
-                guesser.append(token)
+        for guesser, _ in self.guessers:
+            guesser.read(added)
         self._read = len(context)
 
     def _guess(self, drafted: list[int]) -> tuple[Proposal | None, list[tuple[str, float, int]]]:
