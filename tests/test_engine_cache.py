@@ -4,13 +4,16 @@ those of computing the whole text anew."""
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
+import openvino as ov
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from specdemo.engine import graph
 from specdemo.engine.graph import ModelError
 from specdemo.engine.model import BlockPool, CacheFull, ModelSettings, PagedModel, Run, prefill_chunks
 from specdemo.engine.numerics import measure_invariance
@@ -249,3 +252,25 @@ def test_prefill_chunks_cover_the_prompt_and_never_leave_one_token_alone():
         assert [token for chunk, _ in chunks for token in chunk] == tokens
         assert [rows for _, rows in chunks] == [0] * (len(chunks) - 1) + [1]
         assert length == 1 or min(len(chunk) for chunk, _ in chunks) > 1
+
+
+def test_products_of_one_input_are_joined_without_changing_a_bit(xml, model, monkeypatch):
+    joined = []
+    join = graph.join_products
+    monkeypatch.setattr(graph, "join_products", lambda decoder: joined.append(join(decoder)))
+    PagedModel(xml, EXACT)
+    layers = json.loads((xml.parent / "config.json").read_text())["num_hidden_layers"]
+    assert joined == [2 * layers]  # queries, keys and values; gate and up
+
+    monkeypatch.setattr(graph, "join_products", lambda decoder: None)
+    apart = PagedModel(xml, EXACT)
+    rows = [
+        one.forward([Run(one.new_sequence(min_tokens=2), list(range(5, 25)), 8)])[0].rows.copy() for one in (model, apart)
+    ]
+    assert np.array_equal(*rows)
+
+
+def test_large_products_stay_apart(xml, monkeypatch):
+    monkeypatch.setattr(graph, "JOINED_BYTES", 100)
+    decoder = graph.read_decoder(ov.Core(), xml)
+    assert graph.join_products(decoder) == 0

@@ -380,7 +380,7 @@ def test_the_title_is_in_the_html_of_the_page_and_in_nothing_else():
     from starlette.routing import Route
     from starlette.testclient import TestClient
 
-    from specdemo.ui.firstpaint import TITLE, FirstPaint
+    from specdemo.ui.head import TITLE, Head
 
     document = "<html><head></head><body>\u00e9</body></html>"
     routes = [
@@ -388,7 +388,7 @@ def test_the_title_is_in_the_html_of_the_page_and_in_nothing_else():
         Route("/other", lambda request: HTMLResponse(document)),
         Route("/json", lambda request: JSONResponse({"head": "</head>"})),
     ]
-    client = TestClient(Starlette(routes=routes, middleware=[Middleware(FirstPaint)]))
+    client = TestClient(Starlette(routes=routes, middleware=[Middleware(Head)]))
     page = client.get("/")
     assert TITLE in page.text and page.text.endswith("<body>\u00e9</body></html>")
     assert int(page.headers["content-length"]) == len(page.content)

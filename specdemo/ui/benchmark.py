@@ -15,6 +15,7 @@ from typing import Any
 from specdemo.engine.trace import Settings
 from specdemo.ui import controls
 from specdemo.ui.choice import Offer
+from specdemo.ui.events import PRIVATE
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.handlers import Runs, loading_line
 from specdemo.ui.pump import Pump
@@ -218,7 +219,6 @@ def build(service: Service, runs: Runs, offer: Offer, models: list, visitors: in
     def halt(request: gr.Request):
         runs.stop(key(request))
 
-    private = {"api_visibility": "private", "show_progress": "hidden"}
     start.click(begin, [*models, limit, length, draft, drafter], [progress, summary, table, start, stop, *plots, *files],
-                concurrency_limit=visitors, **private)
-    stop.click(halt, None, None, queue=False, **private)
+                concurrency_limit=visitors, **PRIVATE)
+    stop.click(halt, None, None, queue=False, **PRIVATE)

@@ -11,8 +11,9 @@ from starlette.middleware import Middleware
 
 from specdemo.engine.trace import Trace
 from specdemo.ui import api, benchmark, choice, controls, explain, handlers, wire
+from specdemo.ui.events import PRIVATE
 from specdemo.ui.faststart import import_gradio
-from specdemo.ui.firstpaint import TITLE, FirstPaint
+from specdemo.ui.head import TITLE, Head
 from specdemo.ui.kept import Kept
 from specdemo.ui.service import Service
 from specdemo.zoo.errors import ZooError
@@ -97,7 +98,7 @@ def build(service: Service, offer: choice.Offer, max_new_tokens: int = 100) -> P
     return Page(blocks, {
         # Styles go into the head as they are: Gradio's own `css` would put a prefix before every selector.
         "theme": theme(), "head": f"<style>{style}</style><script>{script}</script>",
-        "app_kwargs": {"middleware": [Middleware(FirstPaint)]}, "footer_links": ["api"], "run_history": False, "ssr_mode": False,
+        "app_kwargs": {"middleware": [Middleware(Head)]}, "footer_links": ["api"], "run_history": False, "ssr_mode": False,
     })
 
 
@@ -122,7 +123,7 @@ def _race_tab(offer: choice.Offer, defaults: dict) -> _Parts:
         question = gr.Textbox(label="Your question", placeholder="Ask anything, for example how a rainbow forms",
                               lines=1, max_lines=8, scale=8, elem_id="sd-question", autofocus=True)
         run = gr.Button("Run", variant="primary", scale=1, min_width=110, elem_id="sd-run")
-        stop = gr.Button("Stop", variant="stop", scale=1, min_width=110, elem_id="sd-stop", visible="hidden")
+        stop = gr.Button("Stop", variant="stop", scale=1, min_width=110, elem_id="sd-stop")
     gr.Examples([[text] for text in EXAMPLES], inputs=[question], label="Or try one of these", elem_id="sd-examples")
     settings, own = _settings_panel(offer, defaults)
     gr.HTML(html_template=(HERE / "stage.html").read_text(encoding="utf-8"), elem_id="sd-stage",
@@ -203,26 +204,20 @@ def _settings_panel(offer: choice.Offer, defaults: dict) -> tuple[dict[str, Any]
     return {name: parts[name] for name in controls.NAMES if name in parts}, own
 
 
-PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
-
-
 def _wire_run(service: Service, offer: choice.Offer, runs: handlers.Runs, kept: Kept, parts: _Parts) -> None:
     """Run, Stop, and a saved run: what fills the stage and the charts."""
 
     def race(request: gr.Request, *values):
-        busy = (gr.update(visible="hidden"), gr.update(visible=True))
-        idle = (gr.update(visible=True), gr.update(visible="hidden"))
         given = dict(zip(controls.NAMES, values, strict=True))
         try:
             given["pair"] = offer.resolve(controls.models(*(given[name] for name in MODEL_NAMES)))
         except (controls.InputError, ZooError) as error:
-            yield (wire.error("", str(error)), gr.skip(), *idle)
+            yield wire.error("", str(error)), gr.skip()
             return
-        # Every update says which button shows: a browser may draw only the latest of several that arrive together.
         for update in handlers.run(service, runs, request.session_hash, tuple(given.values())):
             if update.final and update.trace is not None:
                 kept.put(wire.run_of(update.envelope), update.trace)
-            yield (update.envelope, update.trace or gr.skip(), *(idle if update.final else busy))
+            yield update.envelope, update.trace or gr.skip()
 
     def stop_run(request: gr.Request):
         runs.stop(request.session_hash)
@@ -231,9 +226,8 @@ def _wire_run(service: Service, offer: choice.Offer, runs: handlers.Runs, kept: 
         envelope, trace = handlers.open_trace(path)
         return envelope, trace if trace is not None else gr.skip()
 
-    outputs = [parts.channel, parts.trace, parts.run, parts.stop]
-    started = gr.on([parts.run.click, parts.inputs[0].submit], race, parts.inputs, outputs, trigger_mode="once",
-                    concurrency_limit=VISITORS, **PRIVATE)
+    started = gr.on([parts.run.click, parts.inputs[0].submit], race, parts.inputs, [parts.channel, parts.trace],
+                    trigger_mode="once", concurrency_limit=VISITORS, **PRIVATE)
     opened = parts.upload.upload(open_file, parts.upload, [parts.channel, parts.trace], concurrency_limit=None, **PRIVATE)
     for event in (started, opened):
         event.then(_draw, parts.trace, parts.plots, concurrency_limit=None, **PRIVATE)

@@ -8,9 +8,9 @@
     first: "first token, by the target", plain: "plain token, nothing was drafted",
   };
   const GLYPHS = { accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–" };
-  const JITTER = 260;      // ms that live tokens wait, so that they appear at the pace they were made and not in packets
+  const JITTER = 300;      // ms that live tokens wait, so that they appear at the pace they were made and not in packets
   const TICK = 33;         // ms between two drawings
-  const LIVE_TICK = 150;   // the same while models run: where browser and models share a processor, drawing slows them down
+  const LIVE_TICK = 200;   // the same while models run: where browser and models share a processor, drawing slows them down
   const calm = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
   const make = (tag, cls, text) => {
     const node = document.createElement(tag);
@@ -109,14 +109,21 @@
       this.plain = new Runner(find(".sd-lane-plain"), find(".sd-text-plain"));
       this.sketch = new Sketch(find(".sd-canvas"), [this.spec, this.plain]);
       this.strip = find(".sd-strip"); this.card = find(".sd-card");
-      this.run = null; this.trace = null; this.verdict = null; this.rounds = []; this.live = false; this.timer = null;
+      this.run = null; this.trace = null; this.verdict = null; this.rounds = []; this.live = false; this.timer = null; this.inbox = [];
       this.active = null; this.total = 0; this.playing = false; this.view = Infinity;
       this.words = new Map();
       this.listen();
     }
 
     /* ---------- receiving ---------- */
+    /* While models run, what arrives waits for the next drawing: the browser looks the page over once for both. */
     receive(text) {
+      this.inbox.push([text, performance.now()]);
+      if (!this.live) this.read();
+      this.wake();
+    }
+    read() { for (const [text, now] of this.inbox.splice(0)) this.accept(text, now); }
+    accept(text, now) {
       let message;
       try { message = JSON.parse(text); } catch (_) { return; }
       this.note(message.phase === "error" ? "" : message.note || "");
@@ -128,7 +135,6 @@
       if (message.run !== this.run) this.reset(message);
       this.phase(message.phase);
       if (this.live && !this.rounds.length) this.find(".sd-headline").textContent = { loading: "Getting ready", waiting: "Waiting in line" }[message.phase] || "Racing";
-      const now = performance.now();
       if (message.trace) { message.rounds = message.trace.rounds; message.rounds_from = 0; message.plain = message.trace.baseline ? message.trace.baseline.tokens : []; message.plain_from = 0; }
       this.take(message.rounds, message.rounds_from, this.rounds, (r) => this.addRound(r), this.spec, now);
       this.take(message.plain, message.plain_from, this.plain.times, (t) => this.addPlain(t), this.plain, now);
@@ -137,7 +143,6 @@
         this.kept = message.phase === "opened" ? message.kept || "" : message.run;
         if (message.phase === "opened" || !this.live) { this.live = false; this.settle(); }
       }
-      this.wake();
     }
     take(items, from, have, add, runner, now) {
       if (!items || from > have.length) return;   // a gap: the trace at the end fills it
@@ -165,7 +170,8 @@
     showAll() { this.reach(this.spec, this.spec.times.length, false); this.reach(this.plain, this.plain.times.length, false); }
     note(text) { const node = this.find(".sd-note"); if (node.textContent !== text) node.textContent = text; }
     fail(text) { const node = this.find(".sd-error"); node.hidden = !text; node.textContent = text; }
-    phase(name) { this.root.dataset.phase = name; }
+    /* The buttons follow the phase by style alone: each part that Gradio updates costs the models time. */
+    phase(name) { this.root.dataset.phase = name; document.documentElement.classList.toggle("sd-running", this.running()); }
 
     /* ---------- building, one event at a time ---------- */
     token(text, kind, details) {
@@ -208,6 +214,7 @@
     wake() { if (!this.timer) { this.timer = setTimeout(() => this.tick(), 0); } }
     tick() {
       this.timer = null;
+      this.read();
       const now = performance.now();
       if (this.live) {
         const done = this.advance(this.spec, now) & this.advance(this.plain, now);

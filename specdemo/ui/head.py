@@ -1,8 +1,10 @@
-"""The page's title in its HTML, so that something is there to read before the scripts have run. Knows HTTP only."""
+"""What the page's HTML holds before any of Gradio's scripts have run: its title, so that something is there to read, and
+head.js. Knows HTTP only."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 TITLE = "Two models answer faster than one"
@@ -12,13 +14,15 @@ _PLACE = (
     "letter-spacing:-.02em;"
     "font:750 clamp(1.4rem,4vw,1.9rem)/1.15 ui-sans-serif,system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
 )
-_STYLE = f"<style>body:not(:has(#sd-header h1))::before{{content:'{TITLE}';{_PLACE}}}</style>".encode()
+_STYLE = f"<style>body:not(:has(#sd-header h1))::before{{content:'{TITLE}';{_PLACE}}}</style>"
+_SCRIPT = f"<script>{(Path(__file__).parent / 'head.js').read_text(encoding='utf-8')}</script>"
+_ADDED = (_STYLE + _SCRIPT).encode()
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class FirstPaint:
-    """ASGI middleware: adds the title's style to the head of the page at `/`. Everything else passes untouched."""
+class Head:
+    """ASGI middleware: adds to the head of the page at `/`. Everything else passes untouched."""
 
     def __init__(self, app: Callable):
         self.app = app
@@ -29,7 +33,7 @@ class FirstPaint:
 
 
 class _Insert:
-    """Sends a response on; one of HTML only when it is complete, with the style in it."""
+    """Sends a response on; one of HTML only when it is complete, with the addition in it."""
 
     def __init__(self, send: Send):
         self._send = send
@@ -46,7 +50,7 @@ class _Insert:
             self._body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            start, body = self._start, self._body.replace(b"</head>", _STYLE + b"</head>", 1)
+            start, body = self._start, self._body.replace(b"<head>", b"<head>" + _ADDED, 1)
             headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
             await self._send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
             message = {**message, "body": body}
