@@ -35,7 +35,8 @@ _DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The endpoint's further inputs: draft tokens, drafter, temperature, top-p, top-k, seed, numerics."""
 
 AT_REST_AFTER = 12.0
-"""Seconds without visitors after which a server is looked at: worker threads that nobody needs end by themselves."""
+"""Seconds without visitors after which a server is looked at: worker threads that were idle for ten end as soon as the next
+one is needed."""
 
 READY_WITHIN = 1800.0
 """Seconds that a server may take to load its models; the first start downloads them."""
@@ -438,6 +439,7 @@ def at_rest(url: str, pid: int | None) -> Rest:
     """The server some seconds after its last visitor."""
     settle(url)
     time.sleep(AT_REST_AFTER)
+    httpx.get(url, timeout=10)  # needs a worker thread: the others are let go
     told = settle(url)
     rss, threads = process_figures(pid)
     held = sum(cache["used"] - cache["kept"] for cache in told["cache_blocks"].values())

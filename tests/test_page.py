@@ -395,6 +395,7 @@ def test_work_per_update_does_not_grow_with_the_answer(visit):
       for (let i = 0; i < 300; i++) {
         stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200, rounds_from: i,
           rounds: [round(i)], plain_from: 0, plain: [] }));
+        stage.read();
         stage.reach(stage.spec, i + 1, true);
         stage.sketch.draw(1000 * (i + 1));
         counts.push(watch.takeRecords().length);
