@@ -554,7 +554,7 @@ class Session:
             costs=shared.costs,
             calibration=shared.calibration,
             improvement=shared.improvement,
-            least=1 if engine.guard is not None and settings.temperature == 0 else engine.min_tokens,
+            least=1 if engine.guard is not None and _sampling(settings).guardable else engine.min_tokens,
         )
 
     def _drafter(

@@ -12,7 +12,7 @@ from specdemo.engine import decode
 from specdemo.engine.drafters import AutoDrafter, Lookup, Phrases, Reply
 from specdemo.engine.lookahead import Lookahead
 from specdemo.engine.model import Logits
-from specdemo.engine.sampling import Sampling
+from specdemo.engine.sampling import Sampling, draw_from
 from specdemo.engine.trace import Round
 
 GREEDY = Sampling()
@@ -33,12 +33,13 @@ def run(table, *, drafter=None, limits, prompt=PROMPT, sampling=GREEDY):
     return rounds, reason, target
 
 
-def plain_answer(table, limits, prompt=PROMPT):
-    """Greedy decoding spelled out."""
+def plain_answer(table, limits, prompt=PROMPT, sampling=GREEDY):
+    """Decoding spelled out."""
     tokens = list(prompt)
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt))
     for _ in range(budget):
-        tokens.append(int(table[tokens[-1]].argmax()))
+        row = table[tokens[-1]]
+        tokens.append(int(row.argmax()) if sampling.greedy else draw_from(row, sampling, len(tokens)))
         if tokens[-1] in limits.stop_ids:
             break
     return tuple(tokens[len(prompt) :])
@@ -173,10 +174,12 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, tem
     assert checked(tuple(wrong)) == at
 
 
-ROUNDING = 5e-5
+ROUNDING, COARSE = 5e-5, 5e-3
 
 
-def guarded_answer(seed: int, guard: float, drafter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def guarded_answer(
+    seed: int, guard: float, drafter, sampling: Sampling = GREEDY, rounding: float = ROUNDING
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What decoding gives where forwards of one token, and all that attend to what they wrote, round differently; and
     what it gives where none does. Half of the choices are near ties."""
     rng = np.random.default_rng(seed)
@@ -185,14 +188,14 @@ def guarded_answer(seed: int, guard: float, drafter) -> tuple[tuple[int, ...], t
         first, second = np.argsort(row)[-2:]
         row[first] = row[second] - rng.uniform(0, 2 * ROUNDING)
     limits = decode.Limits(40, 100)
-    truth = plain_answer(table, limits)
+    truth = plain_answer(table, limits, sampling=sampling)
     target = toy.sequence(PROMPT)
     decoding = decode.decode(
         decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:])),
         target=target,
         drafter=drafter(truth),
         lookahead=Lookahead(),
-        sampling=GREEDY,
+        sampling=sampling,
         limits=limits,
         guard=guard,
     )
@@ -214,7 +217,7 @@ def guarded_answer(seed: int, guard: float, drafter) -> tuple[tuple[int, ...], t
         target.tokens.extend(event.run.tokens)
         rows = table[list(event.run.tokens)]
         if rounded:
-            rows = rows + rng.uniform(-ROUNDING, ROUNDING, rows.shape).astype(np.float32)
+            rows = rows + rng.uniform(-rounding, rounding, rows.shape).astype(np.float32)
         reply = Reply(Logits.of(rows), 0.001)
 
 
@@ -230,6 +233,21 @@ def test_a_token_that_ran_by_itself_never_decides_a_near_tie(seed, kind):
 
 def test_without_the_guard_near_ties_flip():
     assert any(answer != truth for answer, truth in (guarded_answer(seed, 0.0, lambda _: None) for seed in range(20)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([None, "right", "wrong", "random", "half"]))
+def test_a_token_that_ran_by_itself_never_decides_a_draw_either(seed, kind):
+    def drafter(truth):
+        return None if kind is None else toy.ScriptDrafter(seed % 3, drafter_kinds(truth)[kind])
+
+    answer, truth = guarded_answer(seed, 16 * COARSE, drafter, Sampling(0.7, seed=seed), COARSE)
+    assert answer == truth
+
+
+def test_without_the_guard_draws_flip():
+    answers = (guarded_answer(seed, 0.0, lambda _: None, Sampling(0.7, seed=seed), COARSE) for seed in range(20))
+    assert any(answer != truth for answer, truth in answers)
 
 
 def looked_up(context, limit=1):

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from specdemo.engine import decode, drafters
 from specdemo.engine.lookahead import Lookahead
-from specdemo.engine.sampling import Distribution, Sampling, distribution, draw, draw_from, residual, uniforms
+from specdemo.engine.sampling import (
+    Distribution,
+    Sampling,
+    distribution,
+    draw,
+    draw_from,
+    firm_draw,
+    residual,
+    uniforms,
+)
 
 rows = st.integers(0, 10**6).map(lambda seed: (np.random.default_rng(seed).normal(size=400) * 4).astype(np.float32))
 
@@ -34,6 +43,27 @@ def reference(row: np.ndarray, sampling: Sampling) -> np.ndarray:
 def test_drawing_from_logits_draws_what_their_distribution_does(row, temperature, top_k, top_p, seed):
     sampling = Sampling(temperature, top_p, top_k, seed)
     assert draw_from(row, sampling, 7) == draw(distribution(row, sampling), seed, 7)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows, st.floats(0.3, 30), st.sampled_from([1e-3, 0.02, 0.2]), st.integers(0, 2**40))
+def test_a_firm_draw_is_that_of_all_logits_nearby(row, temperature, guard, seed):
+    sampling = Sampling(temperature, seed=seed)
+    firm = firm_draw(row, sampling, 7, guard)
+    if firm is None:
+        return
+    rng = np.random.default_rng(seed)
+    moved = [np.zeros(len(row)), *rng.uniform(-0.5, 0.5, (3, len(row))), *rng.choice([-0.5, 0.5], (3, len(row)))]
+    for nearby in guard * np.array(moved):
+        assert draw_from((row + nearby).astype(np.float32), sampling, 7) == firm
+
+
+def test_draws_are_nearly_always_firm_and_never_with_filters():
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(300, 5000)) * 4).astype(np.float32)
+    firm = [firm_draw(row, Sampling(0.7, seed=at), 7, 1e-3) is not None for at, row in enumerate(logits)]
+    assert sum(firm) > 280
+    assert firm_draw(logits[0], Sampling(0.7, top_p=0.9), 7, 1e-3) is None
 
 
 @settings(max_examples=80, deadline=None)

@@ -26,6 +26,7 @@ from .sampling import (
     distribution,
     draw,
     draw_from,
+    firm_draw,
     point_mass,
     residual,
 )
@@ -88,16 +89,16 @@ def decode(
     to be answered with a Reply, or a Round (`shown_at` unset) to be answered with None. Returns the finish reason:
     "stop", "length" or "context". Raises ValueError when the prompt leaves no room for an answer.
 
-    `guard`, in logits and for greedy decoding only, lets a token that nothing was drafted after run by itself, as plain
-    decoding does, though that forward rounds differently: whenever a choice after it is won by less than `guard`, what
-    was rounded differently is run again (see `_Guarded`).
+    `guard`, in logits and for what can be guarded (`Sampling.guardable`), lets a token that nothing was drafted after run
+    by itself, as plain decoding does, though that forward rounds differently: whenever a choice after it is won by too
+    little to be sure, what was rounded differently is run again (see `_Guarded`).
     """
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     lookahead.begin_text()
-    guarded = _Guarded(target, guard if sampling.greedy else None)
+    guarded = _Guarded(target, sampling, guard if sampling.guardable else None)
     context = list(prompt.tokens)
     token = choose(prompt.logits, 0, sampling, len(context))
     context.append(token)
@@ -112,7 +113,7 @@ def decode(
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1)
             reply, verified, repeated = yield from guarded.forward(context, draft.tokens)
-            verdict = verify(reply.logits, draft, len(context), sampling)
+            verdict = verify(reply.logits, draft, len(context), sampling, guarded.choices)
             round_, added = settle(draft, verdict, limits.stop_ids, reply.seconds + repeated)
             context += added
             budget -= len(added) - 1
@@ -131,14 +132,18 @@ class _Guarded:
     """Forwards of the target that may run a token by itself, and make that good where it could matter.
 
     In such a forward the last bits of keys, values and logits differ from those of larger ones. A choice is the same
-    all the same unless it is a near tie: with a margin below `guard` (None: nothing is run by itself) everything since
-    the first such forward is run again, in forwards that round alike. `guard` is many times the measured difference
-    (`numerics.Invariance.guard`), and the certificate checks the whole answer afterwards.
+    all the same unless it is a near tie: won by less than `guard` (None: nothing is run by itself), or drawn so that logits
+    which differ by as much might have drawn another (`firm_draw`). Then everything since the first such forward is run
+    again, in forwards that round alike. `guard` is many times the measured difference (`numerics.Invariance.guard`), and
+    the certificate checks the whole answer afterwards.
     """
 
-    def __init__(self, target: Sequence, guard: float | None):
+    def __init__(self, target: Sequence, sampling: Sampling, guard: float | None):
         self.target = target
+        self.sampling = sampling
         self.guard = guard
+        self.choices: tuple[int, ...] = ()
+        """The target's own ones after the last forward's tokens, as far as they had to be made here."""
         self._since: int | None = None
 
     def forward(
@@ -155,9 +160,10 @@ class _Guarded:
         reply = yield Forward("target", run)
         # With others in the forward it is a large one, however little of it is this request's.
         verified = reply.tokens or (1 if lone else max(len(tokens), target.min_tokens))
+        self.choices = ()
         if lone and verified == 1 and self._since is None:
             self._since = len(context) - 1
-        if self._since is None or not self._near_tie(reply.logits, drafted):
+        if self._since is None or not self._near_tie(reply.logits, drafted, len(context)):
             return reply, verified, 0.0
         since, self._since = self._since, None
         target.truncate(since)
@@ -168,13 +174,20 @@ class _Guarded:
         again = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
         return replace(again, seconds=reply.seconds), verified, seconds + again.seconds
 
-    def _near_tie(self, logits: Logits, drafted: tuple[int, ...]) -> bool:
-        """Whether a choice that counts was won by less than the guard: those up to the first that is not the draft's."""
+    def _near_tie(self, logits: Logits, drafted: tuple[int, ...], position: int) -> bool:
+        """Whether a choice that counts was won by too little: those up to the first that is not the draft's."""
+        choices = []
         for at in range(len(drafted) + 1):
-            if logits.margin[at] < self.guard:
+            if self.sampling.greedy:
+                token = int(logits.best[at]) if logits.margin[at] >= self.guard else None
+            else:
+                token = firm_draw(logits.rows[at], self.sampling, position + at, self.guard)
+            if token is None:
                 return True
-            if at < len(drafted) and logits.best[at] != drafted[at]:
-                return False
+            choices.append(token)
+            if at < len(drafted) and token != drafted[at]:
+                break
+        self.choices = tuple(choices)
         return False
 
 
@@ -196,22 +209,28 @@ def choose(logits: Logits, at: int, sampling: Sampling, position: int) -> int:
     return draw_from(logits.rows[at], sampling, position)
 
 
-def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the first one's.
+def verify(
+    logits: Logits, draft: Draft, position: int, sampling: Sampling, choices: tuple[int, ...] = ()
+) -> Verdict:
+    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the first one's. `choices`
+    are those of the target's own that were made before: up to the first that is not the draft's, or none.
 
     Greedy decoding and the shared coupling accept while the target's own choice is the draft token: the output is
     then, by construction, what the target alone would have chosen.
     """
     if not sampling.greedy and sampling.coupling == "maximal":
         return _verify_maximal(logits, draft, position, sampling)
+    def chosen(at: int) -> int:
+        return choices[at] if choices else choose(logits, at, sampling, position + at)
+
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
-        token = choose(logits, at, sampling, position + at)
+        token = chosen(at)
         probabilities.append(logits.probability(at, drafted))
         if token != drafted:
             return Verdict(at, token, tuple(probabilities), logits.probability(at, token))
     last = len(draft.tokens)
-    token = choose(logits, last, sampling, position + last)
+    token = chosen(last)
     return Verdict(last, token, tuple(probabilities), logits.probability(last, token))
 
 

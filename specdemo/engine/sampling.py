@@ -16,6 +16,7 @@ for before. Two couplings of draft and target build on that, both with exactly q
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
 """Streams of randomness at one position."""
 
-HEAD_PROBABILITY = 1e-4
+HEAD_PROBABILITY = 1e-5
 """Tokens at least this probable race one by one; the rest enter the race as one, so that a draw needs noise for
 hundreds of tokens and not for the whole vocabulary."""
 
@@ -47,6 +48,11 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def guardable(self) -> bool:
+        """Whether it can be told of a choice that it would be the same for logits that differ a little."""
+        return self.greedy or (self.coupling == "shared" and not self.filtered)
 
     @property
     def filtered(self) -> bool:
@@ -137,11 +143,46 @@ def draw_from(logits: np.ndarray, sampling: Sampling, position: int, stream: int
     """`draw` from the `distribution` of one row of logits; without filters, that is never made as a whole."""
     if sampling.filtered:
         return draw(distribution(logits, sampling), sampling.seed, position, stream)
-    weights = logits - logits.max()
-    weights *= np.float32(1 / sampling.temperature)
-    np.exp(weights, out=weights)
+    weights = _weights(logits, sampling)
     total = float(weights.sum(dtype=np.float64))
     return _race(weights, total, None, sampling.seed, position, stream)
+
+
+def firm_draw(
+    logits: np.ndarray, sampling: Sampling, position: int, guard: float, stream: int = TOKEN
+) -> int | None:
+    """What `draw_from` gives for these logits and for all others of which no two moved apart by more than `guard`; None where
+    that is not sure, and always with filters.
+
+    No two entrants' probabilities then move apart by more than a factor of exp(guard / temperature), so the race is won by
+    the same token whenever it is won by that much, by a token that is surely not in the tail, against all that could be.
+    """
+    if sampling.filtered:
+        return None
+    weights = _weights(logits, sampling)
+    total = float(weights.sum(dtype=np.float64))
+    slack = math.exp(guard / sampling.temperature)
+    near = np.flatnonzero(weights >= HEAD_PROBABILITY / slack * total)
+    racing = weights[near].astype(np.float64) / total
+    arrivals = -np.log(uniforms(sampling.seed, position, stream, near)) / racing
+    winner = int(arrivals.argmin()) if len(near) else -1
+    sure = racing >= HEAD_PROBABILITY * slack
+    if winner < 0 or not sure[winner]:
+        return None
+    latest = arrivals[winner] * slack
+    if np.count_nonzero(arrivals < latest) > 1:
+        return None
+    tail_mass = (1.0 - float(racing[sure].sum())) * slack
+    if tail_mass > 0 and -math.log(uniform(sampling.seed, position, stream + 8)) / tail_mass < latest:
+        return None
+    return int(near[winner])
+
+
+def _weights(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Probabilities but for a factor, the likeliest token's being 1."""
+    weights = logits - logits.max()
+    weights *= np.float32(1 / sampling.temperature)
+    return np.exp(weights, out=weights)
 
 
 def _race(
