@@ -150,8 +150,8 @@ def audited(session, **options) -> Audit:
 
 
 def accepting_everything(verify):
-    def broken(logits, draft, position, sampling):
-        true = verify(logits, draft, position, sampling)
+    def broken(logits, draft, position, sampling, choices=()):
+        true = verify(logits, draft, position, sampling, choices)
         return dataclasses.replace(true, accepted=len(draft.tokens), probabilities=(1.0,) * len(draft.tokens))
 
     return broken

@@ -91,8 +91,8 @@ def test_audit_passes_with_exit_code_0(capsys):
 
 
 def test_audit_of_a_pair_that_loses_something_ends_with_exit_code_1(capsys, monkeypatch):
-    def broken(logits, draft, position, sampling, verify=decode.verify):
-        true = verify(logits, draft, position, sampling)
+    def broken(logits, draft, position, sampling, choices=(), verify=decode.verify):
+        true = verify(logits, draft, position, sampling, choices)
         return decode.Verdict(true.accepted, (true.token + 1) % 256, true.probabilities, 0.5)
 
     monkeypatch.setattr(decode, "verify", broken)
@@ -106,7 +106,7 @@ def test_audit_of_a_pair_that_loses_something_ends_with_exit_code_1(capsys, monk
 
 def _plain_is_true(session_decoder, module, broken):
     """Plain decoding goes through the same rule; it gets the true one."""
-    true = broken.__defaults__[0]
+    true = broken.__defaults__[-1]
 
     def wrapped(session, stop, *, drafter=None):
         inner = session_decoder(session, stop, drafter=drafter)
