@@ -220,6 +220,7 @@ def verify(
     """
     if not sampling.greedy and sampling.coupling == "maximal":
         return _verify_maximal(logits, draft, position, sampling)
+
     def chosen(at: int) -> int:
         return choices[at] if choices else choose(logits, at, sampling, position + at)
 

@@ -281,7 +281,7 @@ class Lookup:
             self._append(token)
 
     def _index(self, tokens: list[int]) -> None:
-        """Read a prompt: what matches within it is of no interest, so all of it is entered at once."""
+        """Enter many tokens at once, as those of a prompt: what matches before the last of them is of no interest."""
         begin = len(self._tokens)
         self._tokens += tokens
         for n, last_end in enumerate(self._last_end[1:], start=1):

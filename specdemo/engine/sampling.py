@@ -26,7 +26,7 @@ TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
 
 HEAD_PROBABILITY = 1e-5
 """Tokens at least this probable race one by one; the rest enter the race as one, so that a draw needs noise for
-hundreds of tokens and not for the whole vocabulary."""
+the likely tokens and not for the whole vocabulary."""
 
 _GAPS = (16.0, 64.0, np.inf)
 
