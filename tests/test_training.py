@@ -190,6 +190,46 @@ def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(target, text
     assert result.after.tv_acceptance > result.before.tv_acceptance + 0.1
 
 
+def test_a_target_that_runs_as_ir_is_asked_as_ir(embedded_pair):
+    from specdemo.engine.trace import Settings
+    from specdemo.session import Session
+    from specdemo.training import teacher
+
+    question = "Name three colours."
+    session = Session(embedded_pair)
+    *_, trace = session.answer(question, Settings(max_new_tokens=24))
+    session.close()
+    prompt = tuple(embedded_pair.template.render(question, embedded_pair.tokenizer))
+    asked = teacher.IRTeacher(embedded_pair.target_xml)
+    targets = asked.targets(prompt, trace.token_ids)
+    assert targets.tokens.shape == targets.probabilities.shape == (len(trace.token_ids), teacher.TOP)
+    assert tuple(targets.tokens[:, 0]) == trace.token_ids
+    assert (np.diff(targets.probabilities, axis=1) <= 0).all()
+    assert (targets.probabilities.sum(1, dtype=np.float64) <= 1.005).all()
+    emitted = [one.emitted.target_probability for one in trace.rounds if one.emitted]
+    places = np.cumsum([len(one.tokens) for one in trace.rounds])[: len(emitted)] - 1
+    assert targets.probabilities[places, 0] == pytest.approx(emitted, abs=2e-3)
+
+
+def test_soft_labels_are_asked_for_with_the_whole_prompt(tmp_path):
+    from specdemo.training import teacher
+
+    asked = []
+
+    class Listening:
+        def targets(self, prompt, answer):
+            asked.append((prompt, answer))
+            return teacher.Targets(np.zeros((len(answer), 2), np.int32), np.ones((len(answer), 2), np.float16))
+
+    said = Conversation("", True, tuple(range(200)), (1, 2, 3))
+    lesson = corpus.lesson(said, prompt_tokens=8)
+    soft = teacher.soft_labels(Listening(), [said], [lesson], 640, tmp_path / "kept", lambda _: None)
+    assert asked == [(said.prompt, lesson.answer)]
+    assert len(soft.of([0]).tokens) == len(corpus.make_batch([lesson], 640).labels)
+    teacher.soft_labels(Listening(), [said], [lesson], 640, tmp_path / "kept", lambda _: None)
+    assert len(asked) == 1, "what is on disk is not asked for again"
+
+
 def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp_path):
     path = tmp_path / "text.jsonl"
     lines = text.read_text(encoding="utf-8").splitlines(keepends=True)

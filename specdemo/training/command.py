@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"decoder layers of the draft (default {defaults.layers})")  # fmt: skip
     parser.add_argument("--labels", choices=LABELS, default=defaults.labels,
                         help="learn the text's tokens (hard) or the target's probabilities (soft); "
-                        "auto: soft on a GPU")  # fmt: skip
+                        "auto: soft on a GPU, but for GGUF")  # fmt: skip
     parser.add_argument("--head-tokens", type=whole_number(1), default=defaults.head_tokens, metavar="N",
                         help=f"frequent tokens the draft chooses from (default {defaults.head_tokens})")  # fmt: skip
     parser.add_argument("--prompt-tokens", type=whole_number(1), default=None, metavar="N",

@@ -13,19 +13,24 @@ import numpy as np
 from specdemo.training import corpus
 from specdemo.training.corpus import Conversation
 from specdemo.training.settings import Agreement
+from specdemo.training.teacher import LONGEST, Targets
 
 LOOKAHEADS = (1, 2, 3, 4, 5, 8)
-LONGEST = 2048
 _ROWS = 8
 
 
-def evaluate(model, conversations: Sequence[Conversation], frequent: np.ndarray, target=None) -> Agreement:
+def evaluate(
+    model,
+    conversations: Sequence[Conversation],
+    frequent: np.ndarray,
+    known: Sequence[Targets] | None = None,
+) -> Agreement:
     """Measure `model` on greedy answers among `conversations`.
 
     Args:
         model: the draft, on any device.
         frequent: int64 [n], the only ids the draft may propose.
-        target: the target in torch if its probabilities are wanted too; the sampled answers then count for those.
+        known: the target's probabilities for each of the conversations; None leaves acceptance under sampling out.
     """
     answered = [conversation for conversation in conversations if conversation.answer]
     greedy = [conversation for conversation in answered if conversation.greedy]
@@ -39,7 +44,7 @@ def evaluate(model, conversations: Sequence[Conversation], frequent: np.ndarray,
         },
         by_position=acceptance_by_position(hits, LOOKAHEADS[-1]),
         tokens_per_round={k: tokens_per_round(hits, k) for k in LOOKAHEADS},
-        tv_acceptance=_tv_acceptance(model, target, answered, frequent) if target is not None else None,
+        tv_acceptance=None if known is None else _tv_acceptance(model, conversations, frequent, known),
     )
 
 
@@ -91,22 +96,29 @@ def acceptance_by_position(hits: Sequence[np.ndarray], lookahead: int) -> tuple[
     return tuple(shares)
 
 
-def _tv_acceptance(model, target, conversations: Sequence[Conversation], frequent: np.ndarray) -> float:
-    """Mean over answer tokens of the sum of min(p, q): the chance that a sampled draft token is kept (2211.17192)."""
+def _tv_acceptance(
+    model, conversations: Sequence[Conversation], frequent: np.ndarray, known: Sequence[Targets]
+) -> float:
+    """Mean over answer tokens of the sum of min(p, q): the chance that a sampled draft token is kept (2211.17192). Of the
+    target only the likeliest tokens are known, so it is a little more than this."""
     import torch
 
     from specdemo.training import draft
 
     device = next(model.parameters()).device
-    ids = torch.from_numpy(frequent).to(device)
+    rows = draft.head_rows(model, torch.from_numpy(frequent).to(device))
+    columns = np.full(model.get_output_embeddings().weight.shape[0], -1)
+    columns[frequent] = np.arange(len(frequent))
     kept, count = 0.0, 0
     with torch.no_grad():
-        for start in range(0, len(conversations), _ROWS):
-            batch = corpus.make_batch(conversations[start : start + _ROWS], LONGEST)
-            q = (draft.hidden(model, batch, device) @ draft.head_rows(model, ids).T).softmax(1)
-            head = target.get_output_embeddings()
-            p = head(draft.hidden(target, batch, device)).softmax(1)[:, ids]
-            kept += float(torch.minimum(p, q).sum())
+        for conversation, targets in zip(conversations, known, strict=True):
+            if not conversation.answer:
+                continue
+            batch = corpus.make_batch([conversation], LONGEST)
+            p = (draft.hidden(model, batch, device) @ rows.T).softmax(1).cpu().numpy()
+            places = columns[targets.tokens]
+            mine = np.where(places >= 0, np.take_along_axis(p, np.maximum(places, 0), axis=1), 0.0)
+            kept += float(np.minimum(mine, targets.probabilities).sum())
             count += len(batch.labels)
     return kept / max(count, 1)
 

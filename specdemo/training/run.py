@@ -37,14 +37,11 @@ def train_draft(settings: TrainSettings, progress: Report = silent) -> TrainResu
     work = _open_work(settings)
     target = open_target(settings.target, work)
     device = _device(settings.device)
-    conversations = _text(target, settings, work, device, progress)
-    held, train = split(conversations, settings.prompt_tokens)
+    held, train = split(_text(target, settings, work, device, progress))
     return _train(target, settings, work, device, held, train, progress)
 
 
-def split(
-    conversations: Sequence[Conversation], prompt_tokens: int | None = None
-) -> tuple[list[Conversation], list[Conversation]]:
+def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
     """Held back, and to train on. Agreement can be read off greedy conversations only."""
     numbers = [i for i, one in enumerate(conversations) if one.greedy and one.answer][::HELD_EVERY][:HELD_MOST]
     chosen = set(numbers)
@@ -53,7 +50,7 @@ def split(
     rest = [
         one for i, one in enumerate(conversations) if i not in chosen and one.answer and one.prompt not in prompts
     ]
-    return [conversations[i] for i in numbers], [corpus.lesson(one, prompt_tokens) for one in rest]
+    return [conversations[i] for i in numbers], rest
 
 
 def _train(target: Target, settings, work: Path, device: str, held, train, progress: Report) -> TrainResult:
@@ -65,32 +62,34 @@ def _train(target: Target, settings, work: Path, device: str, held, train, progr
 
     if not train or not held:
         raise BadChoice(f"--tokens {settings.tokens} is too little text to hold any back; ask for more.")
+    lessons = [corpus.lesson(one, settings.prompt_tokens) for one in train]
     whole = target.model()
     model = draft.build_draft(whole, settings.layers).to(device)
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    frequent = corpus.frequent_tokens(train, vocabulary, min(settings.head_tokens, vocabulary))
-    scale = distil.start_norm(model, train, frequent)
-    labels = (
-        settings.labels if settings.labels != "auto" else "soft" if device == "cuda" and not target.gguf else "hard"
-    )
-    if labels == "soft" and target.gguf:
-        raise BadChoice("--labels soft needs a PyTorch target: a GGUF target's own arithmetic is not torch's.")
-    oracle = whole.to(device) if labels == "soft" else None
-    longest = min(distil.LONGEST, settings.batch_tokens // settings.parts)
-    soft = teacher.soft_labels(oracle, train, longest, work / "probabilities", progress) if oracle else None
-    if oracle is None:
-        del whole
+    frequent = corpus.frequent_tokens(lessons, vocabulary, min(settings.head_tokens, vocabulary))
+    scale = distil.start_norm(model, lessons, frequent)
+    # The IR of a GGUF target is asked on the CPU, which takes longer than training on a GPU gains by it.
+    free = device == "cuda" and target.ir_xml is None
+    labels = settings.labels if settings.labels != "auto" else "soft" if free else "hard"
+    soft = known = None
+    if labels == "soft":
+        oracle = teacher.IRTeacher(target.ir_xml) if target.ir_xml else teacher.TorchTeacher(whole.to(device))
+        longest = min(distil.LONGEST, settings.batch_tokens // settings.parts)
+        soft = teacher.soft_labels(oracle, train, lessons, longest, work / "probabilities", progress)
+        known = [teacher.ask(oracle, one) for one in held]
+        del oracle
+    del whole
     progress(TrainProgress("Measuring the untrained draft", 0, 0))
-    before = evaluate(model.eval(), held, frequent, oracle)
-    outcome = distil.distil(model.train(), train, frequent, settings, work / "state.pt", progress, soft)
+    before = evaluate(model.eval(), held, frequent, known)
+    outcome = distil.distil(model.train(), lessons, frequent, settings, work / "state.pt", progress, soft)
     progress(TrainProgress("Measuring the draft", 0, 0))
-    after = evaluate(model.eval(), held, frequent, oracle)
+    after = evaluate(model.eval(), held, frequent, known)
     progress(TrainProgress("Making OpenVINO IR", 0, 0))
     with torch.no_grad():
         export.export_draft(model.cpu(), target, settings.out, work)
     np.save(settings.out / "head_tokens.npy", frequent.astype(np.int64))
     if vocabulary <= 1 << 16:
-        count_phrases(train).save(settings.out / "phrases.npz")
+        count_phrases(lessons).save(settings.out / "phrases.npz")
     result = TrainResult(settings.out, before, after, outcome.steps, outcome.tokens, outcome.seconds, outcome.resumed)
     card.write_card(settings.out, target.name, settings, result, labels, scale)
     return result

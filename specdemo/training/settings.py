@@ -25,7 +25,8 @@ class TrainSettings:
             stopped does not count.
         device: where torch computes.
         layers: decoder layers of the draft.
-        labels: "hard" learns the text's next token, "soft" the target's probabilities; "auto" is soft on a GPU.
+        labels: "hard" learns the text's next token, "soft" the target's probabilities; "auto" is soft on a GPU, but for
+            a GGUF target, which is asked on the CPU.
         head_tokens: how many frequent tokens the draft competes over.
         prompt_tokens: of a prompt, only so many last tokens are trained with, None for all. A draft of two layers gains
             nothing from more than 64 and reads no more afterwards.

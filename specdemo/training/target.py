@@ -52,6 +52,11 @@ class Target:
     template: templates.Template
     stop_ids: frozenset[int]
 
+    @property
+    def ir_xml(self) -> Path | None:
+        """The IR of a GGUF target."""
+        return self.ir_folder and self.ir_folder / "openvino_model.xml"
+
     def writer(self, device: str) -> Writer:
         if self.ir_folder:
             return OpenVINOWriter(self.ir_folder, self.stop_ids)
