@@ -111,7 +111,7 @@
       this.strip = find(".sd-strip"); this.card = find(".sd-card");
       this.run = null; this.trace = null; this.verdict = null; this.rounds = []; this.live = false; this.timer = null; this.inbox = [];
       this.active = null; this.total = 0; this.playing = false; this.view = Infinity;
-      this.words = new Map();
+      this.words = new Map(); this.stripSeen = false;
       this.listen();
     }
 
@@ -266,9 +266,10 @@
       }
       if (follow && count) {
         runner.box.scrollTop = runner.box.scrollHeight;
-        if (runner === this.spec) this.strip.scrollLeft = this.strip.scrollWidth;
+        if (runner === this.spec && this.stripSeen) this.followStrip();
       }
     }
+    followStrip() { this.strip.scrollLeft = this.strip.scrollWidth; }
     /* Where the speculative run was at the same time, on the plain lane. */
     ghost(t) {
       if (!this.spec.times.length) return;
@@ -403,6 +404,8 @@
     playLabel() { this.find(".sd-play").textContent = this.playing ? "❚❚ Pause" : "▶ Replay the race"; }
     listen() {
       const box = this.spec.box;
+      // How far a strip out of sight has come need not be asked: that alone would have it laid out.
+      new IntersectionObserver((seen) => { this.stripSeen = seen[seen.length - 1].isIntersecting; if (this.stripSeen && this.live) this.followStrip(); }).observe(this.find(".sd-rounds"));
       const at = (event) => event.target.closest && event.target.closest(".sd-text-spec .sd-tok:not(.sd-later)");
       box.addEventListener("pointerover", (e) => { const node = at(e); if (node && e.pointerType === "mouse") this.pick(node); });
       box.addEventListener("pointerleave", (e) => { if (e.pointerType === "mouse" && document.activeElement !== box) this.pick(null); });

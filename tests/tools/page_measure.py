@@ -1,5 +1,9 @@
 """Measures the page itself, on a quiet machine: first paint, work per update, layout shifts, and what it costs the
-answers to be watched. Not a test: it prints figures. `python tests/tools/page_measure.py [--repeats 6] [--tokens 300]`."""
+answers to be watched. Not a test: it prints figures. `python tests/tools/page_measure.py [--repeats 6] [--tokens 300]`.
+
+Watched and unwatched answers come from the same loaded models: those of two processes differ by several percent, wherever
+their memory happens to lie.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean, median
 from urllib.parse import urlencode
@@ -20,6 +25,8 @@ from urllib.parse import urlencode
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+ANSWERED = "answered:"
+DRAFT_TOKENS = 3
 QUESTION = "Write a long story about a lighthouse keeper and the sea"
 
 WATCH = """() => {
@@ -42,14 +49,46 @@ WATCH = """() => {
 }"""
 
 
+def serve(port: int) -> None:
+    """The page's server; for each line of its standard input it answers QUESTION itself, with as many tokens as the line
+    says, and prints the milliseconds that a token took."""
+    import app
+    from specdemo.engine.trace import Settings, Trace, summarize
+    from specdemo.ui import choice
+
+    sessions, open_session = [], choice.open_session
+
+    def opened(*given, **named):
+        sessions.append(open_session(*given, **named))
+        return sessions[-1]
+
+    def answer() -> None:
+        for line in sys.stdin:
+            settings = Settings(max_new_tokens=int(line), draft_tokens=DRAFT_TOKENS)
+            events = sessions[-1].answer(QUESTION, settings)
+            summary = summarize(next(event for event in events if isinstance(event, Trace)))
+            print(f"{ANSWERED} {1e3 * summary.decode_seconds / (summary.tokens - 1)}", flush=True)
+
+    choice.open_session = opened
+    threading.Thread(target=answer, daemon=True).start()
+    app.main(["--port", str(port), "--pair", "embedded"])
+
+
 @contextlib.contextmanager
-def served() -> Iterator[str]:
-    """The page of a server of its own on 127.0.0.1, up and with its models ready."""
+def served() -> Iterator[tuple[str, Callable[[int], float]]]:
+    """The page of a server of its own on 127.0.0.1, and what has it answer by itself."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "app.py", "--port", str(port), "--pair", "embedded"]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, __file__, "--serve", str(port)]
+    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+
+    def alone(tokens: int) -> float:
+        print(tokens, file=server.stdin, flush=True)
+        line = next(line for line in server.stdout if line.startswith(ANSWERED))
+        return float(line.split()[1])
+
     try:
         url = f"http://127.0.0.1:{port}/"
         for _ in range(600):
@@ -58,7 +97,7 @@ def served() -> Iterator[str]:
                 break
             except OSError:
                 time.sleep(0.1)
-        yield url
+        yield url, alone
     finally:
         server.terminate()
         server.wait(20)
@@ -92,18 +131,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve:
+        return serve(options.serve)
 
     from playwright.sync_api import sync_playwright
 
-    from specdemo.engine.trace import Settings, Trace, summarize
-    from specdemo.session import Session
-    from specdemo.zoo.load import load_pair
-    from specdemo.zoo.pairs import EMBEDDED
-
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with served() as url, sync_playwright() as run:
+    with served() as (url, answer), sync_playwright() as run:
         browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         paints = []
         for _ in range(3):
@@ -113,7 +150,7 @@ def main() -> None:
             context.close()
         print(f"first paint in a fresh browser, ms: {', '.join(f'{paint:.0f}' for paint in paints)}")
 
-        page = open_page(browser.new_context(), url, max_new_tokens=options.tokens, draft_tokens=3)
+        page = open_page(browser.new_context(), url, max_new_tokens=options.tokens, draft_tokens=DRAFT_TOKENS)
         race(page)  # the models are loaded, and everything is warm
         page.evaluate(WATCH)
         race(page)
@@ -124,17 +161,16 @@ def main() -> None:
         moved = ", ".join(sorted(set(map(str, page.evaluate("window.shifted")))))
         print(f"layout shift while streaming: {page.evaluate('window.shift'):.4f} {moved and f'({moved})'}")
 
-        session = Session(load_pair(EMBEDDED))
-        settings = Settings(max_new_tokens=options.tokens, draft_tokens=3)
         alone, watched = [], []
         for turn in range(options.repeats + 1):
-            trace = next(event for event in session.answer(QUESTION, settings) if isinstance(event, Trace))
-            summary = race(page)["summary"]
-            if turn:  # the first of each is a warm-up
-                alone.append(summarize(trace).decode_seconds / (summarize(trace).tokens - 1))
-                watched.append(seconds_a_token(summary))
-        print(f"ms a token, median of {options.repeats}: {1e3 * median(alone):.2f} in this process without a page, "
-              f"{1e3 * median(watched):.2f} with the page: {median(watched) / median(alone) - 1:+.1%}")
+            page.goto("about:blank")
+            alone.append(answer(options.tokens))
+            page = open_page(page.context, url, max_new_tokens=options.tokens, draft_tokens=DRAFT_TOKENS)
+            time.sleep(2)  # until the browser has finished with loading
+            watched.append(1e3 * seconds_a_token(race(page)["summary"]))
+        # The first of each is a warm-up.
+        print(f"ms a token, median of {options.repeats}: {median(alone[1:]):.2f} without a page, "
+              f"{median(watched[1:]):.2f} with the page: {median(watched[1:]) / median(alone[1:]) - 1:+.1%}")
         browser.close()
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with served() as url, sync_playwright() as run:
+    with served() as (url, _), sync_playwright() as run:
         browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1100, "height": 1180}, color_scheme="light")
         page.set_default_timeout(180_000)
