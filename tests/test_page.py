@@ -406,6 +406,20 @@ def test_work_per_update_does_not_grow_with_the_answer(visit):
     assert changes["strokes"] < 3 * 2 * 300, "the picture of the race is drawn again more often than it must be"
 
 
+def test_the_rounds_follow_the_race_once_they_are_in_sight(visit):
+    tab = visit(viewport={"width": 1280, "height": 500})
+    tab.page.evaluate("""() => {
+      const rounds = Array.from({ length: 200 }, (_, i) => ({ drafted: [], draft_seconds: 0, verify_seconds: .01,
+        shown_at: .01 * i, emitted: { id: 2, kind: 'plain', target_probability: .5, text: ' word' } }));
+      window.specdemo.stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 300,
+        rounds_from: 0, rounds, plain_from: 0, plain: [] }));
+    }""")
+    expect(tab.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
+    assert tab.page.evaluate("window.specdemo.stage.stripSeen") is False
+    tab.page.locator(".sd-strip").scroll_into_view_if_needed()
+    tab.page.wait_for_function("document.querySelector('.sd-strip').scrollLeft > 1000")
+
+
 def test_the_page_holds_nothing_that_axe_calls_serious(visit):
     tab = visit("max_new_tokens=12")
     assert not tab.page.evaluate("document.body.classList.contains('dark')")
