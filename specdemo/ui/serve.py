@@ -88,6 +88,7 @@ def main(options: Namespace) -> int:
     _look_less_often(built.blocks)
     app, url, _ = built.blocks.launch(
         max_threads=3 * page.VISITORS,  # a run that waits holds a thread
+        state_session_capacity=SESSIONS,
         server_name=options.host, server_port=port, share=False, quiet=True, prevent_thread_lock=True,
         show_error=False, mcp_server=True, **built.launch)
     watch.mount(app, service)
@@ -102,6 +103,9 @@ def main(options: Namespace) -> int:
         built.blocks.block_thread()
     return 0
 
+
+SESSIONS = 256
+"""Browser sessions whose state Gradio remembers, 0.2 MB each and never given up by itself; the longest unused go first."""
 
 LOOK_EVERY = 0.02
 """Seconds between two looks of Gradio's queue for something to do."""
