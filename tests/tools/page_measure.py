@@ -162,7 +162,7 @@ def main() -> None:
         print(f"layout shift while streaming: {page.evaluate('window.shift'):.4f} {moved and f'({moved})'}")
 
         alone, watched = [], []
-        for turn in range(options.repeats + 1):
+        for _ in range(options.repeats + 1):
             page.goto("about:blank")
             alone.append(answer(options.tokens))
             page = open_page(page.context, url, max_new_tokens=options.tokens, draft_tokens=DRAFT_TOKENS)
