@@ -128,6 +128,27 @@ def test_a_forward_filled_up_to_its_lane_gives_the_bits_of_one_that_is_not(xml, 
         assert np.array_equal(*got)
 
 
+def test_a_lane_gives_of_each_sequence_the_rows_it_asked_for(xml, model):
+    plain = PagedModel(xml, dataclasses.replace(EXACT, lanes=()))
+    text = np.random.default_rng(2).integers(0, 256, 60).tolist()
+    for sizes in ((3,), (1, 3), (2, 1, 3)):
+        got = []
+        for one in (model, plain):
+            sequences = [one.new_sequence() for _ in sizes]
+            for sequence, size in zip(sequences, sizes, strict=True):
+                one.forward([Run(sequence, text[size:30], 1)])
+            runs = [
+                Run(sequence, text[30 : 30 + size], 1, stepwise=True)
+                for sequence, size in zip(sequences, sizes, strict=True)
+            ]
+            got.append([logits.rows.copy() for logits in one.forward(runs)])
+            for sequence in sequences:
+                sequence.release()
+        for ours, expected in zip(*got, strict=True):
+            assert ours.shape == (1, model.vocabulary_size)
+            assert np.abs(ours - expected).max() < TOLERANCE
+
+
 def test_writing_after_a_fork_leaves_the_other_sequence_alone(model):
     text = list(range(2 * model.block_size))
     with model.new_sequence() as one:

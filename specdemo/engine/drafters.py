@@ -182,7 +182,7 @@ class ModelDrafter:
         pending = [*context[start:], *drafted[max(start - len(context), 0) :]]
         seconds = 0.0
         for chunk, rows in prefill_chunks(pending, 1):
-            reply = yield Forward("draft", Run(self.sequence, chunk, rows))
+            reply = yield Forward("draft", Run(self.sequence, chunk, rows, stepwise=len(pending) <= FEW))
             seconds += reply.seconds
         if len(pending) == 1:
             self.lookahead.costs.saw_draft(seconds)

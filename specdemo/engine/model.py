@@ -276,9 +276,9 @@ class PagedModel:
     more. Thread safe: forwards are serialised by a lock.
 
     Whenever a forward has another number of tokens than the one before, the plugin prepares every layer anew, which for a
-    small model costs half a step. So verifications of up to the largest of `settings.lanes` tokens go to an instance of
-    the compiled model that sees one number of tokens only, filled up to it with tokens that nobody reads; all
-    instances share the cache.
+    small model costs half a step or a whole one. So stepwise forwards of up to the largest of `settings.lanes` tokens go
+    to an instance of the compiled model that sees one number of tokens only, filled up to it with tokens that nobody
+    reads; all instances share the cache.
 
     Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had for it on this device.
     """
@@ -399,12 +399,14 @@ class PagedModel:
                 block_begins.append(len(blocks))
             wanted += range(len(ids) - run.rows, len(ids))
         size = max(len(ids), *(1 if run.lone else run.sequence.min_tokens for run in batch))
-        lane = self._any
-        if len(wanted) == len(ids) and all(run.stepwise for run in batch):
+        lane, answers = self._any, range(len(wanted))
+        if all(run.stepwise and run.rows for run in batch):
             size, lane = next(((fits, lane) for fits, lane in self._lanes if fits >= size), (size, lane))
+        if lane is not self._any:
+            wanted, answers = list(range(size)), wanted  # a lane gives every row
         elif len(wanted) == 1 and size > 1 and batch[0].sequence.min_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
-        if lane is not self._any or size > len(wanted) == len(ids):
+        elif size > len(wanted) == len(ids):
             wanted += range(len(wanted), size)
         # What fills the forward up is nobody's text: it attends to itself, in a block of its own.
         while len(ids) < size:
@@ -433,7 +435,8 @@ class PagedModel:
         begin = 0
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
-            results.append(logits.part(begin, begin + run.rows))
+            first = answers[begin] if run.rows else 0
+            results.append(logits.part(first, first + run.rows))
             begin += run.rows
         return results
 

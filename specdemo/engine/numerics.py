@@ -23,6 +23,8 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
 
 LANES = (1, 2, 3, 4, 6, 8, 12, 16)
+DRAFT_LANES = (1, 2, 4)
+"""What a draft reads between its steps: the last token, and few others."""
 LANE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a model is compiled once for each of LANES: a larger one's forwards take so long that a
 change of their size does not matter, and its memory does; of a smaller one nothing matters but the time to load it."""
@@ -85,9 +87,9 @@ def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
     return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
 
 
-def _lanes(xml: Path, device: str) -> tuple[int, ...]:
-    """What a target's verifications are kept apart by: only where preparing the layers anew takes a time that counts."""
-    return LANES if device == "CPU" and xml.with_suffix(".bin").stat().st_size in LANE_WEIGHTS else ()
+def _lanes(xml: Path, device: str, lanes: tuple[int, ...] = LANES) -> tuple[int, ...]:
+    """What a model's forwards are kept apart by: only where preparing the layers anew takes a time that counts."""
+    return lanes if device == "CPU" and xml.with_suffix(".bin").stat().st_size in LANE_WEIGHTS else ()
 
 
 def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> tuple[Model, Invariance]:
@@ -189,9 +191,8 @@ def fastest_model(
     best: tuple[float, Model] | None = None
     for properties in (fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]):
         try:
-            model = open_model(
-                xml, ModelSettings(device, properties), head_tokens=head_tokens, vocabulary=vocabulary, core=core
-            )
+            settings = ModelSettings(device, properties, lanes=_lanes(xml, device, DRAFT_LANES))
+            model = open_model(xml, settings, head_tokens=head_tokens, vocabulary=vocabulary, core=core)
         except ModelError:
             if best is None:
                 raise
@@ -209,7 +210,7 @@ def step_seconds(model: Model, steps: int = 12) -> float:
         times = []
         for _ in range(steps):
             before = perf_counter()
-            model.forward([Run(sequence, [1], 1)])
+            model.forward([Run(sequence, [1], 1, stepwise=True)])
             times.append(perf_counter() - before)
     return statistics.median(times)
 
