@@ -139,7 +139,7 @@ class Session:
                 head_tokens=loaded.draft_head_tokens,
                 vocabulary=exact.target.vocabulary_size,
             )
-            self._draft_seconds = numerics.step_seconds(self._draft)
+            self._draft_seconds = numerics.step_seconds(self._draft, exact.target, steps=5)
             self._fix_cache(self._draft)
             exact.prompts.draft = self._draft
             exact.lookahead.costs.saw_draft(self._draft_seconds)
@@ -564,7 +564,7 @@ class Session:
             return None
         lookup = Lookup()
         if settings.drafter == "lookup":
-            return AutoDrafter([lookup], lookahead)
+            return AutoDrafter([lookup], lookahead, sampling=sampling)
         model = None
         if draft is not None:
             model = ModelDrafter(
@@ -574,7 +574,7 @@ class Session:
             return model
         phrases = self._loaded.phrases
         guessers = [lookup] if phrases is None else [lookup, Phrases(phrases)]
-        return AutoDrafter(guessers, lookahead, model)
+        return AutoDrafter(guessers, lookahead, model, sampling)
 
 
 def machine_name(core: ov.Core | None = None) -> str:

@@ -16,8 +16,10 @@ from specdemo.engine.sampling import (
     distribution,
     draw,
     draw_from,
+    favoured,
     firm_draw,
     residual,
+    uniform,
     uniforms,
 )
 
@@ -157,3 +159,24 @@ def test_same_seed_gives_the_same_answer_for_every_drafter_and_draft_length(tabl
     plain = answer(None)
     for make, fixed in [(model, 1), (model, 3), (model, 8), (model, None), (lookup, 4), (auto, None)]:
         assert answer(make, fixed) == plain
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10_000), st.integers(0, 20), st.integers(0, 60_000))
+def test_one_uniform_is_that_of_many(seed, position, stream, token):
+    assert uniform(seed, position, stream, token) == uniforms(seed, position, stream, np.array([token]))[0]
+
+
+def test_the_noise_tells_which_guesses_will_be_drawn():
+    rng = np.random.default_rng(0)
+    blind, seeing, hits = [], [], []
+    for position in range(3000):
+        source = Distribution(np.arange(6), rng.dirichlet(np.full(6, 0.4)))
+        guess = int(source.probabilities.argmax())
+        chance = source.probability(guess) * rng.uniform(0.6, 1)
+        blind.append(min(max(chance, 0.01), 0.99))
+        seeing.append(favoured(blind[-1], 5, position, guess))
+        hits.append(draw(source, 5, position) == guess)
+    loss = [-np.log(np.where(hits, chances, 1 - np.array(chances))).mean() for chances in (blind, seeing)]
+    assert loss[1] < 0.95 * loss[0]
+    assert all(0 < chance < 1 for chance in seeing)
+    assert favoured(0.0, 1, 2, 3) == 0.0 and favoured(1.0, 1, 2, 3) == 1.0

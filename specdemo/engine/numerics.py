@@ -203,12 +203,17 @@ def fastest_model(
     return best[1]
 
 
-def step_seconds(model: Model, steps: int = 12) -> float:
-    """Median seconds of a one-token forward at a short context."""
-    with model.new_sequence() as sequence:
+def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> float:
+    """Median seconds of a draft's step at a short context; with `target`, as they come in decoding: after a forward of the
+    target, whose weights have pushed the draft's out of the processor's cache."""
+    with model.new_sequence() as sequence, (target or model).new_sequence() as other:
         model.forward([Run(sequence, [1] * 32, 1)])
+        for size in DRAFT_LANES:  # the first forward of a size compiles
+            model.forward([Run(sequence, [1] * size, 1, stepwise=True)])
         times = []
         for _ in range(steps):
+            if target is not None:
+                target.forward([Run(other, [1, 1], 2, stepwise=True)])
             before = perf_counter()
             model.forward([Run(sequence, [1], 1, stepwise=True)])
             times.append(perf_counter() - before)
