@@ -310,7 +310,7 @@ class Lookup:
         self._match = (0, 0)
 
     def _enter(self, n: int, ending: tuple[int, ...], end: int) -> None:
-        if (before := self._last_end[n].get(ending)) is not None:
+        if n <= LONGEST_DOUBTED and (before := self._last_end[n].get(ending)) is not None:
             self._earlier[n][end] = before
         self._last_end[n][ending] = end
 
@@ -326,10 +326,7 @@ class Lookup:
             self._match = self._longest(ending)
         end = len(text)
         for n in range(1, len(ending) + 1):
-            if n <= LONGEST_DOUBTED:
-                self._enter(n, ending[-n:], end)
-            else:
-                self._last_end[n][ending[-n:]] = end
+            self._enter(n, ending[-n:], end)
 
     def guess(self, drafted: list[int]) -> tuple[int, float] | None:
         if not drafted:
@@ -424,6 +421,7 @@ class AutoDrafter:
         self.lookahead = lookahead
         self.model = model
         self.sampling = sampling
+        self._noise_shared = not sampling.greedy and sampling.coupling == "shared"
         self._read = 0
         self._asked: list[Asked] = []
 
@@ -492,7 +490,6 @@ class AutoDrafter:
         """The guess that is likeliest to be right, and all that were made."""
         best: Proposal | None = None
         said: list[tuple[str, float, int]] = []
-        noise_shared = not self.sampling.greedy and self.sampling.coupling == "shared"
         for guesser, calibration in self.guessers:
             guess = guesser.guess(drafted)
             if guess is None:
@@ -500,7 +497,7 @@ class AutoDrafter:
             token, confidence = guess
             said.append((guesser.name, confidence, token))
             expected = calibration(confidence)
-            if noise_shared:
+            if self._noise_shared:
                 expected = favoured(expected, self.sampling.seed, self._read + len(drafted), token)
             if best is None or expected > best.expected:
                 best = Proposal(token, guesser.name, confidence, expected)
