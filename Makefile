@@ -13,7 +13,7 @@ ARGS ?=
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
-	@echo "make test    all tests (ARGS='-k zoo' passes options to pytest)"
+	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
 	@echo "make bench   figures of this machine in results/"
 
 $(BIN)/python:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from specdemo.engine.trace import Settings
-    from specdemo.zoo.load import LoadedPair
-    from specdemo.zoo.pairs import Pair
+    from specdemo.trace import Settings
+    from specdemo.models.load import LoadedPair
+    from specdemo.models.pairs import Pair
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 
@@ -205,8 +205,8 @@ def add_choice(group: Any, name: str, choices: Sequence[str], *, help: str) -> N
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """--pair, or --model with --assistant-model; the devices and the KV cache they run with."""
-    from specdemo.zoo.export import WEIGHT_FORMATS
-    from specdemo.zoo.machine import KV_CACHES
+    from specdemo.models.export import WEIGHT_FORMATS
+    from specdemo.models.machine import KV_CACHES
 
     group = parser.add_argument_group("which models")
     group.add_argument("--pair", metavar="NAME",
@@ -250,7 +250,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings_from(args: argparse.Namespace) -> Settings:
     """The Settings that the options of `add_decoding_arguments` ask for."""
-    from specdemo.engine.trace import Settings
+    from specdemo.trace import Settings
 
     return Settings(
         max_new_tokens=args.max_new_tokens,
@@ -273,7 +273,7 @@ def from_environment(variable: str, parse: Callable[[str], Any], default: Any) -
     try:
         return parse(text)
     except argparse.ArgumentTypeError as error:
-        from specdemo.zoo.errors import BadChoice
+        from specdemo.models.errors import BadChoice
 
         raise BadChoice(f"The environment variable {variable}: {error}.") from None
 
@@ -283,8 +283,8 @@ def pair_from(args: argparse.Namespace) -> Pair:
 
     Raises BadChoice for an unknown pair or options that do not go together.
     """
-    from specdemo.zoo import catalogue, models, pairs
-    from specdemo.zoo.errors import BadChoice
+    from specdemo.models import catalogue, models, pairs
+    from specdemo.models.errors import BadChoice
 
     name, model, assistant = args.pair, args.model, args.assistant_model
     if not (name or model):  # the variables stand back behind any option that names models
@@ -309,8 +309,8 @@ def load_from(args: argparse.Namespace) -> LoadedPair:
     import dataclasses
 
     from specdemo.commands.progress_bar import ProgressBar
-    from specdemo.zoo.load import load_pair
-    from specdemo.zoo.machine import require_device
+    from specdemo.models.load import load_pair
+    from specdemo.models.machine import require_device
 
     for option, device in (("--device", args.device), ("--draft-device", args.draft_device)):
         require_device(device, option)
@@ -327,7 +327,7 @@ def check_output(destination: str | None, option: str) -> None:
     """Refuse a file that cannot be written before minutes of measuring, not after. Raises BadChoice."""
     from pathlib import Path
 
-    from specdemo.zoo.errors import BadChoice
+    from specdemo.models.errors import BadChoice
 
     if destination in (None, "-"):
         if option == "--html" and destination == "-":
@@ -348,7 +348,7 @@ def write_json(text: str, destination: str) -> None:
         with open(destination, "w", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        from specdemo.zoo.errors import ZooError
+        from specdemo.models.errors import ZooError
 
         raise ZooError(f"--json {destination} cannot be written: {error.strerror or error}.") from error
 

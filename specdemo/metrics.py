@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from specdemo.engine.trace import Trace
+    from specdemo.trace import Trace
 
 log = logging.getLogger("specdemo.requests")
 

@@ -1,4 +1,4 @@
-"""A loaded pair, ready to answer: joins what the zoo loaded with the engine, and puts texts into the trace.
+"""A loaded pair, ready to answer: joins what the models loaded with the engine, and puts texts into the trace.
 
 Answers many at once (docs/visitors.md). Does not fetch models and draws nothing; the page, the command line and the
 benchmark all answer through it.
@@ -19,37 +19,32 @@ from time import perf_counter
 import openvino as ov
 
 from specdemo.engine import numerics
-from specdemo.engine.batch import MERGED_TOKENS, Batcher, EngineError, Load, Share, Waiting
+from specdemo.engine.batch import MERGED_TOKENS, Batcher, Load, Share, Waiting
 from specdemo.engine.decode import Decoding, Limits, certify, decode, follow, prefill
 from specdemo.engine.drafters import AutoDrafter, Drafter, Forward, Lookup, ModelDrafter, Phrases, Reply
-from specdemo.engine.graph import ModelError
-from specdemo.engine.lookahead import MAX_DRAFT, Lookahead
-from specdemo.engine.model import CacheFull, PagedModel, Sequence
+from specdemo.engine.policy import MAX_DRAFT, Lookahead
+from specdemo.engine.model import PagedModel, Sequence
 from specdemo.engine.open import Model
 from specdemo.engine.prompt_cache import KnownPrompt, PromptCache
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.trace import (
+from specdemo.trace import (
     Baseline,
     BaselineToken,
     Certificate,
-    NearTie,
     PairInfo,
     Round,
     Settings,
     Trace,
 )
-from specdemo.zoo import machine
-from specdemo.zoo.load import LoadedPair
+from specdemo.errors import BadInput, Busy, CacheFull, ModelError, RequestFailed
+from specdemo.models import machine
+from specdemo.models.load import LoadedPair
 
 MAX_NEW_TOKENS = 4096
 VISITORS = 16
 """Requests that run at once, unless told otherwise."""
 
 _ONE_BY_ONE = "requests that share a forward would not get the same bits, so each has its own"
-
-
-class RequestError(ValueError):
-    """A request that cannot be answered; the message is one sentence for the user."""
 
 
 @dataclass
@@ -194,7 +189,7 @@ class Session:
         `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
         then has the instruction as its title only, and `baseline` cannot repeat it. `certify` False leaves the
         certificate out, which costs about as much as prefilling the answer would. While the request waits for its
-        turn, `on_wait` is told its place about once a second. Raises RequestError, before anything runs, for an
+        turn, `on_wait` is told its place about once a second. Raises BadInput, before anything runs, for an
         instruction or a setting that cannot be used, and when too many are waiting. Setting `stop` or closing the
         iterator ends it within one round.
         """
@@ -329,12 +324,12 @@ class Session:
             )
         except CacheFull as error:
             limit = engine.target.pool.limit * engine.target.block_size
-            raise RequestError(
+            raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds {limit} for everybody: "
                 "ask for fewer tokens."
             ) from error
-        except EngineError as error:
-            raise RequestError(str(error)) from error
+        except (Busy, RequestFailed) as error:
+            raise BadInput(str(error)) from error
 
     def _answering(
         self,
@@ -443,33 +438,33 @@ class Session:
 
     def _check(self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None = None) -> tuple[int, ...]:
         if prompt == ():
-            raise RequestError("The prompt is empty.")
+            raise BadInput("The prompt is empty.")
         if prompt is None and not instruction.strip():
-            raise RequestError("The instruction is empty; write a question or a task.")
+            raise BadInput("The instruction is empty; write a question or a task.")
         if not 1 <= settings.max_new_tokens <= MAX_NEW_TOKENS:
-            raise RequestError(f"max new tokens is {settings.max_new_tokens}; it must be from 1 to {MAX_NEW_TOKENS}.")
+            raise BadInput(f"max new tokens is {settings.max_new_tokens}; it must be from 1 to {MAX_NEW_TOKENS}.")
         if settings.draft_tokens is not None and not 1 <= settings.draft_tokens <= MAX_DRAFT:
-            raise RequestError(f"draft tokens is {settings.draft_tokens}; it must be auto or from 1 to {MAX_DRAFT}.")
+            raise BadInput(f"draft tokens is {settings.draft_tokens}; it must be auto or from 1 to {MAX_DRAFT}.")
         if not 0 <= settings.temperature <= 5:
-            raise RequestError(f"temperature is {settings.temperature}; it must be from 0 (greedy) to 5.")
+            raise BadInput(f"temperature is {settings.temperature}; it must be from 0 (greedy) to 5.")
         if not 0 < settings.top_p <= 1:
-            raise RequestError(f"top-p is {settings.top_p}; it must be above 0 and at most 1.")
+            raise BadInput(f"top-p is {settings.top_p}; it must be above 0 and at most 1.")
         if settings.top_k < 0:
-            raise RequestError(f"top-k is {settings.top_k}; it must be 0 (off) or more.")
+            raise BadInput(f"top-k is {settings.top_k}; it must be 0 (off) or more.")
         for name, value, choices in (
             ("drafter", settings.drafter, ("auto", "model", "lookup", "none")),
             ("numerics", settings.numerics, ("exact", "fast")),
             ("coupling", settings.coupling, ("shared", "maximal")),
         ):
             if value not in choices:
-                raise RequestError(f"{name} is {value!r}; it must be one of {', '.join(choices)}.")
+                raise BadInput(f"{name} is {value!r}; it must be one of {', '.join(choices)}.")
         if settings.drafter == "model" and self._loaded.draft_xml is None:
-            raise RequestError(
+            raise BadInput(
                 f"The pair {self._loaded.info.name} has no draft model; choose the drafter lookup or auto."
             )
         tokens = prompt or tuple(self._loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:
-            raise RequestError(
+            raise BadInput(
                 f"The {'instruction' if prompt is None else 'prompt'} is {len(tokens)} tokens long with its template; "
                 f"this model reads fewer than {self.context_limit}: shorten it."
             )
@@ -500,16 +495,16 @@ class Session:
             guard = found.guard if isinstance(target, PagedModel) else None
             engine = _Engine(target, 2, found.tokens, merged, how, prompts, guard=guard)
             if found.tokens:
-                engine.lookahead.limit = min(MAX_DRAFT, found.tokens - 1)
+                engine.policy.limit = min(MAX_DRAFT, found.tokens - 1)
         else:
             target = numerics.fast_model(xml, device, self._core, kv_cache)
             prompts = PromptCache(target, self._draft, self._opening)
             engine = _Engine(target, 1, 0, MERGED_TOKENS, f"fast ({_how(target)})", prompts)
         numerics.learn_costs(
-            target, engine.lookahead.costs, min_tokens=engine.min_tokens, lone=engine.guard is not None
+            target, engine.policy.costs, min_tokens=engine.min_tokens, lone=engine.guard is not None
         )
         if self._draft is not None:
-            engine.lookahead.costs.saw_draft(self._draft_seconds)
+            engine.policy.costs.saw_draft(self._draft_seconds)
         self._fix_cache(target)
         return engine
 
@@ -547,7 +542,7 @@ class Session:
 
     def _lookahead(self, engine: _Engine, settings: Settings) -> Lookahead:
         """A run's lookahead: costs and calibration are the engine's, and go on learning from run to run."""
-        shared = engine.lookahead
+        shared = engine.policy
         return Lookahead(
             fixed=settings.draft_tokens,
             limit=shared.limit,
@@ -592,11 +587,11 @@ def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
 
 
 def _require_room(xml: Path) -> None:
-    """Raise RequestError if the target cannot be held once more, compiled for other numerics: a large one would get
+    """Raise BadInput if the target cannot be held once more, compiled for other numerics: a large one would get
     this process killed."""
     needed, free = xml.with_suffix(".bin").stat().st_size, machine.available_bytes()
     if needed > free:
-        raise RequestError(
+        raise BadInput(
             f"The target compiled for other numerics takes {needed / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free; "
             "keep to the numerics that were used first."
         )

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tiny_home import EXPORTED, ir_folder
 
-from specdemo.engine.trace import PairInfo
-from specdemo.zoo.load import LoadedPair, load_pair
-from specdemo.zoo.pairs import EMBEDDED
-from specdemo.zoo.templates import PLAIN
-from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.trace import PairInfo
+from specdemo.models.load import LoadedPair, load_pair
+from specdemo.models.pairs import EMBEDDED
+from specdemo.models.templates import PLAIN
+from specdemo.models.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from specdemo.engine.batch import EngineError, Load
-from specdemo.engine.trace import BaselineToken, DraftToken, EmittedToken, PairInfo, Round, Settings, Trace
+from specdemo.trace import BaselineToken, DraftToken, EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.generation import Engine
 from specdemo.serving.local import LocalServer, bound_socket

@@ -17,7 +17,7 @@ from specdemo.bench.predict import verify_seconds
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.report import CostTable, PeerRow, ReportError, VerifyCost, from_json, peer_figures, to_json
 from specdemo.bench.run import PeerAnswer, PeerError, Plan, Report, Row, Skipped, Step, bench
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 from specdemo.session import RequestError, Session
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"

@@ -15,7 +15,7 @@ from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.run import Step
 from specdemo.bench.stats import noise_floor, permutation_test, tv_distance
 from specdemo.engine import decode
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 from specdemo.session import Session
 
 PROMPTS = spread(read_prompts(), 3)

@@ -15,7 +15,7 @@ import pytest
 
 from specdemo import cli
 from specdemo.commands.run import Screen, printable
-from specdemo.engine.trace import from_json
+from specdemo.trace import from_json
 
 ROOT = Path(__file__).parent.parent
 QUESTION = "Explain the difference between fission and fusion"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from specdemo.engine import decode
 from specdemo.engine.drafters import AutoDrafter, Lookup, Phrases, Reply
-from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.policy import Lookahead
 from specdemo.engine.model import Logits
 from specdemo.engine.sampling import Sampling, draw_from
-from specdemo.engine.trace import Round
+from specdemo.trace import Round
 
 GREEDY = Sampling()
 PROMPT = (1, 4, 2)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode, drafters
-from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.policy import Lookahead
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
 LENGTH = 3

@@ -17,7 +17,7 @@ from specdemo.engine.graph import ModelError
 from specdemo.engine.model import CacheFull, ModelSettings, PagedModel, Run
 from specdemo.engine.open import open_model
 from specdemo.engine.stateful import StatefulModel
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 from specdemo.session import Session
 
 

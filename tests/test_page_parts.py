@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from specdemo.engine.trace import (
+from specdemo.trace import (
     Baseline,
     BaselineToken,
     Certificate,
@@ -296,7 +296,7 @@ def test_the_server_refuses_a_pair_of_the_visitors_own_where_it_offers_none():
 
 
 def test_the_pair_taken_unasked_is_the_catalogues_and_its_reason_is_kept(monkeypatch):
-    from specdemo.zoo import catalogue, pairs
+    from specdemo.models import catalogue, pairs
 
     chosen = catalogue.Choice(pairs.find_pair("dolly-3b"), "dolly-3b: the largest Dolly pair that fits.")
     monkeypatch.setattr(catalogue, "default_pair", lambda: chosen)
@@ -306,7 +306,7 @@ def test_the_pair_taken_unasked_is_the_catalogues_and_its_reason_is_kept(monkeyp
 
 
 def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypatch):
-    from specdemo.zoo import catalogue, pairs
+    from specdemo.models import catalogue, pairs
 
     there = [catalogue.Surveyed(pairs.EMBEDDED, None, fits=True, ready=True),
              catalogue.Surveyed(pairs.find_pair("dolly-12b"), None, fits=False, ready=False)]

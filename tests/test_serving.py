@@ -16,7 +16,7 @@ from serving_fakes import LINES, ScriptedSession, served
 
 from specdemo.serving.generation import StopText
 from specdemo.serving.metrics import merged
-from specdemo.zoo.templates import CHATML, DOLLY, Message, Template, TemplateError
+from specdemo.models.templates import CHATML, DOLLY, Message, Template, TemplateError
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
 
@@ -202,7 +202,7 @@ def test_a_model_without_turns_gets_one_instruction(embedded_pair):
 
 @pytest.mark.parametrize("jinja", ["{{ raise_exception('no system') }}", "{{ messages[-1]['content'] }}"])
 def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja):
-    from specdemo.zoo.templates import ChatSource
+    from specdemo.models.templates import ChatSource
 
     template = Template("odd", chat=ChatSource(jinja))
     with pytest.raises(TemplateError, match="no system|leaves out the system message"):

@@ -12,10 +12,10 @@ import openai
 import pytest
 from serving_fakes import served
 
-from specdemo.engine.trace import BaselineToken, Round, Settings, Trace
+from specdemo.trace import BaselineToken, Round, Settings, Trace
 from specdemo.serving.client import EngineError, RemoteSession, RequestError, engine_url
 from specdemo.session import Session
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 PROMPTS = ["Explain the difference between fission and fusion", "List five fruits.", "What is 17 times 23?",
            "Write a haiku about rain.", "Name three colours.", "def fibonacci(n):"]  # fmt: skip

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from specdemo import cli
-from specdemo.engine.trace import EmittedToken, PairInfo, Round, Settings, Trace
+from specdemo.trace import EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import Busy, NotReady
 from specdemo.serving.cluster import require_cores
 from specdemo.serving.drill import report
@@ -20,7 +20,7 @@ from specdemo.serving.options import ServeOptions
 from specdemo.serving.plan import Demand, Measured, best_level, plan
 from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.traffic import Asked, level
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 
 class Died(Exception): ...

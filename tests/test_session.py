@@ -11,8 +11,8 @@ import pytest
 
 from specdemo.engine import decode, numerics
 from specdemo.engine.graph import ModelError
-from specdemo.engine.lookahead import Lookahead
-from specdemo.engine.trace import Settings, Trace, from_json, summarize, to_json
+from specdemo.engine.policy import Lookahead
+from specdemo.trace import Settings, Trace, from_json, summarize, to_json
 from specdemo.session import RequestError, Session
 
 PROMPTS = [

@@ -17,7 +17,7 @@ import pytest
 from specdemo.training import corpus, evaluate
 from specdemo.training.corpus import Conversation
 from specdemo.training.settings import TrainSettings
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 VOCABULARY, LAYERS = 96, 3
 
@@ -153,7 +153,7 @@ def test_training_raises_agreement_clearly(trained):
 
 
 def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained):
-    from specdemo.zoo import ir
+    from specdemo.models import ir
 
     ir.check_decoder(trained.folder)
     assert (trained.folder / "tokenizer.json").is_file()
@@ -191,7 +191,7 @@ def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(target, text
 
 
 def test_a_target_that_runs_as_ir_is_asked_as_ir(embedded_pair):
-    from specdemo.engine.trace import Settings
+    from specdemo.trace import Settings
     from specdemo.session import Session
     from specdemo.training import teacher
 
@@ -278,7 +278,7 @@ def test_written_conversations_come_back_without_weights(tmp_path):
 
 def test_phrases_guess_the_usual_continuation_and_come_back_from_disk(tmp_path):
     from specdemo.training.phrases import count_phrases
-    from specdemo.zoo.embedded_draft import phrases
+    from specdemo.models.embedded_draft import phrases
 
     said = [
         Conversation("", True, (9, 9, 9, 9), (1, 2, 3, 1, 2, 4)),
@@ -305,7 +305,7 @@ def test_batches_hold_every_conversation_once_a_pass():
 
 def test_the_embedded_draft_is_the_same_file_each_time(tmp_path):
     gguf = pytest.importorskip("gguf")
-    embedded_draft = pytest.importorskip("specdemo.zoo.embedded_draft")
+    embedded_draft = pytest.importorskip("specdemo.models.embedded_draft")
     own = gguf.GGUFReader(embedded_draft._LAYERS)
     width = len(next(tensor for tensor in own.tensors if tensor.name == "output_norm.weight").data)
     target = tmp_path / "target.gguf"
@@ -335,7 +335,7 @@ def test_the_embedded_draft_is_the_same_file_each_time(tmp_path):
 
 
 def test_the_embedded_drafts_head_tokens_are_ids_without_repetition():
-    embedded_draft = pytest.importorskip("specdemo.zoo.embedded_draft")
+    embedded_draft = pytest.importorskip("specdemo.models.embedded_draft")
     tokens = embedded_draft.head_tokens()
     assert tokens.dtype == np.int64
     assert len(np.unique(tokens)) == len(tokens) <= 49_152

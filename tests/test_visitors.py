@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from specdemo.engine.batch import Load, Waiting
 from specdemo.engine.graph import ModelError
 from specdemo.engine.model import CacheFull
-from specdemo.engine.trace import (
+from specdemo.trace import (
     Baseline,
     BaselineToken,
     DraftToken,
@@ -27,7 +27,7 @@ from specdemo.engine.trace import (
     Round,
     Settings,
     Trace,
-    TraceError,
+    BadInput,
     from_json,
     to_json,
 )
@@ -37,7 +37,7 @@ from specdemo.ui import handlers
 from specdemo.ui.controls import Models
 from specdemo.ui.service import PairGone, Service, sentence
 from specdemo.ui.visitors import ANYBODY, Limits, Refused, Turns, Visitor, Visitors, Watched, visitor_of
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 EMBEDDED = Models("embedded", "CPU", "CPU")
 
@@ -348,7 +348,7 @@ JSON = st.recursive(
 def parses_or_says(text: str | bytes) -> Trace | None:
     try:
         trace = from_json(text)
-    except TraceError as error:
+    except BadInput as error:
         assert 10 < len(str(error)) < 300 and "\n" not in str(error)
         return None
     assert from_json(to_json(trace)) == trace
@@ -383,7 +383,7 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
     try:
         parses_or_says(upload)
     except UnicodeDecodeError:
-        pytest.fail("bytes that are no text must be a TraceError")
+        pytest.fail("bytes that are no text must be a BadInput")
 
 
 def test_a_trace_from_before_machines_were_shared_still_loads():

@@ -29,7 +29,7 @@ def main(group: str, home: Path) -> None:
     from tiny_llama import write_llama_pair
     from tiny_models import write_dolly_pair, write_gpt2_pair
 
-    from specdemo.zoo import export_child, ir
+    from specdemo.models import export_child, ir
 
     if group == "llama":
         write_llama_pair(home / "llama-target", home / "llama-draft")

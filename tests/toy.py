@@ -7,7 +7,7 @@ import numpy as np
 from specdemo.engine.decode import Decoding
 from specdemo.engine.drafters import Draft, Reply
 from specdemo.engine.model import BlockPool, Logits, Sequence
-from specdemo.engine.trace import Round
+from specdemo.trace import Round
 
 VOCABULARY = 3
 

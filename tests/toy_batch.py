@@ -10,7 +10,7 @@ import numpy as np
 
 from specdemo.engine.decode import Decoding, Limits, Prompt, decode, prefill
 from specdemo.engine.drafters import Draft, Forward
-from specdemo.engine.lookahead import Lookahead
+from specdemo.engine.policy import Lookahead
 from specdemo.engine.model import BlockPool, Logits, Run, Sequence
 from specdemo.engine.sampling import Sampling
 

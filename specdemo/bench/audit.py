@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.run import Step, versions
 from specdemo.bench.stats import noise_floor, permutation_test, tv_distance
-from specdemo.engine.trace import PairInfo, Settings, Trace
+from specdemo.trace import PairInfo, Settings, Trace
 from specdemo.session import Session
-from specdemo.zoo.machine import describe
+from specdemo.models.machine import describe
 
 OUTCOME_TOKENS = 3
 """Length of the sampled continuations that are counted: the first comes from the prefill, the others from rounds."""

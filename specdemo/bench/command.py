@@ -11,9 +11,9 @@ from specdemo.cli import check_output
 if TYPE_CHECKING:
     from specdemo.bench.report import Report, Row
     from specdemo.bench.screen import Screen
-    from specdemo.engine.trace import Settings
+    from specdemo.trace import Settings
     from specdemo.session import Session
-    from specdemo.zoo.load import LoadedPair
+    from specdemo.models.load import LoadedPair
 
 SWEEP_PROMPTS = 8
 
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     from specdemo.bench.prompts import BUILT_IN, read_prompts, spread
     from specdemo.bench.screen import Screen
     from specdemo.cli import settings_from
-    from specdemo.zoo.errors import BadChoice
+    from specdemo.models.errors import BadChoice
 
     if args.paper and (args.prompts or args.limit or args.peers or args.html or args.sweep_prompts):
         raise BadChoice(
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     finally:
         session.close()
     if not report.rows:
-        from specdemo.zoo.errors import ZooError
+        from specdemo.models.errors import ZooError
 
         raise ZooError("None of the prompts could be run: " + "; ".join(s.reason for s in report.details.skipped[:1]))
     return 0
@@ -232,7 +232,7 @@ def _paper(args, session, settings, screen: Screen) -> int:
 
 
 def _write(text: str, destination: str) -> None:
-    from specdemo.zoo.errors import ZooError
+    from specdemo.models.errors import ZooError
 
     try:
         with open(destination, "w", encoding="utf-8") as file:

@@ -11,9 +11,9 @@ from statistics import median
 
 from specdemo.bench.prompts import WARM_UP
 from specdemo.bench.run import Step, versions
-from specdemo.engine.trace import PairInfo, Settings, Trace, summarize
+from specdemo.trace import PairInfo, Settings, Trace, summarize
 from specdemo.session import Session
-from specdemo.zoo.machine import describe
+from specdemo.models.machine import describe
 
 PROMPT = "Explain the difference between fission and fusion"
 REPEATS = 3

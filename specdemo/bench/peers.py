@@ -17,8 +17,8 @@ import numpy as np
 
 from specdemo.bench.audit import Answered, AuditedPeer, AuditError, Decoder
 from specdemo.bench.run import PeerAnswer, PeerError
-from specdemo.engine.trace import Settings
-from specdemo.zoo.load import LoadedPair
+from specdemo.trace import Settings
+from specdemo.models.load import LoadedPair
 
 NAMES = ("openvino-genai",)
 DRAFT_LENGTHS = (2, 3, 5)

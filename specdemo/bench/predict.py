@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from specdemo.bench.report import CostTable, VerifyCost
-from specdemo.engine.lookahead import expected_tokens
-from specdemo.engine.trace import Round, Trace, summarize
+from specdemo.engine.policy import expected_tokens
+from specdemo.trace import Round, Trace, summarize
 
 
 def decoding_rounds(trace: Trace) -> list[Round]:

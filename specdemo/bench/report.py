@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from specdemo.engine.trace import PairInfo, Settings
+from specdemo.trace import PairInfo, Settings
 
 MAX_JSON_BYTES = 50_000_000
 

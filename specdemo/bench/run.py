@@ -34,9 +34,9 @@ from specdemo.bench.report import (
     summarize_rows,
     variant_rates,
 )
-from specdemo.engine.trace import Settings, Trace, acceptance_by_position, summarize
+from specdemo.trace import Settings, Trace, acceptance_by_position, summarize
 from specdemo.session import RequestError, Session
-from specdemo.zoo.machine import describe
+from specdemo.models.machine import describe
 
 PILOT_PROMPTS = 4
 BEHIND = 0.9

@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from specdemo.commands.progress_bar import ProgressBar
-    from specdemo.zoo import models
-    from specdemo.zoo.errors import BadChoice
-    from specdemo.zoo.export import ExportSettings, export
+    from specdemo.models import models
+    from specdemo.models.errors import BadChoice
+    from specdemo.models.export import ExportSettings, export
 
     if args.group_size and args.weight_format != "int4":
         raise BadChoice(f"--group-size goes with --weight-format int4, not {args.weight_format}.")

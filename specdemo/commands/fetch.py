@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from specdemo.commands.progress_bar import ProgressBar
-    from specdemo.zoo.load import load_pair
-    from specdemo.zoo.pairs import find_pair
+    from specdemo.models.load import load_pair
+    from specdemo.models.pairs import find_pair
 
     bar = ProgressBar()
     try:

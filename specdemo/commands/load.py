@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
 
     from specdemo import loadtest
     from specdemo.bench.prompts import read_prompts, spread
-    from specdemo.zoo.pairs import find_pair
+    from specdemo.models.pairs import find_pair
 
     find_pair(args.pair)
     prompts = [prompt.instruction for prompt in spread(read_prompts(), None) if len(prompt.instruction) < 400]

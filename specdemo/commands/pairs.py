@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from specdemo.cli import write_json
-    from specdemo.zoo.catalogue import survey
-    from specdemo.zoo.progress import size
+    from specdemo.models.catalogue import survey
+    from specdemo.models.progress import size
 
     listed = survey()
     if args.json:

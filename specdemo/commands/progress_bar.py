@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from specdemo.zoo.progress import Progress
+from specdemo.models.progress import Progress
 
 
 class ProgressBar:

@@ -78,11 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from specdemo.cli import write_json
     from specdemo.commands.progress_bar import ProgressBar
-    from specdemo.zoo import machine
-    from specdemo.zoo.errors import BadChoice
-    from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
-    from specdemo.zoo.pairs import PAIRS, find_pair
-    from specdemo.zoo.rehearsal import shape_of
+    from specdemo.models import machine
+    from specdemo.models.errors import BadChoice
+    from specdemo.models.home import cache_home, make_folder, only_one_in, require_space
+    from specdemo.models.pairs import PAIRS, find_pair
+    from specdemo.models.rehearsal import shape_of
 
     pair = find_pair(args.pair, option="PAIR")
     made = [(source.name, shape_of(source)) for source in (pair.target, pair.draft) if source]
@@ -127,9 +127,9 @@ def rehearse(name: str, shape, bits: int, folder: Path, report, *, compare: bool
     """Make the model up in `folder`, load it with the settings of exact numerics, and time it; with `compare`, in all
     of NUMERICS, one after the other."""
     from specdemo.engine.model import ModelSettings, PagedModel, Run
-    from specdemo.zoo import machine
-    from specdemo.zoo.progress import Progress
-    from specdemo.zoo.rehearsal import CONTEXT, write_ir
+    from specdemo.models import machine
+    from specdemo.models.progress import Progress
+    from specdemo.models.rehearsal import CONTEXT, write_ir
 
     xml = write_ir(shape, bits, folder, report)
     gc.collect()
@@ -169,7 +169,7 @@ def _stepped(numerics: str, model, name: str, report, *, check: bool) -> Stepped
     """Time forwards of all sizes, interleaved, so that a slow spell touches all of them; then compare their logits."""
     from specdemo.engine.model import Run
     from specdemo.engine.numerics import measure_invariance
-    from specdemo.zoo.progress import Progress
+    from specdemo.models.progress import Progress
 
     report(Progress(f"Timing {name} ({numerics})"))
     times: dict[int, list[float]] = {count: [] for count in TOKENS}
@@ -187,8 +187,8 @@ def _stepped(numerics: str, model, name: str, report, *, check: bool) -> Stepped
 
 def _require_memory(pair: str, needed: list[int]) -> None:
     """Raise ZooError if one of the models, which are tried one after the other, cannot fit into this machine."""
-    from specdemo.zoo import machine
-    from specdemo.zoo.errors import ZooError
+    from specdemo.models import machine
+    from specdemo.models.errors import ZooError
 
     memory = machine.memory_bytes()
     largest = max(needed) + 1_000_000_000
@@ -276,7 +276,7 @@ class _Peak:
         self._watching.join()
 
     def _watch(self) -> None:
-        from specdemo.zoo import machine
+        from specdemo.models import machine
 
         while True:
             self.bytes = max(self.bytes, machine.own_bytes())

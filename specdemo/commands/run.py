@@ -9,7 +9,7 @@ import unicodedata
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from specdemo.engine.trace import DraftToken, EmittedToken, Round, Trace
+    from specdemo.trace import DraftToken, EmittedToken, Round, Trace
     from specdemo.session import Session
 
 # Origin: ANSI codes (a colour, and an attribute for those who do not see colours) and the word of the legend.
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from specdemo.cli import check_output, load_from, settings_from, write_json
-    from specdemo.engine.trace import to_json
-    from specdemo.zoo.errors import BadChoice
+    from specdemo.trace import to_json
+    from specdemo.models.errors import BadChoice
 
     if not args.instruction.strip():
         raise BadChoice("The instruction is empty; write what the model should answer.")
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 def answer(session: Session, args: argparse.Namespace, settings, screen: Screen) -> Trace:
     """Stream the answer, and the baseline if it is asked for; returns the finished trace."""
-    from specdemo.engine.trace import BaselineToken, Trace
+    from specdemo.trace import BaselineToken, Trace
 
     pair = session.info
     screen.line(f"{pair.target}, drafting with {pair.draft or 'prompt lookup'}")
@@ -128,7 +128,7 @@ def printable(text: str) -> str:
 
 def report(trace: Trace) -> list[str]:
     """The figures of a run in a few lines."""
-    from specdemo.engine.trace import summarize
+    from specdemo.trace import summarize
 
     figures = summarize(trace)
     lines = [

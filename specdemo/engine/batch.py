@@ -17,7 +17,8 @@ from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .drafters import Forward, Reply
-from .model import CacheFull, PagedModel
+from .errors import Busy, CacheFull, RequestFailed
+from .model import PagedModel
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +39,6 @@ QUEUED = 256
 """Requests that may wait to be admitted."""
 
 Work = Generator[Any, Reply | None, Any]
-
-
-class EngineError(RuntimeError):
-    """A request that could not be finished, or not be taken; the message is one sentence."""
-
-
-class Busy(EngineError):
-    """The queue is full."""
 
 
 @dataclass(slots=True)
@@ -227,7 +220,7 @@ class Batcher:
 
         `blocks` are the most cache blocks it can come to hold of each model. `first` puts it before those that wait
         already. Its forwards are merged with those of others up to `merged_tokens` in all; larger ones, and with 0
-        all, are run alone. Raises Busy when the queue is full, CacheFull when it could never fit, EngineError when
+        all, are run alone. Raises Busy when the queue is full, CacheFull when it could never fit, RequestFailed when
         the batcher is closed.
         """
         needed = list((blocks or {}).items())
@@ -240,7 +233,7 @@ class Batcher:
         job = _Job(start, models, needed, stop, merged_tokens)
         with self._wake:
             if self._closed:
-                raise EngineError("The models have been closed.")
+                raise RequestFailed("The models have been closed.")
             if len(self._queue) >= self.queued:
                 raise Busy(f"{len(self._queue)} requests are waiting already; try again in a moment.")
             if first:
@@ -274,7 +267,7 @@ class Batcher:
         with self._wake:
             if self._thread is None or self._thread.is_alive() or self._closed:
                 return
-            self._drop_active(EngineError("The engine had to be restarted during this request; ask again."))
+            self._drop_active(RequestFailed("The engine had to be restarted during this request; ask again."))
             self._counts["restarts"] += 1
             self._thread = None
             self._start_thread()
@@ -307,7 +300,7 @@ class Batcher:
             except Exception as error:
                 log.error("The engine's loop failed and goes on without the requests it had.", exc_info=error)
                 with self._wake:
-                    self._drop_active(EngineError("The engine had to be restarted during this request; ask again."))
+                    self._drop_active(RequestFailed("The engine had to be restarted during this request; ask again."))
                     self._counts["restarts"] += 1
 
     def _loop(self) -> None:

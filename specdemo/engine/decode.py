@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .drafters import Draft, Drafter, Forward, Reply
-from .lookahead import Lookahead
+from .policy import Lookahead
 from .model import Logits, Run, Sequence, prefill_chunks
 from .open import Model
 from .sampling import (
@@ -30,7 +30,7 @@ from .sampling import (
     point_mass,
     residual,
 )
-from .trace import DraftToken, EmittedToken, Round
+from .rounds import DraftToken, EmittedToken, Round
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .lookahead import Lookahead
+from .policy import Lookahead
 from .model import Logits, Run, Sequence, prefill_chunks
 from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw, favoured, point_mass
 

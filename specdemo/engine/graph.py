@@ -14,20 +14,14 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from .errors import ModelError, NoPagedAttention
+
 JOINED_BYTES = 4 << 20
 """Of weights, that products are joined up to: beyond it a product takes so long that starting it does not matter, and the
 joined weights would be a second copy of what else is read from the file."""
 
 ROWS_INPUT = "logits_rows"
 """Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
-
-
-class ModelError(RuntimeError):
-    """The model cannot be used; the message is one sentence that says why."""
-
-
-class NoPagedAttention(ModelError):
-    """The model may be fine, but not with paged attention on this device; see `engine.open` for the other way."""
 
 
 def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:

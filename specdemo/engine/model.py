@@ -16,7 +16,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .graph import ROWS_INPUT, ModelError, NoPagedAttention, kept_tokens, last_line, raw_bytes, read_decoder, to_paged
+from .errors import CacheFull, ModelError, NoPagedAttention
+from .graph import ROWS_INPUT, kept_tokens, last_line, raw_bytes, read_decoder, to_paged
 
 PREFILL_CHUNK = 256
 """Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
@@ -28,10 +29,6 @@ FEW_VALUES = 24
 
 OUTPUTS = 4
 """Of a shaped graph: the fields of `Logits`, in their order."""
-
-
-class CacheFull(RuntimeError):
-    """The KV cache has no free block left and may not grow."""
 
 
 class BlockPool:

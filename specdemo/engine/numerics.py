@@ -14,9 +14,9 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .graph import ModelError
-from .lookahead import Costs
-from .model import CacheFull, ModelSettings, Run, Sequence
+from .errors import CacheFull, ModelError
+from .policy import Costs
+from .model import ModelSettings, Run, Sequence
 from .open import Model, open_model
 
 LARGE_WEIGHTS = 1_000_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from .graph import NoPagedAttention
+from .errors import NoPagedAttention
 from .model import ModelSettings, PagedModel
 from .stateful import StatefulModel
 

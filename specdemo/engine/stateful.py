@@ -13,7 +13,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .graph import ROWS_INPUT, ModelError, kept_tokens, last_line, read_decoder, shape_head
+from .errors import ModelError
+from .graph import ROWS_INPUT, kept_tokens, last_line, read_decoder, shape_head
 from .model import BlockPool, Logits, ModelSettings, Run, Sequence
 
 BLOCK_SIZE = 32

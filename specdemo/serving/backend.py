@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
-from specdemo.engine.trace import BaselineToken, Trace
+from specdemo.trace import BaselineToken, Trace
 from specdemo.metrics import Gauges
 from specdemo.serving.generation import Description, Done, Engine, Event, Interrupted, Refused, Request, Waits
 from specdemo.serving.metrics import Metrics, Record

@@ -19,18 +19,18 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from specdemo.engine.batch import Load, Waiting
-from specdemo.engine.trace import (
+from specdemo.trace import (
     BaselineToken,
     PairInfo,
     Round,
     Settings,
     Trace,
-    TraceError,
+    BadInput,
     from_json,
     to_json,
 )
 from specdemo.serving.web import KEY_VARIABLE
-from specdemo.zoo.errors import BadChoice, ZooError
+from specdemo.models.errors import BadChoice, ZooError
 
 CONNECT, SILENCE = 10.0, 60.0
 """Seconds to wait for a connection, and for the next line: one comes four times a second, if only an empty one."""
@@ -245,5 +245,5 @@ def _parsed(adapter: TypeAdapter, data: Any) -> Any:
 def _trace(data: dict[str, Any]) -> Trace:
     try:
         return from_json(json.dumps(data))
-    except TraceError as error:
+    except BadInput as error:
         raise EngineError(f"The engine sent a trace that is none: {error}") from error

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from specdemo.serving.backend import LOADING_FAILED
 from specdemo.serving.options import ServeOptions
-from specdemo.zoo.errors import BadChoice, ZooError
+from specdemo.models.errors import BadChoice, ZooError
 
 OBJECT_STORE = 100_000_000
 """Bytes of shared memory for Ray's objects. What passes between gateway and engines is smaller than that by far."""

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from specdemo.zoo.errors import BadChoice, ZooError
+    from specdemo.models.errors import BadChoice, ZooError
 
     if args.plan:
         if not args.figures:
@@ -119,8 +119,8 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
 
     from specdemo.cli import pair_from
     from specdemo.serving.options import ANSWER, CACHE_MB, ONGOING, WAITING, ServeOptions
-    from specdemo.zoo.errors import BadChoice
-    from specdemo.zoo.machine import require_device
+    from specdemo.models.errors import BadChoice
+    from specdemo.models.machine import require_device
 
     for option, device in (("--device", args.device), ("--draft-device", args.draft_device)):
         require_device(device, option)

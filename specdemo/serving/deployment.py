@@ -18,7 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from specdemo.engine.trace import BaselineToken, Trace
+from specdemo.trace import BaselineToken, Trace
 from specdemo.metrics import log_requests
 from specdemo.serving.backend import LocalBackend, Unavailable
 from specdemo.serving.generation import (

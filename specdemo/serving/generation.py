@@ -11,14 +11,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from specdemo.engine.trace import BaselineToken, PairInfo, Round, Settings, Trace
+from specdemo.trace import BaselineToken, PairInfo, Round, Settings, Trace
 from specdemo.metrics import Gauges
-from specdemo.zoo.templates import Message, TemplateError
+from specdemo.models.templates import Message, TemplateError
 
 if TYPE_CHECKING:
     from specdemo.engine.batch import Load, Waiting
     from specdemo.session import CacheUse
-    from specdemo.zoo.load import LoadedPair
+    from specdemo.models.load import LoadedPair
 
 TITLE_CHARACTERS = 2000
 """How much of a prompt is kept as the `instruction` of a trace that did not begin with one."""

@@ -14,7 +14,7 @@ from specdemo.serving.backend import LocalBackend
 from specdemo.serving.openai_api import create_app
 from specdemo.serving.options import ServeOptions, open_engine
 from specdemo.serving.web import key_from_environment
-from specdemo.zoo.errors import BadChoice, ZooError
+from specdemo.models.errors import BadChoice, ZooError
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

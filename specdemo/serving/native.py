@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from specdemo.engine.trace import MAX_JSON_BYTES, BaselineToken, Settings, Trace, TraceError, from_json, to_json
+from specdemo.trace import MAX_JSON_BYTES, BaselineToken, Settings, Trace, BadInput, from_json, to_json
 from specdemo.serving.backend import Backend
 from specdemo.serving.generation import Done, Progress, Refused, Request, Started, Waits
 from specdemo.serving.schema import read
@@ -56,7 +56,7 @@ def endpoints(backend: Backend) -> list[tuple[str, Callable[[HttpRequest], Await
     async def baseline(request: HttpRequest) -> Response:
         try:
             trace = from_json(await body_of(request, MAX_JSON_BYTES))
-        except TraceError as error:
+        except BadInput as error:
             raise Refused(str(error), "trace") from error
         return await _lines(request, backend.baseline(trace), _baseline_line)
 

@@ -83,8 +83,8 @@ def open_engine(options: ServeOptions, report: Callable[[str], None], threads: i
 
     Takes from seconds to as long as a download. Raises ZooError, or the session's error, with a sentence.
     """
-    from specdemo.zoo import models, pairs
-    from specdemo.zoo.load import load_pair
+    from specdemo.models import models, pairs
+    from specdemo.models.load import load_pair
 
     if options.model:
         target = models.source_of(options.model, "--model", options.weight_format)

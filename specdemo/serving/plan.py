@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 HEADROOM = 0.7
 """Share of what a replica can do that is planned with: visitors do not come evenly."""
@@ -108,8 +108,8 @@ def main(args: argparse.Namespace) -> int:
     import os
 
     from specdemo.cli import write_json
-    from specdemo.zoo.pairs import find_pair
-    from specdemo.zoo.progress import size
+    from specdemo.models.pairs import find_pair
+    from specdemo.models.progress import size
 
     try:
         text = Path(args.figures).read_text(encoding="utf-8")

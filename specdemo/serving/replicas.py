@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from specdemo.engine.trace import BaselineToken, Trace
+from specdemo.trace import BaselineToken, Trace
 from specdemo.serving.backend import Busy, NotReady
 from specdemo.serving.generation import Description, Done, Event, Interrupted, Progress, Request, Started, Waits
 from specdemo.serving.metrics import merged

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from specdemo.engine.lookahead import MAX_DRAFT
-from specdemo.engine.trace import Settings, Trace, summarize
+from specdemo.engine.policy import MAX_DRAFT
+from specdemo.trace import Settings, Trace, summarize
 from specdemo.serving.generation import Refused, Request
-from specdemo.zoo.templates import Message
+from specdemo.models.templates import Message
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -277,7 +277,7 @@ class Speculative(BaseModel):
         """Of a finished trace, with all of it inside when it is asked for."""
         import json
 
-        from specdemo.engine.trace import to_json
+        from specdemo.trace import to_json
 
         figures = summarize(trace)
         return cls(

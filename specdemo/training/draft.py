@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from specdemo.training.target import Target
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja",
@@ -33,7 +33,7 @@ def export_draft(model, target: Target, out: Path, work: Path) -> None:
 
 
 def _from_checkpoint(model, source: Path, made: Path, work: Path) -> None:
-    from specdemo.zoo.export import ExportSettings, export
+    from specdemo.models.export import ExportSettings, export
 
     checkpoint = work / "checkpoint"
     model.save_pretrained(checkpoint)
@@ -45,13 +45,13 @@ def _from_checkpoint(model, source: Path, made: Path, work: Path) -> None:
 
 def _from_gguf(model, gguf: Path, made: Path, work: Path) -> None:
     from specdemo.training.gguf_layers import write_layers
-    from specdemo.zoo import child
-    from specdemo.zoo.embedded_draft import build_draft_gguf
+    from specdemo.models import child
+    from specdemo.models.embedded_draft import build_draft_gguf
 
     layers, joined = work / "layers.gguf", work / "draft.gguf"
     write_layers(model, layers)
     build_draft_gguf(gguf, joined, layers)
-    code, said = child.run_module("specdemo.zoo.convert", [str(joined), str(made)], log=work / "convert.log")
+    code, said = child.run_module("specdemo.models.convert", [str(joined), str(made)], log=work / "convert.log")
     if code != 0:
         raise ZooError(f"The draft could not be converted to OpenVINO IR: {said.strip()[-200:]}")
     joined.unlink()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdemo.training.corpus import Conversation
-from specdemo.zoo.embedded_draft.phrases import LONGEST, Phrases, pack
+from specdemo.models.embedded_draft.phrases import LONGEST, Phrases, pack
 
 LEAST = 2
 """A context seen less often than this is left out, unless it is a single token."""

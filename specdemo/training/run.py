@@ -18,7 +18,7 @@ from specdemo.training import corpus
 from specdemo.training.corpus import Conversation
 from specdemo.training.settings import Report, TrainProgress, TrainResult, TrainSettings, silent
 from specdemo.training.target import Target, open_target
-from specdemo.zoo.errors import BadChoice, ZooError
+from specdemo.models.errors import BadChoice, ZooError
 
 HELD_EVERY, HELD_MOST = 16, 120
 """One conversation in so many is held back for evaluation, and at most so many in all."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 DEVICES = ("auto", "cpu", "cuda")
 LABELS = ("auto", "hard", "soft")
@@ -81,7 +81,7 @@ class TrainProgress:
 
     @property
     def line(self) -> str:
-        from specdemo.zoo.progress import duration
+        from specdemo.models.progress import duration
 
         parts = [f"{self.stage}: {100 * self.done / self.total:.0f}%" if self.total else self.stage]
         if self.agreement is not None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from specdemo.zoo import templates
-from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.models import templates
+from specdemo.models.errors import BadChoice, ZooError
+from specdemo.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +85,7 @@ def open_target(text: str, work: Path) -> Target:
         BadChoice: it is none of these. ZooError: fetching or converting failed.
     """
     if text == "embedded":
-        from specdemo.zoo import embedded
+        from specdemo.models import embedded
 
         files = embedded.fetch()
         return _gguf_target("SmolLM2-135M-Instruct", files.folder / "source.gguf", files.target, templates.CHATML)
@@ -102,7 +102,7 @@ def open_target(text: str, work: Path) -> Target:
 
 def _gguf_target(name: str, gguf: Path, ir_folder: Path, template: templates.Template | None = None) -> Target:
     """`template` None takes the one that the file brings, or none."""
-    from specdemo.zoo import gguf_metadata
+    from specdemo.models import gguf_metadata
 
     metadata = gguf_metadata.read_metadata(gguf)
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -118,17 +118,17 @@ def _gguf_target(name: str, gguf: Path, ir_folder: Path, template: templates.Tem
 
 
 def _convert(gguf: Path, folder: Path) -> Path:
-    from specdemo.zoo import child
+    from specdemo.models import child
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    code, said = child.run_module("specdemo.zoo.convert", [str(gguf), str(folder)], log=folder.parent / "convert.log")
+    code, said = child.run_module("specdemo.models.convert", [str(gguf), str(folder)], log=folder.parent / "convert.log")
     if code != 0:
         raise ZooError(f"{gguf} could not be converted to OpenVINO IR: {said.strip()[-200:]}")
     return folder
 
 
 def _checkpoint_target(text: str) -> Target:
-    from specdemo.zoo import ir, models
+    from specdemo.models import ir, models
 
     source = models.source_of(text, "--target", "int8")
     folder = models.checkpoint(source)

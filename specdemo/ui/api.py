@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypedDict
 
-from specdemo.engine.trace import Round, Settings, Trace, summarize, to_json
+from specdemo.trace import Round, Settings, Trace, summarize, to_json
 from specdemo.ui import controls
 from specdemo.ui.choice import Offer
 from specdemo.ui.faststart import import_gradio

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 from specdemo.ui import controls
 from specdemo.ui.choice import Offer
 from specdemo.ui.events import PRIVATE
@@ -20,7 +20,7 @@ from specdemo.ui.faststart import import_gradio
 from specdemo.ui.handlers import Runs, loading_line
 from specdemo.ui.pump import Pump
 from specdemo.ui.service import Service, sentence
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 gr = import_gradio()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.ui.controls import AUTO, OWN, InputError, Models
-from specdemo.zoo.pairs import PAIRS, Pair, find_pair, own_pair
+from specdemo.models.pairs import PAIRS, Pair, find_pair, own_pair
 
 if TYPE_CHECKING:
     from specdemo.session import Session
@@ -44,7 +44,7 @@ class Offer:
         """The name of the pair to take unasked. The first call may ask the network, for two seconds at most."""
         with self._lock:
             if self._default is None:
-                from specdemo.zoo import catalogue
+                from specdemo.models import catalogue
 
                 choice = catalogue.default_pair()
                 self._default, self.why = choice.pair.name, choice.why.partition(": ")[2] or choice.why
@@ -72,7 +72,7 @@ class Offer:
 
     def surveyed_pairs(self) -> list[Offered]:
         """The list with what stands against or for each pair here. Looks at memory and disk, not at the network."""
-        from specdemo.zoo.catalogue import survey
+        from specdemo.models.catalogue import survey
 
         facts = {found.pair.name: standing(found.pair, found.fits, found.ready) for found in survey()}
         known = {AUTO: f": {self._default}" if self._default else ""}
@@ -94,7 +94,7 @@ def _size(count: int) -> str:
 
 def devices() -> list[str]:
     """OpenVINO's devices here. Imports OpenVINO, which takes a moment."""
-    from specdemo.zoo import machine
+    from specdemo.models import machine
 
     return machine.devices()
 
@@ -102,7 +102,7 @@ def devices() -> list[str]:
 def open_session(models: Models, report: Callable[[str, float | None], None], **capacity) -> Session:
     """Fetch what is missing of `models`, compile it, and return its session, made for `capacity` (arguments of Session:
     `visitors`, `cache_mb`, `exclusive`). Slow; raises ZooError for the visitor."""
-    from specdemo.zoo.load import load_pair
+    from specdemo.models.load import load_pair
 
     _check_devices(models)
     pair = _pair(models)
@@ -116,7 +116,7 @@ def open_session(models: Models, report: Callable[[str, float | None], None], **
 
 def _pair(models: Models) -> Pair | None:
     """The pair that is named, None for "auto". Asks neither disk nor network more than whether a folder is there."""
-    from specdemo.zoo.models import source_of
+    from specdemo.models.models import source_of
 
     if models.pair == AUTO:
         return None
@@ -127,7 +127,7 @@ def _pair(models: Models) -> Pair | None:
 
 
 def _check_devices(models: Models) -> None:
-    from specdemo.zoo.machine import require_device
+    from specdemo.models.machine import require_device
 
     require_device(models.device, "Device")
     require_device(models.draft_device, "Draft device")

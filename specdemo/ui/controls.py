@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 
 DRAFT_TOKENS = ["auto", *(str(k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16))]
 DRAFTERS = ["auto", "model", "lookup"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from specdemo.engine.trace import Trace, summarize
+from specdemo.trace import Trace, summarize
 
 
 @dataclass(frozen=True, slots=True)

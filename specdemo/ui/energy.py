@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from specdemo.engine.trace import BaselineToken, Round
+from specdemo.trace import BaselineToken, Round
 
 
 class Tally:

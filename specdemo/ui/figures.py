@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from specdemo.engine.trace import Trace, acceptance_by_position, summarize
+from specdemo.trace import Trace, acceptance_by_position, summarize
 from specdemo.ui.costs import Costs, expected_speedup, measured_costs
 from specdemo.ui.verdict import seconds
 

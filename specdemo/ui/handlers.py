@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdemo.engine.trace import MAX_JSON_BYTES, Trace, TraceError, from_json
+from specdemo.trace import MAX_JSON_BYTES, Trace, BadInput, from_json
 from specdemo.ui import controls, energy, wire
 from specdemo.ui.pump import Pump, update_every
 from specdemo.ui.service import Service, sentence
@@ -169,9 +169,9 @@ def open_trace(path: str | None) -> tuple[str, Trace | None]:
         return wire.error(run_id, "No file was chosen."), None
     try:
         if Path(path).stat().st_size > MAX_JSON_BYTES:
-            raise TraceError(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; no run writes so much.")
+            raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; no run writes so much.")
         trace = from_json(Path(path).read_bytes())
-    except TraceError as error:
+    except BadInput as error:
         return wire.error(run_id, str(error)), None
     except (OSError, UnicodeDecodeError):
         return wire.error(run_id, "The file could not be read; choose a trace that this demo saved."), None

@@ -6,7 +6,7 @@ import threading
 import zlib
 from collections import OrderedDict
 
-from specdemo.engine.trace import Trace, from_json, to_json
+from specdemo.trace import Trace, from_json, to_json
 
 MOST_RUNS = 500
 MOST_BYTES = 20_000_000

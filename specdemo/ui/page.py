@@ -9,14 +9,14 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
-from specdemo.engine.trace import Trace
+from specdemo.trace import Trace
 from specdemo.ui import api, benchmark, choice, controls, explain, handlers, wire
 from specdemo.ui.events import PRIVATE
 from specdemo.ui.faststart import import_gradio
 from specdemo.ui.head import TITLE, Head
 from specdemo.ui.kept import Kept
 from specdemo.ui.service import Service
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 gr = import_gradio()
 

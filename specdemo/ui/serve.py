@@ -12,9 +12,9 @@ from argparse import Namespace
 from functools import partial
 
 from specdemo.ui import controls
-from specdemo.zoo.errors import BadChoice
-from specdemo.zoo.machine import require_device
-from specdemo.zoo.pairs import find_pair
+from specdemo.models.errors import BadChoice
+from specdemo.models.machine import require_device
+from specdemo.models.pairs import find_pair
 
 
 class BadOption(ValueError):
@@ -122,7 +122,7 @@ def _look_less_often(blocks) -> None:
 def _remote(url: str):
     """The offer of an engine somewhere else. Raises BadOption when there is none."""
     from specdemo.ui.remote import RemoteOffer
-    from specdemo.zoo.errors import ZooError
+    from specdemo.models.errors import ZooError
 
     try:
         return RemoteOffer(url)

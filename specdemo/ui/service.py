@@ -37,7 +37,7 @@ class State:
 def sentence(error: BaseException) -> str:
     """One sentence for the page: the message of an error made for users, without paths of this machine, else what
     failed (the log has the rest)."""
-    from specdemo.zoo.errors import ZooError
+    from specdemo.models.errors import ZooError
 
     kind = type(error).__name__
     if isinstance(error, (ZooError, Refused)) or kind in ("RequestError", "EngineError", "Busy"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdemo.engine.trace import Summary, Trace, summarize
+from specdemo.trace import Summary, Trace, summarize
 from specdemo.ui.costs import measured_costs
 
 NOTICEABLE = 0.03

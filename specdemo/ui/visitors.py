@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdemo.engine.trace import BaselineToken, Settings, Trace
+from specdemo.trace import BaselineToken, Settings, Trace
 from specdemo.metrics import Gauges, Metrics, Record
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 
-from specdemo.engine.trace import BaselineToken, Round, Trace, to_json
+from specdemo.trace import BaselineToken, Round, Trace, to_json
 from specdemo.ui.verdict import verdict
 
 OVERLAP = 24

@@ -53,7 +53,7 @@ def serve(port: int) -> None:
     """The page's server; for each line of its standard input it answers QUESTION itself, with as many tokens as the line
     says, and prints the milliseconds that a token took."""
     import app
-    from specdemo.engine.trace import Settings, Trace, summarize
+    from specdemo.trace import Settings, Trace, summarize
     from specdemo.ui import choice
 
     sessions, open_session = [], choice.open_session

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, Hub, Repository
 
-from specdemo.engine.trace import from_json
-from specdemo.zoo import catalogue, hub, machine, models
-from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.load import load_pair
-from specdemo.zoo.pairs import Source, find_pair, own_pair
+from specdemo.trace import from_json
+from specdemo.models import catalogue, hub, machine, models
+from specdemo.models.errors import BadChoice, ZooError
+from specdemo.models.load import load_pair
+from specdemo.models.pairs import Source, find_pair, own_pair
 
 ROOT = Path(__file__).parent.parent
 DOLLY, PYTHIA = "OpenVINO/dolly-v2-3b-int8-ov", "OpenVINO/pythia-1b-int4-ov"

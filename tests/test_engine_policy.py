@@ -8,10 +8,10 @@ import toy
 
 from specdemo.engine import decode
 from specdemo.engine.drafters import AutoDrafter, Lookup, ModelDrafter, Reply
-from specdemo.engine.lookahead import Calibration, Costs, Lookahead, expected_speedup, expected_tokens
+from specdemo.engine.policy import Calibration, Costs, Lookahead, expected_speedup, expected_tokens
 from specdemo.engine.model import Logits
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.trace import Round
+from specdemo.trace import Round
 
 VOCABULARY = 64
 PLAIN = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tokenizers
 
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 
 def _byte_alphabet() -> dict[str, int]:

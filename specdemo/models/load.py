@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specdemo.engine.trace import PairInfo
-from specdemo.zoo import embedded, embedded_draft, ir, models
-from specdemo.zoo.pairs import Pair
-from specdemo.zoo.progress import Progress, silent
-from specdemo.zoo.templates import DOLLY, NAMED, PLAIN, Template, chat_template
-from specdemo.zoo.tokenizer import Tokenizer
-from specdemo.zoo.vocabulary import require_same_vocabulary
+from specdemo.trace import PairInfo
+from specdemo.models import embedded, embedded_draft, ir, models
+from specdemo.models.pairs import Pair
+from specdemo.models.progress import Progress, silent
+from specdemo.models.templates import DOLLY, NAMED, PLAIN, Template, chat_template
+from specdemo.models.tokenizer import Tokenizer
+from specdemo.models.vocabulary import require_same_vocabulary
 
 if TYPE_CHECKING:
     from specdemo.engine.drafters import PhraseTable

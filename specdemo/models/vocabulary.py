@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdemo.zoo.errors import BadChoice
-from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.models.errors import BadChoice
+from specdemo.models.tokenizer import Tokenizer
 
 
 def require_same_vocabulary(target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from specdemo.zoo.pairs import Source
-from specdemo.zoo.progress import Progress, Report, silent
+from specdemo.models.pairs import Source
+from specdemo.models.progress import Progress, Report, silent
 
 ROTARY_SHARE = 0.25
 GROUP = 128

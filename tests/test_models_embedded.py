@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specdemo.zoo import embedded
-from specdemo.zoo.errors import ZooError
+from specdemo.models import embedded
+from specdemo.models.errors import ZooError
 
 ROOT = Path(__file__).parent.parent
 
@@ -115,7 +115,7 @@ def test_a_new_draft_is_built_beside_the_target_that_is_already_here(embedded_pa
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(
         textwrap.dedent("""
-        from specdemo.zoo.embedded_draft import WINDOW, build_draft_gguf
+        from specdemo.models.embedded_draft import WINDOW, build_draft_gguf
         def head_tokens():
             return [0, 1, 2]
         """)

@@ -9,10 +9,10 @@ import openvino as ov
 import pytest
 from tiny_home import ir_folder
 
-from specdemo.engine.trace import Settings
+from specdemo.trace import Settings
 from specdemo.session import RequestError, Session
-from specdemo.zoo import machine
-from specdemo.zoo.export_child import fitting_group_size
+from specdemo.models import machine
+from specdemo.models.export_child import fitting_group_size
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`python -m specdemo.zoo.export_child SOURCE OUT FORMAT GROUP_SIZE`: the export itself, in a process of its own."""
+"""`python -m specdemo.models.export_child SOURCE OUT FORMAT GROUP_SIZE`: the export itself, in a process of its own."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 GB = 1_000_000_000
 MB = 1_000_000

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdemo.zoo.errors import ZooError
-from specdemo.zoo.tokenizer import Tokenizer
+from specdemo.models.errors import ZooError
+from specdemo.models.tokenizer import Tokenizer
 
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _DOLLY = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdemo.zoo.errors import BadChoice, ZooError
-from specdemo.zoo.home import cache_home, make_folder, require_space
-from specdemo.zoo.progress import Progress, Report, estimate, silent
+from specdemo.models.errors import BadChoice, ZooError
+from specdemo.models.home import cache_home, make_folder, require_space
+from specdemo.models.progress import Progress, Report, estimate, silent
 
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -6,10 +6,10 @@ import pytest
 
 from specdemo import cli
 from specdemo.commands.rehearse import NUMERICS, TOKENS, Rehearsed, prospect, rehearse, table
-from specdemo.zoo import ir
-from specdemo.zoo.pairs import PAIRS, find_pair
-from specdemo.zoo.progress import silent
-from specdemo.zoo.rehearsal import SHAPES, Shape, shape_of, write_ir
+from specdemo.models import ir
+from specdemo.models.pairs import PAIRS, find_pair
+from specdemo.models.progress import silent
+from specdemo.models.rehearsal import SHAPES, Shape, shape_of, write_ir
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -1,4 +1,4 @@
-"""`python -m specdemo.zoo.convert GGUF FOLDER`: turn a GGUF file into OpenVINO IR in FOLDER, with openvino_genai.
+"""`python -m specdemo.models.convert GGUF FOLDER`: turn a GGUF file into OpenVINO IR in FOLDER, with openvino_genai.
 
 A program of its own so that a crash in it hurts nobody. It writes openvino_model.xml and .bin with int8 weights, then
 checks that the model reads back as a decoder; it exits with 1 and a sentence if not.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specdemo.zoo.quantize import to_int8_rows
+from specdemo.models.quantize import to_int8_rows
 
 
 def main(gguf: Path, folder: Path) -> int:

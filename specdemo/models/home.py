@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specdemo.zoo.errors import ZooError
+from specdemo.models.errors import ZooError
 
 
 def cache_home() -> Path:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from specdemo.zoo.embedded_draft import phrases
+from specdemo.models.embedded_draft import phrases
 
 WINDOW = 64
 """Tokens of a text that the draft need read: with all of the prompt before it, it agrees with the target no more often

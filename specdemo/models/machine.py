@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from specdemo.zoo.errors import BadChoice
+from specdemo.models.errors import BadChoice
 
 KV_CACHES = ("auto", "f32", "f16", "bf16", "u8")
 """Precisions in which keys and values may be kept; "auto" leaves it to the numerics."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdemo.zoo.errors import BadChoice, ZooError
+from specdemo.models.errors import BadChoice, ZooError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"

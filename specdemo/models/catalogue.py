@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdemo.zoo import embedded, hub, machine, models
-from specdemo.zoo.pairs import BY_SIZE, EMBEDDED, PAIRS, Pair, find_pair
+from specdemo.models import embedded, hub, machine, models
+from specdemo.models.pairs import BY_SIZE, EMBEDDED, PAIRS, Pair, find_pair
 
 
 @dataclass(frozen=True, slots=True)

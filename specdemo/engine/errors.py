@@ -1,0 +1,54 @@
+"""What can go wrong, and how it is reported: every error carries its exit code and its HTTP status.
+
+The message of each is one sentence for the person who caused it or who can mend it.
+"""
+
+from __future__ import annotations
+
+
+class SpecdemoError(Exception):
+    """Base of the project's errors. `exit_code` is the command line's, `http_status` the servers'."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class BadInput(SpecdemoError, ValueError):
+    """An option, a file or a request that cannot be used; the message names it and says what would be accepted.
+
+    `param` is the request's field and `code` the short name of the problem, as OpenAI's clients read them.
+    """
+
+    exit_code = 2
+    http_status = 400
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.param, self.code = param, code
+
+    def __reduce__(self):
+        return type(self), (str(self), self.param, self.code)
+
+
+class ModelError(SpecdemoError, RuntimeError):
+    """A model cannot be loaded or run."""
+
+
+class NoPagedAttention(ModelError):
+    """The model may be fine, but not with paged attention on this device; see `engine.open` for the stateful path."""
+
+
+class CacheFull(SpecdemoError, RuntimeError):
+    """The KV cache has no free block left and may not grow."""
+
+    http_status = 503
+
+
+class Busy(SpecdemoError, RuntimeError):
+    """Too much to do, not ready yet, or shutting down: the same request may succeed later."""
+
+    http_status = 503
+
+
+class RequestFailed(SpecdemoError, RuntimeError):
+    """A request that was taken on and could not be finished."""

@@ -1,0 +1,35 @@
+"""The kinds of error of the whole project, each with its exit code and its HTTP status."""
+
+from specdemo.engine.errors import (
+    BadInput,
+    Busy,
+    CacheFull,
+    ModelError,
+    NoPagedAttention,
+    RequestFailed,
+    SpecdemoError,
+)
+
+__all__ = [
+    "BadInput",
+    "Busy",
+    "CacheFull",
+    "FetchError",
+    "MissingPackage",
+    "ModelError",
+    "NoPagedAttention",
+    "RequestFailed",
+    "SpecdemoError",
+]
+
+
+class FetchError(SpecdemoError):
+    """Getting a model ready failed: network, disk, a damaged file, a conversion."""
+
+    http_status = 502
+
+
+class MissingPackage(SpecdemoError):
+    """An optional package is needed; the message says how to install it."""
+
+    http_status = 501
