@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from specdemo.engine.batch import EngineError, Load
+from specdemo.engine.scheduler import EngineError, Load
 from specdemo.trace import BaselineToken, DraftToken, EmittedToken, PairInfo, Round, Settings, Trace
 from specdemo.serving.backend import LocalBackend
 from specdemo.serving.generation import Engine

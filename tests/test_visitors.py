@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine.batch import Load, Waiting
+from specdemo.engine.scheduler import Load, Waiting
 from specdemo.engine.graph import ModelError
 from specdemo.engine.model import CacheFull
 from specdemo.trace import (

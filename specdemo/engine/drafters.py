@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .policy import Lookahead
-from .model import Logits, Run, Sequence, prefill_chunks
+from .cache import Sequence
+from .model import Logits, Run, prefill_chunks
+from .policy import Policy
 from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw, favoured, point_mass
 
 LONGEST_MATCH = 7
@@ -45,12 +46,12 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward: its logits, valid until that model's next forward. `tokens` are those that the forward
-    ran in all, padding and other requests' included; 0 where nobody counted. Of the requests that share a forward one
-    is the `first`, which learns from its cost for all."""
+    ran in all, padding and other requests' included. Of the requests that share a forward one is the `first`, whose
+    policy learns its cost."""
 
     logits: Logits
     seconds: float
-    tokens: int = 0
+    tokens: int
     first: bool = True
 
 
@@ -94,12 +95,12 @@ class Asked(NamedTuple):
     said: list[tuple[str, float, int]]
 
 
-def _count(asked: list[Asked], came: list[int], lookahead: Lookahead) -> None:
+def _count(asked: list[Asked], came: list[int], policy: Policy) -> None:
     """Count who was right about the tokens that came, as far as they went along with the draft, and forget what was
     asked."""
     for (drafted, said), token in zip(asked, came, strict=False):
         for name, confidence, guessed in said:
-            lookahead.calibrated(name).saw(confidence, guessed == token)
+            policy.calibrated(name).saw(confidence, guessed == token)
         if drafted != token:
             break
     asked.clear()
@@ -132,14 +133,14 @@ class ModelDrafter:
     def __init__(
         self,
         sequence: Sequence,
-        lookahead: Lookahead,
+        policy: Policy,
         sampling: Sampling,
         head_tokens: np.ndarray | None = None,
         window: int | None = None,
     ):
         self.sequence = sequence
-        self.lookahead = lookahead
-        self.calibration = lookahead.calibrated(self.name)
+        self.policy = policy
+        self.calibration = policy.calibrated(self.name)
         self.sampling = sampling
         self.head_tokens = head_tokens
         self.window = window
@@ -155,10 +156,10 @@ class ModelDrafter:
         return not self.sampling.greedy and self.sampling.coupling == "maximal"
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        lookahead = self.lookahead
-        _count(self._asked, context[self._read :], lookahead)
+        policy = self.policy
+        _count(self._asked, context[self._read :], policy)
         self._read = len(context)
-        remaining, limit = limit, min(limit, lookahead.limit)
+        remaining, limit = limit, min(limit, policy.limit)
         if limit <= 0 or not self._wanted(context, limit, remaining):
             return Draft()
         proposals: list[Proposal] = []
@@ -169,15 +170,15 @@ class ModelDrafter:
             self._asked.append(Asked(proposal.token, [(self.name, proposal.confidence, proposal.token)]))
             seconds += spent
             survival *= proposal.expected
-            if len(proposals) >= limit or not lookahead.worth_drafting(
+            if len(proposals) >= limit or not policy.worth_drafting(
                 drafted=len(proposals),
                 survival=survival,
                 expected=self.calibration.overall,
-                step=lookahead.costs.draft_step,
+                step=policy.costs.draft_step,
             ):
                 break
         if not self.binding:
-            keep, _ = lookahead.best_draft([one.expected for one in proposals])
+            keep, _ = policy.best_draft([one.expected for one in proposals])
             del proposals[max(keep, 1) :]
         return _draft(proposals, seconds)
 
@@ -193,9 +194,9 @@ class ModelDrafter:
             reply = yield Forward("draft", Run(self.sequence, chunk, rows, stepwise=len(pending) <= FEW))
             seconds += reply.seconds
         if len(pending) == 1:
-            self.lookahead.costs.saw_draft(seconds)
+            self.policy.costs.saw_draft(seconds)
         elif len(pending) > FEW:
-            self.lookahead.costs.saw_reading(len(pending), seconds)
+            self.policy.costs.saw_reading(len(pending), seconds)
         return self._choose(reply.logits, len(context) + len(drafted)), seconds
 
     def cost(self, context: list[int], drafted: list[int]) -> tuple[float, float]:
@@ -204,18 +205,18 @@ class ModelDrafter:
         if self.window is not None:
             behind = min(behind, self.window)
         behind += len(drafted)
-        costs = self.lookahead.costs
+        costs = self.policy.costs
         return costs.draft_step, costs.reading(behind) if behind > FEW else 0.0
 
     def _wanted(self, context: list[int], limit: int, remaining: int) -> bool:
         """Whether drafting up to `limit` tokens pays, or it is time to look whether that is still so. What it saves has
         to pay for catching up within the `remaining` tokens of the answer."""
-        if self.lookahead.fixed is not None:
+        if self.policy.fixed is not None:
             return True
         step, reading = self.cost(context, [])
-        _, saved = self.lookahead.best_draft([self.calibration.hopeful] * limit, step)
-        return saved * remaining / 2 > reading or self.lookahead.probe_due(
-            step + reading + self.lookahead.verify(2) - self.lookahead.verify(1)
+        _, saved = self.policy.best_draft([self.calibration.hopeful] * limit, step)
+        return saved * remaining / 2 > reading or self.policy.probe_due(
+            step + reading + self.policy.verify(2) - self.policy.verify(1)
         )
 
     def _rewind(self, context: list[int], drafted: list[int]) -> int:
@@ -413,12 +414,12 @@ class AutoDrafter:
     def __init__(
         self,
         guessers: list[Guesser],
-        lookahead: Lookahead,
+        policy: Policy,
         model: ModelDrafter | None = None,
         sampling: Sampling = GREEDY,
     ):
-        self.guessers = [(guesser, lookahead.calibrated(guesser.name)) for guesser in guessers]
-        self.lookahead = lookahead
+        self.guessers = [(guesser, policy.calibrated(guesser.name)) for guesser in guessers]
+        self.policy = policy
         self.model = model
         self.sampling = sampling
         self._noise_shared = not sampling.greedy and sampling.coupling == "shared"
@@ -426,23 +427,23 @@ class AutoDrafter:
         self._asked: list[Asked] = []
 
     def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        lookahead = self.lookahead
-        adaptive = lookahead.fixed is None
-        remaining, limit = limit, min(limit, lookahead.limit if adaptive else lookahead.fixed)
+        policy = self.policy
+        adaptive = policy.fixed is None
+        remaining, limit = limit, min(limit, policy.limit if adaptive else policy.fixed)
         self._learn(context)
         proposals: list[Proposal] = []
         drafted: list[int] = []
         survival, seconds = 1.0, 0.0
         bound = 0
-        pace = lookahead.pace
-        while len(drafted) < limit and (not adaptive or lookahead.pays(len(drafted), survival * pace)):
+        pace = policy.pace
+        while len(drafted) < limit and (not adaptive or policy.pays(len(drafted), survival * pace)):
             best, said = self._guess(drafted)
             if self.model is not None and self._model_pays(context, drafted, survival * pace, best, remaining):
                 own, spent = yield from self.model.step(context, drafted)
                 seconds += spent
                 said.append((own.source, own.confidence, own.token))
                 free = best.expected if best is not None else 0.0
-                lookahead.improvement.saw(free, max(own.expected - free, 0.0))
+                policy.improvement.saw(free, max(own.expected - free, 0.0))
                 if self.model.binding:
                     best, bound = own, len(drafted) + 1
                 elif best is None or own.expected >= best.expected:
@@ -453,7 +454,7 @@ class AutoDrafter:
             proposals.append(best)
             drafted.append(best.token)
             survival *= best.expected
-        length, _ = lookahead.best_draft([one.expected for one in proposals])
+        length, _ = policy.best_draft([one.expected for one in proposals])
         return _draft(proposals[: max(length, bound)], seconds)
 
     def _model_pays(
@@ -461,27 +462,27 @@ class AutoDrafter:
     ) -> bool:
         """Whether to ask the draft model for the next token, given the best guess for it and the seconds that it is
         `worth` if it is right."""
-        lookahead, model = self.lookahead, self.model
+        policy, model = self.policy, self.model
         free = best.expected if best is not None else 0.0
-        if lookahead.fixed is not None:
+        if policy.fixed is not None:
             return model.calibration.overall > free
-        improvement, draft_step = lookahead.improvement(free), lookahead.costs.draft_step
-        if worth * improvement <= draft_step and (drafted or not lookahead.affords_probe(draft_step)):
+        improvement, draft_step = policy.improvement(free), policy.costs.draft_step
+        if worth * improvement <= draft_step and (drafted or not policy.affords_probe(draft_step)):
             return False  # as nearly always where guesses are good: what follows could not change it
         hope = min(free + improvement, 1.0)
-        row = lookahead.row(len(drafted) + 1)
+        row = policy.row(len(drafted) + 1)
         saved = worth * hope - row - draft_step - max(worth * free - row, 0.0)
         if saved <= 0 and drafted:
             return False
         step, reading = model.cost(context, drafted)
         if saved > 0 and saved * remaining / 2 > reading:
             return True
-        return not drafted and lookahead.probe_due(step + reading)
+        return not drafted and policy.probe_due(step + reading)
 
     def _learn(self, context: list[int]) -> None:
         """Read what was added to the text, and count which of it was guessed."""
         added = context[self._read :]
-        _count(self._asked, added, self.lookahead)
+        _count(self._asked, added, self.policy)
         for guesser, _ in self.guessers:
             guesser.read(added)
         self._read = len(context)
@@ -502,3 +503,27 @@ class AutoDrafter:
             if best is None or expected > best.expected:
                 best = Proposal(token, guesser.name, confidence, expected)
         return best, said
+
+
+def make_drafter(
+    name: str,
+    policy: Policy,
+    sampling: Sampling,
+    *,
+    sequence: Sequence | None = None,
+    head_tokens: np.ndarray | None = None,
+    window: int | None = None,
+    table: PhraseTable | None = None,
+) -> Drafter | None:
+    """The drafter of this `name` (as in settings); `sequence` is the draft model's, None for no model."""
+    if name == "none":
+        return None
+    if name == "lookup":
+        return AutoDrafter([Lookup()], policy, sampling=sampling)
+    model = None
+    if sequence is not None:
+        model = ModelDrafter(sequence, policy, sampling, head_tokens=head_tokens, window=window)
+    if name == "model":
+        return model
+    guessers = [Lookup()] if table is None else [Lookup(), Phrases(table)]
+    return AutoDrafter(guessers, policy, model, sampling)

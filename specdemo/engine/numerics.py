@@ -1,7 +1,7 @@
-"""Which plugin settings make a target's logits independent of how many tokens run together, found by measuring.
+"""Which plugin settings make a model's logits independent of how many tokens run together, found by measuring.
 
 Speculative decoding is lossless in practice only where verifying n tokens gives the logits that n single steps would
-have given. docs/numerics.md has the measurements behind the candidates.
+have given. docs/reference/numerics.md has the measurements behind the candidates.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
+from .cache import Sequence
 from .errors import CacheFull, ModelError
-from .policy import Costs
-from .model import ModelSettings, Run, Sequence
+from .model import ModelSettings, Run
 from .open import Model, open_model
+from .policy import Costs
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
 
-LANES = (1, 2, 3, 4, 6, 8, 12, 16)
-DRAFT_LANES = (1, 2, 4)
-"""What a draft reads between its steps: the last token, and few others."""
-LANE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a model is compiled once for each of LANES: a larger one's forwards take so long that a
-change of their size does not matter, and its memory does; of a smaller one nothing matters but the time to load it."""
+FIXED_SHAPES = (1, 2, 3, 4, 6, 8, 12, 16)
+DRAFT_FIXED_SHAPES = (1, 2, 4)
+"""What a draft model reads between its steps: the last token, and few others."""
+FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
+"""Bytes of weights for which a model is compiled once for each of FIXED_SHAPES: a larger model's forwards take so long
+that a change of their size does not matter, and its memory does; of a smaller one only the time to load it matters."""
 
-CHECKED_SIZES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+CHECKED_SIZES = (2, 3, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
@@ -37,38 +38,52 @@ GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GROWTH_SIZES = (1, 2, 4, 8, 16)
 MOST_GROWTH = 1 / 500
-"""Of a forward's time, for each token of context: a measured growth beyond it was something else's doing."""
+"""Of a forward's time, for each token of context: a measured growth beyond it was caused by something else."""
 
 SHORT, LONG = 64, 576
 """Tokens of context at which forwards are timed at the start."""
 
 _CONTEXT = 40
+_REFERENCE = 4
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """What was found on this processor: forwards of 2 to `tokens` tokens give bitwise equal logits (0: not even 2 and
-    3 do), and a one-token forward differs from them by at most `one_token` logits."""
+    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal
+    logits (0: not even the smallest do), and a forward of one token differs from them by at most `one_token` logits;
+    with `merging`, requests that share a forward get the bits that each gets alone."""
 
     tokens: int
     one_token: float
+    threads: int
+    merging: bool = False
 
     @property
     def guard(self) -> float | None:
-        """The margin, in logits, above which a one-token forward's choice is taken for everybody's: GUARD_TIMES the
-        largest difference seen. None where that is so much that forwards would be repeated all the time."""
+        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES the largest
+        difference seen. None where no guard is needed, or where it would repeat forwards all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
-        return guard if self.tokens and guard <= MOST_GUARD else None
+        return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
+
+    @property
+    def least_tokens(self) -> int:
+        """What forwards are padded to so that all round alike."""
+        return 2 if self.tokens and self.one_token else 1
 
     def __str__(self) -> str:
+        threads = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
-            return "logits depend on how many tokens run together"
-        return (
-            f"forwards of 2 to {self.tokens} tokens give bitwise equal logits; "
-            f"a one-token forward differs by up to {self.one_token:.1g}"
-        )
+            return f"{threads}logits depend on how many tokens run together"
+        first = 2 if self.one_token else 1
+        found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
+        if self.one_token:
+            how = "near ties are run again" if self.guard else "which is padded to two"
+            found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
+        if self.merging:
+            return f"{found}; requests that share a forward get the same bits"
+        return f"{found}; requests do not share forwards, which would change their bits"
 
 
 def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[tuple[tuple[str, str], ...]]:
@@ -87,24 +102,28 @@ def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
     return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
 
 
-def _lanes(xml: Path, device: str, lanes: tuple[int, ...] = LANES) -> tuple[int, ...]:
-    """What a model's forwards are kept apart by: only where preparing the layers anew takes a time that counts."""
-    return lanes if device == "CPU" and xml.with_suffix(".bin").stat().st_size in LANE_WEIGHTS else ()
+def _fixed_shapes(xml: Path, device: str, sizes: tuple[int, ...] = FIXED_SHAPES) -> tuple[int, ...]:
+    """The fixed shapes that a model is compiled for: only where a change of shape takes a time that counts."""
+    worth_it = device == "CPU" and xml.with_suffix(".bin").stat().st_size in FIXED_SHAPE_WEIGHTS
+    return sizes if worth_it else ()
 
 
-def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> tuple[Model, Invariance]:
-    """Compile a target in the first candidate setting that is invariant here; in the last one if none is.
+def exact_model(
+    xml: Path, device: str, core: ov.Core, kv_cache: str = "auto"
+) -> tuple[Model, Invariance]:
+    """Compile a target model in the first candidate setting that is invariant here; in the last one if none is.
 
     The candidates are the CPU's settings. A device that refuses them all runs in its own. Raises ModelError.
     """
     candidates = exact_candidates(xml, kv_cache)
     if device != "CPU":
         candidates.append(fast_properties(kv_cache))
-    model, found = None, Invariance(0, 0.0)
+    model = found = None
     for properties in candidates:
         model = None  # before the next is made: two at once may not fit into memory
+        settings = ModelSettings(device, properties, fixed_shapes=_fixed_shapes(xml, device))
         try:
-            model = open_model(xml, ModelSettings(device, properties, lanes=_lanes(xml, device)), core=core)
+            model = open_model(xml, settings, core=core)
         except ModelError:
             if properties is candidates[-1] or device == "CPU":
                 raise
@@ -116,66 +135,9 @@ def exact_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -
 
 
 def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
-    """Compile a target in the plugin's own setting. Raises ModelError."""
-    settings = ModelSettings(device, fast_properties(kv_cache), lanes=_lanes(xml, device))
+    """Compile a target model in the plugin's own setting. Raises ModelError."""
+    settings = ModelSettings(device, fast_properties(kv_cache), fixed_shapes=_fixed_shapes(xml, device))
     return open_model(xml, settings, core=core)
-
-
-def measure_invariance(model: Model) -> Invariance:
-    """Run the same made-up text in pieces of every checked size and compare the logits bitwise. A second or so."""
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(CHECKED_SIZES)).tolist()
-    with model.new_sequence() as base:
-        model.forward([Run(base, text[:_CONTEXT], 1)])
-        reference = _logits_in_pieces(model, base, text[_CONTEXT:], 2, total=16)
-        one = _logits_in_pieces(model, base, text[_CONTEXT:], 1, total=6)
-        reached = 0
-        for size in CHECKED_SIZES[1:]:
-            # Forwards of `size` rows must agree with forwards of two; of large ones, only the first rows are compared.
-            got = _logits_in_pieces(model, base, text[_CONTEXT:], size, total=max(size, 16))[:16]
-            if not np.array_equal(got, reference[: len(got)]):
-                break
-            reached = size
-        return Invariance(reached, float(np.abs(one - reference[:6]).max()))
-
-
-def _logits_in_pieces(model: Model, base, text: list[int], size: int, total: int) -> np.ndarray:
-    """Logits [total, vocabulary] of `text` after `base`, run `size` tokens a forward."""
-    rows = []
-    with model.fork(base, base.length) as sequence:
-        for begin in range(0, total - total % size, size):
-            piece = text[begin : begin + size]
-            rows.append(model.forward([Run(sequence, piece, len(piece), stepwise=True)])[0].rows.copy())
-    return np.concatenate(rows)
-
-
-def merging_is_exact(model: Model, tokens: int) -> bool:
-    """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that each gets alone.
-
-    One of them is a prompt that starts in that forward, the others are verified at different contexts.
-    """
-    rng = np.random.default_rng(1)
-    sizes = [2, 3, 5, tokens - 10] if tokens >= 16 else [2, 2, 2, 2]
-    contexts = [_CONTEXT, _CONTEXT // 2 + 1, 2 * _CONTEXT, 0]
-    texts = [rng.integers(0, model.vocabulary_size, context).tolist() for context in contexts]
-    pieces = [rng.integers(0, model.vocabulary_size, size).tolist() for size in sizes]
-    rows = [1, *sizes[1:3], 1]
-    bases = [model.new_sequence(min_tokens=2) for _ in texts]
-    for base, text in zip(bases, texts, strict=True):
-        if text:
-            model.forward([Run(base, text, 0)])
-
-    def runs() -> list[Run]:
-        forks = [model.fork(base, base.length) for base in bases]
-        return [Run(fork, piece, n) for fork, piece, n in zip(forks, pieces, rows, strict=True)]
-
-    alone = runs()
-    together = runs()
-    separate = [model.forward([run])[0].rows.copy() for run in alone]
-    merged = [logits.rows.copy() for logits in model.forward(together)]
-    for sequence in [*bases, *(run.sequence for run in [*alone, *together])]:
-        sequence.release()
-    return all(np.array_equal(one, other) for one, other in zip(separate, merged, strict=True))
 
 
 def fastest_model(
@@ -187,12 +149,15 @@ def fastest_model(
     head_tokens: np.ndarray | None = None,
     vocabulary: int | None = None,
 ) -> Model:
-    """Compile a draft in the setting whose single step is fastest here; exactness does not matter for a draft."""
+    """Compile a draft model in the setting whose step is fastest here; exactness does not matter for a draft."""
     best: tuple[float, Model] | None = None
     for properties in (fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]):
+        shapes = _fixed_shapes(xml, device, DRAFT_FIXED_SHAPES)
+        settings = ModelSettings(device, properties, fixed_shapes=shapes)
         try:
-            settings = ModelSettings(device, properties, lanes=_lanes(xml, device, DRAFT_LANES))
-            model = open_model(xml, settings, head_tokens=head_tokens, vocabulary=vocabulary, core=core)
+            model = open_model(
+                xml, settings, head_tokens=head_tokens, vocabulary=vocabulary, core=core
+            )
         except ModelError:
             if best is None:
                 raise
@@ -203,12 +168,80 @@ def fastest_model(
     return best[1]
 
 
+def measure_invariance(model: Model) -> Invariance:
+    """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens as there are
+    threads, and compare the logits bitwise; then merged forwards. Sets `model.least_tokens`. A second or so."""
+    threads = model.threads
+    sizes = sorted({*CHECKED_SIZES, *([threads] if 1 < threads <= max(CHECKED_SIZES) else [])})
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(sizes)).tolist()
+    model.least_tokens = 1
+    with model.new_sequence() as base:
+        model.forward([Run(base, text[:_CONTEXT], 1)])
+        rest = text[_CONTEXT:]
+        reference = _logits_in_pieces(model, base, rest, _REFERENCE, total=16)
+        one = _logits_in_pieces(model, base, rest, 1, total=8)
+        reached = 0
+        for size in sizes:
+            # Of larger forwards only the first rows are compared.
+            got = _logits_in_pieces(model, base, rest, size, total=max(size, 16))[:16]
+            if not np.array_equal(got, reference[: len(got)]):
+                break
+            reached = size
+    found = Invariance(reached, float(np.abs(one - reference[:8]).max()), threads)
+    model.least_tokens = found.least_tokens
+    merging = reached > 0 and merging_is_exact(model, reached)
+    return Invariance(reached, found.one_token, threads, merging)
+
+
+def _logits_in_pieces(
+    model: Model, base: Sequence, text: list[int], size: int, total: int
+) -> np.ndarray:
+    """Logits [total, vocabulary] of `text` after `base`, run `size` tokens a forward."""
+    rows = []
+    with model.fork(base, base.length) as sequence:
+        for begin in range(0, total - total % size, size):
+            piece = text[begin : begin + size]
+            run = Run(sequence, piece, len(piece), stepwise=True)
+            rows.append(model.forward([run])[0].rows.copy())
+    return np.concatenate(rows)
+
+
+def merging_is_exact(model: Model, tokens: int) -> bool:
+    """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that each gets alone.
+
+    One of them is a prompt that starts in that forward, the others are verified at different contexts, one of them a
+    single token.
+    """
+    rng = np.random.default_rng(1)
+    sizes = [2, 1, 5, tokens - 8] if tokens >= 16 else [2, 1, 2, 2]
+    contexts = [_CONTEXT, _CONTEXT // 2 + 1, 2 * _CONTEXT, 0]
+    bases = [model.new_sequence() for _ in contexts]
+    for base, context in zip(bases, contexts, strict=True):
+        if context:
+            text = rng.integers(0, model.vocabulary_size, context).tolist()
+            model.forward([Run(base, text, 0)])
+    pieces = [rng.integers(0, model.vocabulary_size, size).tolist() for size in sizes]
+
+    def runs() -> list[Run]:
+        forks = [model.fork(base, base.length) for base in bases]
+        parts = zip(forks, pieces, sizes, strict=True)
+        return [Run(fork, piece, size if fork.length else 1, bool(fork.length)) for fork, piece, size in parts]
+
+    alone, together = runs(), runs()
+    separate = [model.forward([run])[0].rows.copy() for run in alone]
+    merged = [logits.rows.copy() for logits in model.forward(together)]
+    for sequence in [*bases, *(run.sequence for run in [*alone, *together])]:
+        sequence.release()
+    return all(np.array_equal(one, other) for one, other in zip(separate, merged, strict=True))
+
+
 def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> float:
-    """Median seconds of a draft's step at a short context; with `target`, as they come in decoding: after a forward of the
-    target, whose weights have pushed the draft's out of the processor's cache."""
+    """Median seconds of a draft step at a short context; with `target`, after a forward of it each time, which pushes
+    the draft model's weights out of the processor's cache, as in decoding."""
     with model.new_sequence() as sequence, (target or model).new_sequence() as other:
         model.forward([Run(sequence, [1] * 32, 1)])
-        for size in DRAFT_LANES:  # the first forward of a size compiles
+        for size in DRAFT_FIXED_SHAPES:  # the first forward of a size compiles
             model.forward([Run(sequence, [1] * size, 1, stepwise=True)])
         times = []
         for _ in range(steps):
@@ -220,26 +253,26 @@ def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> f
     return statistics.median(times)
 
 
-def learn_costs(model: Model, costs: Costs, *, min_tokens: int, lone: bool = False, repeats: int = 3) -> None:
+def learn_costs(model: Model, costs: Costs, *, unpadded: bool = False, repeats: int = 3) -> None:
     """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long one, which is made up;
-    interleaved against drift. A single token counts as `min_tokens`, or with `lone` as itself."""
+    interleaved against drift. With `unpadded` a single token is run as the guard runs it."""
 
-    def counted(size: int) -> int:
-        return size if lone else max(size, min_tokens)
+    def timed(sequence: Sequence, size: int) -> float:
+        before = perf_counter()
+        model.forward([Run(sequence, [1] * size, size, True, unpadded and size == 1)])
+        seconds = perf_counter() - before
+        sequence.truncate(sequence.length - size)
+        return seconds
 
-    with model.new_sequence(min_tokens=min_tokens) as sequence:
+    with model.new_sequence() as sequence:
         model.skip(sequence, SHORT)
-        short = {
-            size: [_verify_seconds(model, sequence, size, lone)] for size in WARM_UP_SIZES
-        }  # the first ones compile
-        for _ in range(repeats):
+        short: dict[int, list[float]] = {size: [] for size in WARM_UP_SIZES}
+        for _ in range(repeats + 1):  # the first ones compile
             for size in WARM_UP_SIZES:
-                short[size].append(_verify_seconds(model, sequence, size, lone))
+                short[size].append(timed(sequence, size))
         try:
             model.skip(sequence, LONG - SHORT)
-            long = {
-                size: min(_verify_seconds(model, sequence, size, lone) for _ in range(repeats)) for size in GROWTH_SIZES
-            }
+            long = {size: min(timed(sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES}
         except CacheFull:  # a small cache of fixed size: its contexts are short
             long = {}
     growth = {size: (seconds / min(short[size]) - 1) / (LONG - SHORT) for size, seconds in long.items()}
@@ -247,14 +280,6 @@ def learn_costs(model: Model, costs: Costs, *, min_tokens: int, lone: bool = Fal
         # One size's growth is like another's; where it measures far from it, something else was running.
         usual = min(max(statistics.median(growth.values()), 0.0), MOST_GROWTH)
         for size, share in growth.items():
-            costs.grew(counted(size), min(max(share, usual / 2), usual * 2))
+            costs.grew(size, min(max(share, usual / 2), usual * 2))
     for size, times in short.items():
-        costs.saw_verify(counted(size), min(times), SHORT)
-
-
-def _verify_seconds(model: Model, sequence: Sequence, size: int, lone: bool) -> float:
-    before = perf_counter()
-    model.forward([Run(sequence, [1] * size, size, stepwise=True, lone=lone and size == 1)])
-    seconds = perf_counter() - before
-    sequence.truncate(sequence.length - size)
-    return seconds
+        costs.saw_verify(size, min(times), SHORT)

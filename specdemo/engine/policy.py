@@ -283,9 +283,9 @@ class Improvement:
 
 
 @dataclass(slots=True)
-class Lookahead:
+class Policy:
     """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many tokens come before,
-    and `others` how many tokens of other requests the same forwards verify; forwards run `least` tokens at least.
+    and `others` how many tokens of other requests the same forwards verify.
 
     The adaptive rule is the renewal-reward one: while decoding runs at `pace` seconds a token, a draft token is
     worth drafting when the chance that it ends up in the answer, times `pace`, exceeds the seconds it adds.
@@ -299,7 +299,6 @@ class Lookahead:
     improvement: Improvement = field(default_factory=Improvement)
     context: int = 0
     others: int = 0
-    least: int = 1
     _seconds: float = 0.0
     _tokens: float = 0.0
     _since_probe: float = 0.0
@@ -339,7 +338,6 @@ class Lookahead:
                 ]
             else:
                 self._rows = self.costs.verifications(context)
-                self._rows[: self.least] = [self._rows[self.least]] * self.least
         return self._rows
 
     def row(self, tokens: int) -> float:
@@ -352,7 +350,7 @@ class Lookahead:
         seconds."""
         if self.others:
             return worth > self.costs.row(self.context)
-        return worth > self.costs.least_row(max(drafted + 1, self.least))
+        return worth > self.costs.least_row(drafted + 1)
 
     @property
     def pace(self) -> float:

@@ -53,21 +53,20 @@ class Sampling:
         return self.temperature == 0
 
     @property
-    def guardable(self) -> bool:
-        """Whether it can be told of a choice that it would be the same for logits that differ a little."""
-        return self.greedy or (self.coupling == "shared" and not self.filtered)
-
-    @property
     def filtered(self) -> bool:
         return self.top_k > 0 or self.top_p < 1
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others have none."""
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others have none.
+
+    `edge` is by how much logits divided by the temperature may change before the filters keep other tokens.
+    """
 
     ids: np.ndarray
     probabilities: np.ndarray
+    edge: float = math.inf
 
     def probability(self, token: int) -> float:
         at = int(np.searchsorted(self.ids, token))
@@ -90,21 +89,34 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     for gap in _GAPS:
         ids = np.flatnonzero(unnormalised >= np.exp(-gap)) if np.isfinite(gap) else np.arange(len(logits))
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
-        kept = unnormalised[ranked].astype(np.float64)
+        weights = unnormalised[ranked].astype(np.float64)
+        size = len(ranked)
         if sampling.top_k > 0:
-            if len(ranked) < min(sampling.top_k, len(logits)) and np.isfinite(gap):
+            if size < min(sampling.top_k + 1, len(logits)) and np.isfinite(gap):
                 continue
-            ranked, kept = ranked[: sampling.top_k], kept[: sampling.top_k]
-            total = kept.sum()
+            size = min(size, sampling.top_k)
+            total = weights[:size].sum()
         if sampling.top_p < 1:
-            mass = np.cumsum(kept)
+            mass = np.cumsum(weights[:size])
             if mass[-1] < sampling.top_p * total and np.isfinite(gap):
                 continue
-            size = int(np.searchsorted(mass, sampling.top_p * total)) + 1
-            ranked, kept = ranked[:size], kept[:size]
-        order = np.argsort(ranked)
-        return Distribution(ranked[order], kept[order] / kept.sum())
+            size = min(int(np.searchsorted(mass, sampling.top_p * total)) + 1, size)
+        order = np.argsort(ranked[:size])
+        kept = weights[:size]
+        edge = _edge(weights, size, sampling.top_p * total if sampling.top_p < 1 else None)
+        return Distribution(ranked[order], kept[order] / kept.sum(), edge)
     raise AssertionError("the last gap keeps every token")
+
+
+def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
+    """How far log-weights (ranked) may change before other than the first `size` are kept; with top-p those reach
+    `mass` together, and without the last of them do not."""
+    edge = math.log(weights[size - 1] / weights[size]) / 2 if size < len(weights) else math.inf
+    if mass is None:
+        return edge
+    reached = float(weights[:size].sum())
+    parts = (reached, reached - float(weights[size - 1]))
+    return min(edge, *(abs(math.log(part / mass)) / 2 for part in parts if part > 0))
 
 
 def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
@@ -160,74 +172,51 @@ def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) ->
     The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart by inversion.
     Either way P(token) is exactly its probability, and two similar distributions mostly draw the same token.
     """
-    at = _race(source.probabilities, 1.0, source.ids, seed, position, stream)
+    at, _ = _race(source.probabilities, 1.0, source.ids, seed, position, stream)
     return int(source.ids[at])
 
 
-def draw_from(logits: np.ndarray, sampling: Sampling, position: int, stream: int = TOKEN) -> int:
-    """`draw` from the `distribution` of one row of logits; without filters, that is never made as a whole."""
+def choose(logits: np.ndarray, sampling: Sampling, position: int) -> tuple[int, float]:
+    """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit by less than half of
+    it would not have changed the draw. 0 where that is not known."""
     if sampling.filtered:
-        return draw(distribution(logits, sampling), sampling.seed, position, stream)
-    weights = _weights(logits, sampling)
-    total = float(weights.sum(dtype=np.float64))
-    return _race(weights, total, None, sampling.seed, position, stream)
-
-
-def firm_draw(
-    logits: np.ndarray, sampling: Sampling, position: int, guard: float, stream: int = TOKEN
-) -> int | None:
-    """What `draw_from` gives for these logits and for all others of which no two moved apart by more than `guard`; None where
-    that is not sure, and always with filters.
-
-    No two entrants' probabilities then move apart by more than a factor of exp(guard / temperature), so the race is won by
-    the same token whenever it is won by that much, by a token that is surely not in the tail, against all that could be.
-    """
-    if sampling.filtered:
-        return None
-    weights = _weights(logits, sampling)
-    total = float(weights.sum(dtype=np.float64))
-    slack = math.exp(guard / sampling.temperature)
-    near = np.flatnonzero(weights >= HEAD_PROBABILITY / slack * total)
-    racing = weights[near].astype(np.float64) / total
-    arrivals = -np.log(uniforms(sampling.seed, position, stream, near)) / racing
-    winner = int(arrivals.argmin()) if len(near) else -1
-    sure = racing >= HEAD_PROBABILITY * slack
-    if winner < 0 or not sure[winner]:
-        return None
-    latest = arrivals[winner] * slack
-    if np.count_nonzero(arrivals < latest) > 1:
-        return None
-    tail_mass = (1.0 - float(racing[sure].sum())) * slack
-    if tail_mass > 0 and -math.log(uniform(sampling.seed, position, stream + 8)) / tail_mass < latest:
-        return None
-    return int(near[winner])
-
-
-def _weights(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Probabilities but for a factor, the likeliest token's being 1."""
+        source = distribution(logits, sampling)
+        at, lead = _race(source.probabilities, 1.0, source.ids, sampling.seed, position, TOKEN)
+        return int(source.ids[at]), sampling.temperature * min(lead, 2 * source.edge)
+    # Without filters the distribution is never made as a whole.
     weights = logits - logits.max()
     weights *= np.float32(1 / sampling.temperature)
-    return np.exp(weights, out=weights)
+    np.exp(weights, out=weights)
+    total = float(weights.sum(dtype=np.float64))
+    token, lead = _race(weights, total, None, sampling.seed, position, TOKEN)
+    return token, sampling.temperature * lead
 
 
 def _race(
     weights: np.ndarray, total: float, ids: np.ndarray | None, seed: int, position: int, stream: int
-) -> int:
-    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is; `ids` are the tokens' (None: 0, 1, ...)."""
+) -> tuple[int, float]:
+    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and the logarithm of how many times
+    later the next one arrives; `ids` are the tokens' (None: 0, 1, ...)."""
     head = np.flatnonzero(weights >= HEAD_PROBABILITY * total)
     racing = weights[head].astype(np.float64) / total
     arrivals = -np.log(uniforms(seed, position, stream, head if ids is None else ids[head])) / racing
     winner = int(arrivals.argmin()) if len(head) else -1
+    first = second = math.inf
+    if winner >= 0:
+        first = float(arrivals[winner])
+        arrivals[winner] = math.inf
+        second = float(arrivals.min())
     # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their sum is enough.
     tail_mass = 1.0 - float(racing.sum())
     if len(head) < len(weights) and tail_mass > 0:
-        arrival = -np.log(uniform(seed, position, stream + 8)) / tail_mass
-        if winner < 0 or arrival < arrivals[winner]:
+        arrival = -math.log(uniform(seed, position, stream + 8)) / tail_mass
+        if arrival < first:
             tail = weights.astype(np.float64)
             tail[head] = 0.0
             mass = np.cumsum(tail)
-            return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1]))
-    return int(head[winner])
+            return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1])), 0.0
+        second = min(second, arrival)
+    return int(head[winner]), math.log(second / first) if math.isfinite(second) else math.inf
 
 
 def acceptance_probability(p: float, q: float) -> float:

@@ -15,7 +15,8 @@ import openvino as ov
 
 from .errors import ModelError
 from .graph import ROWS_INPUT, kept_tokens, last_line, read_decoder, shape_head
-from .model import BlockPool, Logits, ModelSettings, Run, Sequence
+from .cache import BlockPool, Sequence
+from .model import OUTPUTS, Logits, ModelSettings, Run, threads_of
 
 BLOCK_SIZE = 32
 """Tokens a block of the pool stands for. The state is the plugin's own; blocks only count what it holds."""
@@ -28,8 +29,8 @@ class StatefulSequence(Sequence):
     """A sequence with an inference request of its own, whose state holds the keys and values of the first `held`
     tokens; the last of those may have been forgotten since."""
 
-    def __init__(self, model: StatefulModel, min_tokens: int):
-        super().__init__(model.pool, BLOCK_SIZE, min_tokens)
+    def __init__(self, model: StatefulModel):
+        super().__init__(model.pool, BLOCK_SIZE)
         self._model = model
         self.request: ov.InferRequest | None = None
         self.held = 0
@@ -60,6 +61,7 @@ class StatefulModel:
     ):
         self.settings = settings
         self.note = f"stateful KV cache, one sequence at a time ({reason.rstrip('.')})"
+        self.least_tokens = 1
         self._lock = threading.RLock()
         core = core or ov.Core()
         model = read_decoder(core, xml)
@@ -75,6 +77,7 @@ class StatefulModel:
         self.block_size = BLOCK_SIZE
         self.vocabulary_size = self._compiled.outputs[0].partial_shape[-1].get_length()
         self.pool = BlockPool(0 if settings.block_limit is None else settings.block_limit, settings.block_limit)
+        self.threads = threads_of(self._compiled)
         self._idle: list[ov.InferRequest] = []
         self.seconds = 0.0
         self.forwards = 0
@@ -82,15 +85,15 @@ class StatefulModel:
 
     # Sequences
 
-    def new_sequence(self, *, min_tokens: int = 1) -> StatefulSequence:
-        return StatefulSequence(self, min_tokens)
+    def new_sequence(self) -> StatefulSequence:
+        return StatefulSequence(self)
 
-    def fork(self, source: StatefulSequence, length: int, *, min_tokens: int | None = None) -> StatefulSequence:
+    def fork(self, source: StatefulSequence, length: int) -> StatefulSequence:
         """A new sequence that starts as the first `length` tokens of `source`, with its own copy of their state."""
         if not 0 <= length <= source.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
         with self._lock:
-            fork = self.new_sequence(min_tokens=min_tokens or source.min_tokens)
+            fork = self.new_sequence()
             if length:
                 self._reserve(fork, length)
                 fork.request = self._take_request()
@@ -121,7 +124,7 @@ class StatefulModel:
             for run in batch:
                 if not run.tokens or not 0 <= run.rows <= len(run.tokens):
                     raise ValueError(f"cannot give {run.rows} rows of logits for {len(run.tokens)} tokens")
-                self._reserve(run.sequence, run.sequence.length + max(len(run.tokens), run.sequence.min_tokens))
+                self._reserve(run.sequence, run.sequence.length + max(len(run.tokens), self.least_tokens))
             results = [self._run(run) for run in batch]
             for run in batch:
                 run.sequence.tokens.extend(run.tokens)
@@ -132,7 +135,8 @@ class StatefulModel:
         sequence = run.sequence
         start = sequence.length
         # What is run beyond the tokens is cut off again before the next inference.
-        tokens = [*run.tokens, *[0] * (sequence.min_tokens - len(run.tokens))]
+        least = 1 if run.unpadded else self.least_tokens
+        tokens = [*run.tokens, *[0] * (least - len(run.tokens))]
         end = start + len(tokens)
         if sequence.request is None:
             sequence.request = self._take_request()
@@ -147,14 +151,17 @@ class StatefulModel:
             self._feed(request, "position_ids", [range(start, end)])
             self._feed(request, "beam_idx", [0])
             # A padded token's head is run with the padding's: a product for one row alone rounds differently.
-            wanted = range(len(run.tokens) - run.rows, len(tokens)) if run.rows else (0,)
-            self._feed(request, ROWS_INPUT, list(wanted))
+            wanted = list(range(len(run.tokens) - run.rows, len(tokens))) or [0]
+            if len(wanted) == 1 and least > 1:
+                wanted *= 2
+            self._feed(request, ROWS_INPUT, wanted)
             request.infer(share_outputs=True)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         sequence.held = end
         self.seconds += perf_counter() - before
-        return Logits.read(request, len(wanted)).part(0, run.rows)
+        outputs = [request.get_output_tensor(index) for index in range(OUTPUTS)]
+        return Logits.views(outputs, len(wanted)).part(0, run.rows)
 
     def _feed(self, request: ov.InferRequest, name: str, values: list) -> None:
         if name in self._inputs:  # some decoders take no position_ids, some no beam_idx

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from specdemo.engine.batch import Load, Waiting
+from specdemo.engine.scheduler import Load, Waiting
 from specdemo.trace import (
     BaselineToken,
     PairInfo,

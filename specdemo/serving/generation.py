@@ -16,7 +16,7 @@ from specdemo.metrics import Gauges
 from specdemo.models.templates import Message, TemplateError
 
 if TYPE_CHECKING:
-    from specdemo.engine.batch import Load, Waiting
+    from specdemo.engine.scheduler import Load, Waiting
     from specdemo.session import CacheUse
     from specdemo.models.load import LoadedPair
 
@@ -277,7 +277,7 @@ def _noted(note: Callable[[Waits], None]) -> Callable[[Waiting], None]:
 @contextmanager
 def _engine_errors() -> Iterator[None]:
     """What the session says of an answer that has been taken on, as what a client may be told."""
-    from specdemo.engine.batch import EngineError
+    from specdemo.engine.scheduler import EngineError
 
     try:
         yield

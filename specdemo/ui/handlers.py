@@ -17,7 +17,7 @@ from specdemo.ui.pump import Pump, update_every
 from specdemo.ui.service import Service, sentence
 
 if TYPE_CHECKING:
-    from specdemo.engine.batch import Waiting
+    from specdemo.engine.scheduler import Waiting
 
 
 class Runs:

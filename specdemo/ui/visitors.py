@@ -23,7 +23,7 @@ from specdemo.trace import BaselineToken, Settings, Trace
 from specdemo.metrics import Gauges, Metrics, Record
 
 if TYPE_CHECKING:
-    from specdemo.engine.batch import Waiting
+    from specdemo.engine.scheduler import Waiting
     from specdemo.session import Session
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .decode import Prompt
-from .model import PREFILL_CHUNK, Sequence
+from .cache import Sequence
+from .model import PREFILL_CHUNK
 from .open import Model
 
 SPARE_TOKENS = 2048
@@ -36,7 +37,7 @@ class KnownPrompt:
         return self.prompt.tokens
 
 
-class PromptCache:
+class PrefixCache:
     """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are never given up.
 
     `opening` are the tokens with which most prompts begin.
@@ -80,7 +81,7 @@ class PromptCache:
         size = len(self.opening)
         return size if len(tokens) > size and tokens[:size] == self.opening else 0
 
-    def start(self, tokens: tuple[int, ...], min_tokens: int) -> Sequence:
+    def start(self, tokens: tuple[int, ...]) -> Sequence:
         """A target sequence that holds as many whole chunks of the prompt as are known, to run the rest on."""
         best, reused = None, 0
         opening = self.opening_of(tokens)
@@ -93,8 +94,8 @@ class PromptCache:
                 if common > reused:
                     best, reused = known, common
         if best is None:
-            return self.target.new_sequence(min_tokens=min_tokens)
-        return self.target.fork(best.target, reused, min_tokens=min_tokens)
+            return self.target.new_sequence()
+        return self.target.fork(best.target, reused)
 
     def start_draft(self, tokens: tuple[int, ...]) -> Sequence:
         """A draft sequence that holds as much of the prompt as any known one begins with."""

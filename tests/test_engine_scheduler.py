@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from toy_batch import ToyModel, alone, blocks_for, request
 
 from specdemo.engine import batch
-from specdemo.engine.batch import Batcher, Busy, EngineError
+from specdemo.engine.scheduler import Scheduler, Busy, EngineError
 from specdemo.engine.graph import ModelError
 from specdemo.engine.model import CacheFull
 
 
 @pytest.fixture
 def batcher():
-    made = Batcher()
+    made = Scheduler()
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ REQUESTS = st.lists(
 @given(REQUESTS, st.integers(1, 5), st.integers(0, 2), st.sampled_from([None, 60]))
 def test_whoever_joins_and_leaves_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, seed, limit):
     shared = models(limit, draft_seed=seed)
-    batcher = Batcher(most_active=most)
+    batcher = Scheduler(most_active=most)
     try:
         tickets = [
             submit(batcher, shared, prompt, new, draft, blocks={shared["target"]: blocks_for(len(prompt), new, draft)})
@@ -134,7 +134,7 @@ def test_a_long_prompt_does_not_hold_up_those_who_are_answered(batcher):
 
 def test_the_cache_is_never_asked_for_more_than_it_has_and_everybody_is_answered():
     shared = models(limit=12)
-    batcher = Batcher()
+    batcher = Scheduler()
     try:
         tickets = [submit(batcher, shared, (1, 2, at), 12, blocks={shared["target"]: 5}) for at in range(1, 8)]
         got = collect(tickets)
@@ -153,7 +153,7 @@ def test_what_could_never_fit_is_refused_at_once(batcher):
 
 def test_a_full_queue_is_said_and_a_place_in_it_told_with_the_wait_that_was_measured():
     shared = models()
-    batcher = Batcher(most_active=1, queued=2)
+    batcher = Scheduler(most_active=1, queued=2)
     try:
         list(submit(batcher, shared, (3, 1), 2))
         shared["target"].gate.clear()
@@ -180,7 +180,7 @@ def test_a_full_queue_is_said_and_a_place_in_it_told_with_the_wait_that_was_meas
 
 def test_the_second_half_of_a_comparison_goes_before_new_questions():
     shared = models()
-    batcher = Batcher(most_active=1)
+    batcher = Scheduler(most_active=1)
     try:
         shared["target"].gate.clear()
         running = submit(batcher, shared, (1, 1), 4)
@@ -229,7 +229,7 @@ def test_stop_ends_a_request_within_one_round_and_gives_everything_back(batcher)
 
 def test_a_request_that_waits_can_be_stopped_before_it_began():
     shared = models()
-    batcher = Batcher(most_active=1)
+    batcher = Scheduler(most_active=1)
     try:
         shared["target"].gate.clear()
         running = submit(batcher, shared, (1, 1), 4)
@@ -259,7 +259,7 @@ def test_a_request_whose_consumer_has_gone_is_paused_and_then_cancelled(batcher,
 
 def test_closing_ends_what_runs_and_refuses_what_comes():
     shared = models()
-    batcher = Batcher()
+    batcher = Scheduler()
     ticket = submit(batcher, shared, (1, 2), 5000, slow=0.01)
     events = iter(ticket)
     next(events)
@@ -329,13 +329,13 @@ def test_when_the_engines_loop_dies_its_requests_get_a_sentence_and_the_next_one
     ticket = submit(batcher, shared, (1, 2), 5000, slow=0.005)
     events = iter(ticket)
     next(events)
-    step = Batcher.step
+    step = Scheduler.step
 
     def dies(self):
-        monkeypatch.setattr(Batcher, "step", step)
+        monkeypatch.setattr(Scheduler, "step", step)
         raise death
 
-    monkeypatch.setattr(Batcher, "step", dies)
+    monkeypatch.setattr(Scheduler, "step", dies)
     with pytest.raises(EngineError, match="ask again"):
         list(events)
     assert shared["target"].pool.used == 0
