@@ -1,6 +1,8 @@
-"""The command line: parses, prints, and turns every failure into one sentence with an exit code. No model code here.
+"""The command line: parses, prints, and turns every failure into one sentence with an exit code. No
+model code here.
 
-Each command lives in a module that is imported only when that command is called, so `--help` answers at once.
+Each command lives in a module that is imported only when that command is called, so `--help`
+answers at once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`module` offers `add_arguments(parser)` and `main(args) -> exit code`; importing it must be cheap."""
+    """`module` offers `add_arguments(parser)` and `main(args) -> exit code`; importing it must be
+    cheap."""
 
     name: str
     summary: str
@@ -266,7 +269,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
 
 
 def from_environment(variable: str, parse: Callable[[str], Any], default: Any) -> Any:
-    """The value of an environment variable, `default` if it is unset or empty. Raises BadChoice naming it."""
+    """The value of an environment variable, `default` if it is unset or empty. Raises BadChoice
+    naming it."""
     text = os.environ.get(variable, "").strip()
     if not text:
         return default
@@ -279,7 +283,8 @@ def from_environment(variable: str, parse: Callable[[str], Any], default: Any) -
 
 
 def pair_from(args: argparse.Namespace) -> Pair:
-    """The pair that the options of `add_pair_arguments` name; which one is taken unasked is said on stderr.
+    """The pair that the options of `add_pair_arguments` name; which one is taken unasked is said on
+    stderr.
 
     Raises BadChoice for an unknown pair or options that do not go together.
     """
@@ -305,7 +310,8 @@ def pair_from(args: argparse.Namespace) -> Pair:
 
 
 def load_from(args: argparse.Namespace) -> LoadedPair:
-    """The pair and the devices that `args` name, fetched with a progress bar on stderr, ready for a Session."""
+    """The pair and the devices that `args` name, fetched with a progress bar on stderr, ready for a
+    Session."""
     import dataclasses
 
     from specdemo.commands.progress_bar import ProgressBar
@@ -324,7 +330,8 @@ def load_from(args: argparse.Namespace) -> LoadedPair:
 
 
 def check_output(destination: str | None, option: str) -> None:
-    """Refuse a file that cannot be written before minutes of measuring, not after. Raises BadChoice."""
+    """Refuse a file that cannot be written before minutes of measuring, not after. Raises
+    BadChoice."""
     from pathlib import Path
 
     from specdemo.models.errors import BadChoice
@@ -340,7 +347,8 @@ def check_output(destination: str | None, option: str) -> None:
 
 
 def write_json(text: str, destination: str) -> None:
-    """Write to the file `destination`, or to standard output for '-'. Raises ZooError if it cannot be written."""
+    """Write to the file `destination`, or to standard output for '-'. Raises ZooError if it cannot
+    be written."""
     if destination == "-":
         print(text, flush=True)
         return

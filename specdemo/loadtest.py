@@ -1,6 +1,8 @@
-"""Visitors for a page's server, over its public HTTP endpoint: they ask, read the streamed answer, and ask again.
+"""Visitors for a page's server, over its public HTTP endpoint: they ask, read the streamed answer,
+and ask again.
 
-Measures what visitors see. Starts a server of its own on 127.0.0.1 where it is given none. Prints nothing.
+Measures what visitors see. Starts a server of its own on 127.0.0.1 where it is given none. Prints
+nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ SESSION = 16
 """Questions that a visitor asks in one session before opening the page anew."""
 
 _DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
-"""The endpoint's further inputs: draft tokens, drafter, temperature, top-p, top-k, seed, numerics."""
+"""The endpoint's further inputs: draft tokens, drafter, temperature, top-p, top-k, seed, numerics.
+"""
 
 AT_REST_AFTER = 12.0
-"""Seconds without visitors after which a server is looked at: worker threads that were idle for ten end as soon as the next
-one is needed."""
+"""Seconds without visitors after which a server is looked at: worker threads that were idle for ten
+end as soon as the next one is needed."""
 
 READY_WITHIN = 1800.0
 """Seconds that a server may take to load its models; the first start downloads them."""
@@ -48,7 +51,8 @@ class LoadError(RuntimeError):
 
 @dataclass
 class Asked:
-    """One request as its visitor saw it. Times are monotonic seconds; `pieces` are (when, tokens so far)."""
+    """One request as its visitor saw it. Times are monotonic seconds; `pieces` are (when, tokens so
+    far)."""
 
     begun: float
     pieces: list[tuple[float, int]] = field(default_factory=list)
@@ -63,7 +67,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What `visitors` at a time got: tokens of all of them a second, and seconds to the first token."""
+    """What `visitors` at a time got: tokens of all of them a second, and seconds to the first
+    token."""
 
     visitors: int
     tokens_per_s: float
@@ -84,8 +89,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """`aggregate_gain` is what 8 visitors got together over what one got, both in tokens a second; `identical`
-    whether each answer under load was the one given alone."""
+    """`aggregate_gain` is what 8 visitors got together over what one got, both in tokens a second;
+    `identical` whether each answer under load was the one given alone."""
 
     levels: tuple[Level, ...]
     one_at_a_time_tokens_per_s: float
@@ -99,8 +104,8 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A server in which nobody asks anything: requests in it, cache blocks in use and kept for prompts, threads,
-    memory."""
+    """A server in which nobody asks anything: requests in it, cache blocks in use and kept for
+    prompts, threads, memory."""
 
     active: int
     queue: int
@@ -111,7 +116,8 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """What hours of visitors who join, stop and leave at random did to a server: `before` and `after`, at rest."""
+    """What hours of visitors who join, stop and leave at random did to a server: `before` and
+    `after`, at rest."""
 
     seconds: float
     requests: int
@@ -125,7 +131,8 @@ class SoakReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was left behind: no request, no cache block, no thread, and memory within 10 %."""
+        """Whether nothing was left behind: no request, no cache block, no thread, and memory within
+        10 %."""
         before, after = self.before, self.after
         return (
             not self.errors
@@ -139,7 +146,8 @@ class SoakReport:
 
 @contextmanager
 def server(pair: str, *, options: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """The page's server in a process of its own on 127.0.0.1, its address and process id; ready when entered."""
+    """The page's server in a process of its own on 127.0.0.1, its address and process id; ready
+    when entered."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -168,7 +176,8 @@ def server(pair: str, *, options: Sequence[str] = ()) -> Iterator[tuple[str, int
 
 
 def wait_ready(url: str, process: subprocess.Popen | None = None) -> None:
-    """Until the server's models are loaded. Raises LoadError when it ends, fails, or is not a server of ours."""
+    """Until the server's models are loaded. Raises LoadError when it ends, fails, or is not a
+    server of ours."""
     until = time.monotonic() + (READY_WITHIN if process else 60)
     status = "no answer"
     while time.monotonic() < until:
@@ -196,8 +205,8 @@ def ask(
     leave_after: int = 0,
     session: str = "",
 ) -> Asked:
-    """Ask once over the page's endpoint /generate, in a `session` or one of its own. Hangs up, without a word, after
-    `leave_after` pieces (0: never) or when `stop` is set."""
+    """Ask once over the page's endpoint /generate, in a `session` or one of its own. Hangs up,
+    without a word, after `leave_after` pieces (0: never) or when `stop` is set."""
     asked = Asked(time.monotonic())
     try:
         body = {"data": [instruction, max_new_tokens, *_DEFAULTS], "session_hash": session or uuid.uuid4().hex}
@@ -243,13 +252,15 @@ class Crowd:
         self._lock = threading.Lock()
 
     def _next(self) -> str:
-        """A question that nobody asked before: a prompt that the server remembers would cost it no prefill."""
+        """A question that nobody asked before: a prompt that the server remembers would cost it no
+        prefill."""
         with self._lock:
             number, self._asked = self._asked, self._asked + 1
         return f"{self.prompts[number % len(self.prompts)]} ({number})"
 
     def level(self, visitors: int, seconds: float) -> tuple[Level, list[str]]:
-        """So many visitors for so long; tokens count when they arrive within that time. Also what errors said."""
+        """So many visitors for so long; tokens count when they arrive within that time. Also what
+        errors said."""
         stop = threading.Event()
         all_asked: list[Asked] = []
 
@@ -283,7 +294,8 @@ class Crowd:
             len(all_asked), ended - begun), errors  # fmt: skip
 
     def compare(self, visitors: int) -> tuple[int, int]:
-        """(answers that were the same, answers compared): questions asked one by one, then by all at once."""
+        """(answers that were the same, answers compared): questions asked one by one, then by all
+        at once."""
         prompts = self.prompts[:visitors]
         alone = [self._text(prompt) for prompt in prompts]
         together: list[str | None] = [None] * len(prompts)
@@ -317,7 +329,8 @@ def settle(url: str, within: float = 30.0) -> dict:
 
 
 class MemoryWatch:
-    """Notes a process's memory at intervals, in a thread of its own. Without a process id, nothing."""
+    """Notes a process's memory at intervals, in a thread of its own. Without a process id, nothing.
+    """
 
     def __init__(self, pid: int | None, every: float):
         self._pid, self._every = pid, every
@@ -390,9 +403,11 @@ def run_levels(
 def soak(
     url: str, pid: int | None, prompts: Sequence[str], *, visitors: int, minutes: float, max_new_tokens: int, seed: int = 0
 ) -> SoakReport:
-    """Visitors who come, ask, sometimes hang up in the middle, and go, for so many minutes; then a look at what is left.
+    """Visitors who come, ask, sometimes hang up in the middle, and go, for so many minutes; then a
+    look at what is left.
 
-    The server is asked a few questions before the first look, so that what is made once is there already.
+    The server is asked a few questions before the first look, so that what is made once is there
+    already.
     """
     stop = threading.Event()
     done: list[Asked] = []

@@ -1,4 +1,5 @@
-"""What the server counts: requests by outcome, tokens, acceptance, queue, cache, times; in Prometheus text format.
+"""What the server counts: requests by outcome, tokens, acceptance, queue, cache, times; in
+Prometheus text format.
 
 Knows no page and no model. Nothing of what a visitor wrote is kept or logged.
 """
@@ -30,7 +31,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What holds right now. `blocks` are name, used, kept for prompts, and limit (or None) of each KV cache."""
+    """What holds right now. `blocks` are name, used, kept for prompts, and limit (or None) of each
+    KV cache."""
 
     visitors: int = 0
     active: int = 0
@@ -40,7 +42,8 @@ class Gauges:
 
 
 class Metrics:
-    """The counters of one server, thread safe. `now` is asked for the gauges whenever somebody reads."""
+    """The counters of one server, thread safe. `now` is asked for the gauges whenever somebody
+    reads."""
 
     def __init__(self, now: Callable[[], Gauges] = Gauges):
         self.registry = CollectorRegistry()
@@ -87,7 +90,8 @@ class _Now(Collector):
 
 
 class Record:
-    """One request's counts, from its beginning to `end`; a log line sums it up. Times by the monotonic clock."""
+    """One request's counts, from its beginning to `end`; a log line sums it up. Times by the
+    monotonic clock."""
 
     def __init__(self, metrics: Metrics, kind: str, request: str):
         self._metrics, self._kind, self._request = metrics, kind, request
@@ -127,7 +131,8 @@ class Record:
 
 
 def log_requests() -> None:
-    """Write a line for each request on standard error. SPECDEMO_LOG names another level than INFO."""
+    """Write a line for each request on standard error. SPECDEMO_LOG names another level than INFO.
+    """
     level = os.environ.get("SPECDEMO_LOG", "INFO").upper()
     logger = logging.getLogger("specdemo")
     logger.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")

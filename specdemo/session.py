@@ -1,6 +1,8 @@
-"""A loaded pair, ready to answer: joins loaded models with the engine, and puts texts into the trace.
+"""A loaded pair, ready to answer: joins loaded models with the engine, and puts texts into the
+trace.
 
-Page, command line, servers and benchmark all answer through it. Does not fetch models and draws nothing.
+Page, command line, servers and benchmark all answer through it. Does not fetch models and draws
+nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ OnWait = Callable[[Waiting], None]
 class _Engine:
     """A target model in one setting of numerics, with what decoding on it has taught so far.
 
-    `checked` is the most tokens that a certificate may run at once (0: no certificate in these numerics), `merged` the
-    most that requests may run together (0: each by itself), `guard` the margin in logits of `engine.guard` (None:
-    none is needed).
+    `checked` is the most tokens that a certificate may run at once (0: no certificate in these
+    numerics), `merged` the most that requests may run together (0: each by itself), `guard` the
+    margin in logits of `engine.guard` (None: none is needed).
     """
 
     target: Model
@@ -61,8 +63,8 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Blocks of a KV cache: `used` of at most `limit` (None: as many as it takes), `kept` of them for prompts that may
-    be asked again and given up when others need them."""
+    """Blocks of a KV cache: `used` of at most `limit` (None: as many as it takes), `kept` of them
+    for prompts that may be asked again and given up when others need them."""
 
     used: int
     kept: int
@@ -82,14 +84,17 @@ class _Measured:
 
 
 class Session:
-    """Answers instructions with one pair, many at a time: requests share forwards (thread safe; `engine.scheduler`).
+    """Answers instructions with one pair, many at a time: requests share forwards (thread safe;
+    `engine.scheduler`).
 
-    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for several sessions
-    on one machine (None: the plugin takes what it finds). `active` is how many requests run at once; further ones
-    wait for their turn, as do those whose worst case does not fit into the KV cache. That is allocated now and for
-    good: `cache_mb` megabytes for the target model, but one full context at least, and as many tokens for the draft
-    model and for the target in other numerics; with None caches grow as needed. `exclusive` runs one request at a
-    time, so that every figure is of a machine that was not shared. Raises ModelError when a model cannot be used.
+    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for
+    several sessions on one machine (None: the plugin takes what it finds). `active` is how many
+    requests run at once; further ones wait for their turn, as do those whose worst case does not
+    fit into the KV cache. That is allocated now and for good: `cache_mb` megabytes for the target
+    model, but one full context at least, and as many tokens for the draft model and for the target
+    in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so
+    that every figure is of a machine that was not shared. Raises ModelError when a model cannot be
+    used.
     """
 
     def __init__(
@@ -136,7 +141,8 @@ class Session:
             exact.policy.costs.saw_draft(self._draft_seconds)
 
     def target_properties(self, name: str) -> dict[str, str]:
-        """The OpenVINO properties that the target model runs with in these numerics, "exact" or "fast"."""
+        """The OpenVINO properties that the target model runs with in these numerics, "exact" or
+        "fast"."""
         return dict(self._engine(name).target.settings.properties)
 
     @property
@@ -180,12 +186,13 @@ class Session:
     ) -> Iterator[Round | Trace]:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
-        `prompt` are token ids to answer in place of the instruction in its template: a conversation, say. The trace
-        then has the instruction as its title only. With `certify` a greedy answer is checked by one parallel pass
-        over it (`engine.decode.certify`), which takes about as long as prefilling it. While the request waits for its
-        turn, `on_wait` is told its place about once a second. Raises BadInput, before anything runs, for an
-        instruction or a setting that cannot be used, and Busy when too many are waiting. Setting `stop` or closing the
-        iterator ends it within one round.
+        `prompt` are token ids to answer in place of the instruction in its template: a
+        conversation, say. The trace then has the instruction as its title only. With `certify` a
+        greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
+        about as long as prefilling it. While the request waits for its turn, `on_wait` is told its
+        place about once a second. Raises BadInput, before anything runs, for an instruction or a
+        setting that cannot be used, and Busy when too many are waiting. Setting `stop` or closing
+        the iterator ends it within one round.
         """
         tokens = self._prompt_tokens(instruction, settings, prompt)
         return self._answer(instruction, tokens, settings, certify, stop, on_wait)
@@ -199,8 +206,9 @@ class Session:
         stop: threading.Event | None = None,
         on_wait: OnWait | None = None,
     ) -> Iterator[Round | BaselineToken | Trace]:
-        """Answer as `answer` does, then decode the same prompt autoregressively; yields the rounds of the first, the
-        tokens of the second, and last the Trace with `baseline` and `identical` set.
+        """Answer as `answer` does, then decode the same prompt autoregressively; yields the rounds
+        of the first, the tokens of the second, and last the Trace with `baseline` and `identical`
+        set.
 
         Stopped during the answer, the trace has no baseline; stopped after it, `identical` is None.
         """
@@ -210,16 +218,20 @@ class Session:
     def baseline(
         self, trace: Trace, *, stop: threading.Event | None = None, on_wait: OnWait | None = None
     ) -> Iterator[BaselineToken | Trace]:
-        """Decode a trace's instruction again with the target model alone, one token a forward, each its own choice;
-        yields each token as it is made, and last the Trace with `baseline` and `identical` set.
+        """Decode a trace's instruction again with the target model alone, one token a forward, each
+        its own choice; yields each token as it is made, and last the Trace with `baseline` and
+        `identical` set.
 
-        Times count as if the prompt had been prefilled anew: the measured seconds of the prefill are added, so that
-        both runs start from the same line. It goes before the answers that wait for their turn.
+        Times count as if the prompt had been prefilled anew: the measured seconds of the prefill
+        are added, so that both runs start from the same line. It goes before the answers that wait
+        for their turn.
         """
         tokens = self._prompt_tokens(trace.instruction, trace.settings, None)
         return self._baseline(trace, tokens, stop, on_wait)
 
-    def _race(self, instruction, tokens, settings, stop, on_wait) -> Iterator[Round | BaselineToken | Trace]:
+    def _race(
+        self, instruction, tokens, settings, stop, on_wait
+    ) -> Iterator[Round | BaselineToken | Trace]:
         with closing(self._answer(instruction, tokens, settings, False, stop, on_wait)) as events:
             for event in events:
                 if isinstance(event, Trace):
@@ -232,11 +244,15 @@ class Session:
         with closing(self._baseline(trace, tokens, stop, on_wait)) as events:
             yield from events
 
-    def _answer(self, instruction, tokens, settings, certified, stop, on_wait) -> Iterator[Round | Trace]:
+    def _answer(
+        self, instruction, tokens, settings, certified, stop, on_wait
+    ) -> Iterator[Round | Trace]:
         engine = self._engine(settings.numerics)
         measured = _Measured()
         longest = len(tokens) + settings.max_new_tokens
-        work = lambda sharing: self._answering(engine, tokens, settings, certified, measured, sharing)  # noqa: E731
+        work = lambda sharing: self._answering(
+            engine, tokens, settings, certified, measured, sharing
+        )  # noqa: E731
         handle = self._submit(engine, work, longest, len(tokens), stop)
         rounds: list[Round] = []
         text = self._tokenizer.stream()
@@ -269,7 +285,9 @@ class Session:
         engine = self._engine(trace.settings.numerics)
         measured = _Measured()
         answer = trace.token_ids
-        longest = len(answer) if trace.finish_reason == "cancelled" else trace.settings.max_new_tokens
+        longest = (
+            len(answer) if trace.finish_reason == "cancelled" else trace.settings.max_new_tokens
+        )
         settings = dataclasses.replace(trace.settings, drafter="none", max_new_tokens=longest)
         work = lambda sharing: self._answering(  # noqa: E731
             engine, tokens, settings, False, measured, sharing, trace.prefill_seconds
@@ -333,9 +351,11 @@ class Session:
         sharing: Sharing,
         prefill_seconds: float | None = None,
     ) -> Decoding:
-        """The whole of a request: prompt, answer, certificate. Yields rounds; returns why it finished.
+        """The whole of a request: prompt, answer, certificate. Yields rounds; returns why it
+        finished.
 
-        Times count from the request's start, or with `prefill_seconds` as if the prompt had taken that long."""
+        Times count from the request's start, or with `prefill_seconds` as if the prompt had taken
+        that long."""
         since = perf_counter()
         known, measured.reused = yield from self._prompt(engine, tokens)
         draft = None
@@ -344,10 +364,12 @@ class Session:
             if prefill_seconds is not None:
                 since = perf_counter() - prefill_seconds
             sampling = _sampling(settings)
-            policy = self._policy(engine, settings)
+            policy = engine.policy.for_request(settings.draft_tokens)
             if self._draft is not None and settings.drafter in ("auto", "model"):
                 draft = engine.prefixes.start_draft(tokens)
-            guarded = engine.guard is not None and (sampling.greedy or sampling.coupling == "shared")
+            guarded = engine.guard is not None and (
+                sampling.greedy or sampling.coupling == "shared"
+            )
             with engine.target.fork(known.target, len(tokens)) as sequence:
                 decoding = decode(
                     known.prompt,
@@ -363,7 +385,9 @@ class Session:
                     ),
                     policy=policy,
                     sampling=sampling,
-                    limits=Limits(settings.max_new_tokens, self.context_limit, self._loaded.stop_ids),
+                    limits=Limits(
+                        settings.max_new_tokens, self.context_limit, self._loaded.stop_ids
+                    ),
                     guard=Guard(engine.guard) if guarded else None,
                 )
                 reason = yield from self._timed(decoding, engine, since, measured, policy, sharing)
@@ -389,7 +413,8 @@ class Session:
         policy: Policy,
         sharing: Sharing,
     ) -> Decoding:
-        """A decoding with the times of its rounds, counted from `since`; notes its tokens and what it took."""
+        """A decoding with the times of its rounds, counted from `since`; notes its tokens and what
+        it took."""
         models = self._models(engine).values()
         begun, cpu = sum(model.seconds for model in models), time.process_time()
         policy.others = sharing.rows
@@ -495,7 +520,8 @@ class Session:
     def _prompt(
         self, engine: _Engine, tokens: tuple[int, ...]
     ) -> Generator[Forward, Reply, tuple[KnownPrompt, int]]:
-        """The prompt, run and in use (unpin it), and how many of its tokens the cache already held."""
+        """The prompt, run and in use (unpin it), and how many of its tokens the cache already
+        held."""
         known = engine.prefixes.pin(tokens)
         if known is not None:
             return known, len(tokens)
@@ -508,17 +534,6 @@ class Session:
             raise
         return engine.prefixes.add(prompt, sequence), reused
 
-    def _policy(self, engine: _Engine, settings: Settings) -> Policy:
-        """A run's policy: costs and acceptance rates are the engine's, and go on learning from run to run."""
-        shared = engine.policy
-        return Policy(
-            fixed=settings.draft_tokens,
-            limit=shared.limit,
-            costs=shared.costs,
-            calibration=shared.calibration,
-            improvement=shared.improvement,
-        )
-
 
 def machine_name(core: ov.Core | None = None) -> str:
     """The processor's name and architecture."""
@@ -527,16 +542,17 @@ def machine_name(core: ov.Core | None = None) -> str:
 
 
 def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
-    """Cache blocks that a request can come to hold: its prompt's, which is kept for others, and its own, which shares
-    the prompt's whole blocks where blocks can be shared; the last forward may run a draft's length past the end."""
+    """Cache blocks that a request can come to hold: its prompt's, which is kept for others, and its
+    own, which shares the prompt's whole blocks where blocks can be shared; the last forward may run
+    a draft's length past the end."""
     size = model.block_size
     shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
     return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
 
 
 def _require_room(xml: Path) -> None:
-    """Raise BadInput if the target model cannot be held once more, compiled for other numerics: a large one would get
-    this process killed."""
+    """Raise BadInput if the target model cannot be held once more, compiled for other numerics: a
+    large one would get this process killed."""
     needed, free = xml.with_suffix(".bin").stat().st_size, machine.available_bytes()
     if needed > free:
         raise BadInput(
@@ -558,7 +574,8 @@ def _sampling(settings: Settings) -> Sampling:
 
 
 def _with_texts(round_: Round, text, tokenizer) -> Round:
-    """The round with every token's text: kept tokens as the stream shows them, rejected ones on their own."""
+    """The round with every token's text: kept tokens as the stream shows them, rejected ones on
+    their own."""
     drafted = tuple(
         dataclasses.replace(
             token, text=text.push(token.id) if token.accepted else tokenizer.decode([token.id])

@@ -1,4 +1,5 @@
-"""A request's settings: defined, described and checked here once, for page, API, command line, link and saved run."""
+"""A request's settings: defined, described and checked here once, for page, API, command line, link
+and saved run."""
 
 from __future__ import annotations
 
@@ -52,40 +53,49 @@ def option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Settings:
-    """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in links and on the page)."""
+    """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in
+    links and on the page)."""
 
     max_new_tokens: _whole(1, 4096) = option(100, "longest answer, tokens")
-    draft_tokens: Annotated[int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)] = option(
+    draft_tokens: Annotated[
+        int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
+    ] = option(
         None, "draft length, tokens a round: a number, or auto, which adapts to what it measures"
     )
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: _real(0, 5) = option(0.0, "0 takes the likeliest token; above it, tokens are sampled")
+    temperature: _real(0, 5) = option(
+        0.0, "0 takes the likeliest token; above it, tokens are sampled"
+    )
     top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
-    top_k: _whole(0, 1_000_000) = option(0, "sample among this many of the likeliest tokens; 0 for all")
+    top_k: _whole(0, 1_000_000) = option(
+        0, "sample among this many of the likeliest tokens; 0 for all"
+    )
     seed: _whole(0, 2**63 - 1) = option(0, "seed of the sampling")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )
     coupling: Literal["shared", "maximal"] = option(
         "shared",
-        "acceptance rule when sampling: shared noise (same seed, same answer as autoregressive decoding), "
-        "or the classic rule min(1, q/p), which accepts a little more often",
+        "acceptance rule when sampling: shared noise (same seed, same answer as autoregressive "
+        "decoding), or the classic rule min(1, q/p), which accepts a little more often",
     )
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name a pair of one's own;
-    `weight_format` is for exporting a PyTorch checkpoint."""
+    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name a
+    pair of one's own; `weight_format` is for exporting a PyTorch checkpoint."""
 
     pair: Line = option("", "a pair that `pairs` lists")
     target: Line = option("", "your own target model: a folder or a Hub repository")
     draft: Line = option("", "the draft model that goes with your own target model")
-    weight_format: Literal["int8", "int4", "fp16"] = option("int8", "precision that a PyTorch checkpoint is exported to")
+    weight_format: Literal["int8", "int4", "fp16"] = option(
+        "int8", "precision that a PyTorch checkpoint is exported to"
+    )
     device: Line = option("CPU", "OpenVINO device of the target model")
     draft_device: Line = option("CPU", "OpenVINO device of the draft model")
     kv_cache: Literal["auto", "f32", "f16", "bf16", "u8"] = option(
@@ -94,9 +104,11 @@ class ModelChoice:
 
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their defaults.
+    """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their
+    defaults.
 
-    Raises BadInput naming the first setting that cannot be used, its value and what would be accepted.
+    Raises BadInput naming the first setting that cannot be used, its value and what would be
+    accepted.
     """
     try:
         return _adapter(kind).validate_python(dict(values))
@@ -105,7 +117,8 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
 
 
 def from_environment(kind: type[Kind]) -> dict[str, str]:
-    """What the environment variables SPECDEMO_NAME say of the fields of `kind`, those that are set and not empty."""
+    """What the environment variables SPECDEMO_NAME say of the fields of `kind`, those that are set
+    and not empty."""
     found = {}
     for entry in fields(kind):
         text = os.environ.get(f"SPECDEMO_{entry.name.upper()}", "").strip()
@@ -123,10 +136,21 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {place!r:.60}."
     reason = first["msg"].removeprefix("Value error, ")
-    reason = reason.replace("Input should be", "it must be").replace("less than or equal to", "at most")
-    reason = reason.replace("greater than or equal to", "at least").replace("greater than", "above")
-    reason = "it must be a whole number" if first["type"].startswith("int_") else reason
-    return f"{place} is {first['input']!r:.60}; {reason}{' or auto' if place == 'draft_tokens' else ''}."
+    for pydantic_words, words in _WORDS:
+        reason = reason.replace(pydantic_words, words)
+    if first["type"].startswith("int_"):
+        reason = "it must be a whole number"
+    if place == "draft_tokens":
+        reason += " or auto"
+    return f"{place} is {first['input']!r:.60}; {reason}."
+
+
+_WORDS = (
+    ("Input should be", "it must be"),
+    ("less than or equal to", "at most"),
+    ("greater than or equal to", "at least"),
+    ("greater than", "above"),
+)
 
 
 def _place(finding: Any) -> str:

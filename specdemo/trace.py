@@ -1,6 +1,7 @@
 """What happened in one run: dataclasses, the figures they sum up to, and JSON both ways.
 
-The engine yields rounds; the session adds texts, settings and the baseline. Nothing here measures or decides anything.
+The engine yields rounds; the session adds texts, settings and the baseline. Nothing here measures
+or decides anything.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.settings import Settings, sentence
 
@@ -28,8 +29,8 @@ FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class BaselineToken:
-    """A token of autoregressive decoding. `margin` (logits) is by how much it exceeds the next best, None where it was
-    sampled."""
+    """A token of autoregressive decoding. `margin` (logits) is by how much it exceeds the next
+    best, None where it was sampled."""
 
     id: int
     shown_at: float
@@ -39,9 +40,10 @@ class BaselineToken:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Autoregressive decoding of the same prompt by the target model, one token a forward, each its own choice. Seconds, counted from
-    the same prefill as the speculative run's; `cpu_seconds` are those of decoding; `shared_with` is how many others'
-    requests were at work on the machine at most meanwhile."""
+    """Autoregressive decoding of the same prompt by the target model, one token a forward, each its
+    own choice. Seconds, counted from the same prefill as the speculative run's; `cpu_seconds` are
+    those of decoding; `shared_with` is how many others' requests were at work on the machine at
+    most meanwhile."""
 
     tokens: tuple[BaselineToken, ...]
     prefill_seconds: float
@@ -51,9 +53,11 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One parallel forward over the finished answer: each token must be what its row of logits chooses.
+    """One parallel forward over the finished answer: each token must be what its row of logits
+    chooses.
 
-    `first_difference` is the first answer position where it is not, None when the answer is certified.
+    `first_difference` is the first answer position where it is not, None when the answer is
+    certified.
     """
 
     certified: bool
@@ -64,8 +68,8 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first answer position (from 0) where the baseline has another token, both texts, and by how many logits the
-    baseline's token exceeds the next best (None where it was sampled)."""
+    """The first answer position (from 0) where the baseline has another token, both texts, and by
+    how many logits the baseline's token exceeds the next best (None where it was sampled)."""
 
     position: int
     text: str
@@ -75,7 +79,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PairInfo:
-    """Which models ran: names and the revisions that were loaded, and the numerics that held on this machine."""
+    """Which models ran: names and the revisions that were loaded, and the numerics that held on
+    this machine."""
 
     name: str
     target: str
@@ -87,10 +92,11 @@ class PairInfo:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache; `prefill_seconds` what
-    running it took. `cpu_seconds` (of all threads) and `outside_seconds` (wall time that was
-    not inference) are those of decoding, prefill and certificate left out; where `shared_with` others' requests at
-    most were at work meanwhile, seconds are those of the machine for all of them.
+    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
+    `prefill_seconds` what running it took. `cpu_seconds` (of all threads) and `outside_seconds`
+    (wall time that was not inference) are those of decoding, prefill and certificate left out;
+    where `shared_with` others' requests at most were at work meanwhile, seconds are those of the
+    machine for all of them.
 
     `identical` compares two runs that were decoded independently: the answer, and the baseline."""
 
@@ -136,7 +142,8 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a trace. Seconds and rates of decoding leave the prefill out; rates are tokens a second."""
+    """The figures of a trace. Seconds and rates of decoding leave the prefill out; rates are tokens
+    a second."""
 
     tokens: int
     rounds: int
@@ -161,9 +168,10 @@ class Summary:
 def summarize(trace: Trace) -> Summary:
     """Sum a trace up.
 
-    The acceptance rate is accepted over *examined* draft tokens: those after a rejection were never put to the
-    target, so they count neither way (the alpha of Leviathan et al. section 3.1). The speed-up compares seconds
-    per token after the first token, so that both runs start from the same prefill.
+    The acceptance rate is accepted over *examined* draft tokens: those after a rejection were never
+    put to the target, so they count neither way (the alpha of Leviathan et al. section 3.1). The
+    speed-up compares seconds per token after the first token, so that both runs start from the same
+    prefill.
     """
     rounds = trace.rounds
     tokens = sum(len(r.tokens) for r in rounds)
@@ -204,7 +212,8 @@ def summarize(trace: Trace) -> Summary:
 
 
 def acceptance_by_position(traces: list[Trace] | tuple[Trace, ...]) -> list[tuple[int, int]]:
-    """(accepted, examined) for the first, second, ... draft token of a round, over all the traces."""
+    """(accepted, examined) for the first, second, ... draft token of a round, over all the
+    traces."""
     counts: list[list[int]] = []
     for trace in traces:
         for round_ in trace.rounds:
@@ -233,11 +242,13 @@ def to_json(trace: Trace, *, indent: int | None = None) -> str:
 def from_json(text: str | bytes) -> Trace:
     """Read a trace written by `to_json`, of this version or an earlier one.
 
-    Bounded: raises BadInput, naming the field, for a wrong type, a missing or non-finite value, a text over 20 MB or
-    more than 200,000 tokens. Unknown and derived fields are ignored.
+    Bounded: raises BadInput, naming the field, for a wrong type, a missing or non-finite value, a
+    text over 20 MB or more than 200,000 tokens. Unknown and derived fields are ignored.
     """
     if len(text) > MAX_JSON_BYTES:
-        raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; a run never writes that much.")
+        raise BadInput(
+            f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; a run never writes that much."
+        )
     try:
         trace = _adapter().validate_json(text, strict=True)
     except ValidationError as error:

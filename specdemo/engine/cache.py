@@ -1,4 +1,5 @@
-"""Who holds which blocks of the KV cache: the pool of blocks, and sequences as tables of them. Holds no tensors."""
+"""Who holds which blocks of the KV cache: the pool of blocks, and sequences as tables of them.
+Holds no tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class BlockPool:
             self.free.append(block)
 
     def grown_size(self, wanted: int) -> int:
-        """The pool size that gives `wanted` more free blocks: doubling, up to the limit. Raises CacheFull."""
+        """The pool size that gives `wanted` more free blocks: doubling, up to the limit. Raises
+        CacheFull."""
         needed = self.used + wanted
         if self.limit is not None and needed > self.limit:
             raise CacheFull(f"The KV cache is full: {needed} blocks wanted, {self.limit} allowed.")

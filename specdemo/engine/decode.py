@@ -1,7 +1,9 @@
-"""The algorithm: autoregressive and speculative decoding, as one generator that asks for forwards and yields rounds.
+"""The algorithm: autoregressive and speculative decoding, as one generator that asks for forwards
+and yields rounds.
 
-It does no I/O and reads no clock: the scheduler performs its requests and says how long they took. Output is a function
-of the target model, the prompt and the seed; drafters only change how fast it comes.
+It does no I/O and reads no clock: the scheduler performs its requests and says how long they took.
+Output is a function of the target model, the prompt and the seed; drafters only change how fast it
+comes.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from .cache import Sequence
 from .drafters import Draft, Drafter, Forward, Reply
 from .guard import Guard
-from .cache import Sequence
 from .model import Logits, Run, prefill_chunks
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Round
@@ -31,8 +33,8 @@ from .sampling import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where an answer ends: after one of `stop_ids` (which is part of it), after `max_new_tokens`, or when prompt
-    and answer fill `context_limit` tokens."""
+    """Where an answer ends: after one of `stop_ids` (which is part of it), after `max_new_tokens`,
+    or when prompt and answer fill `context_limit` tokens."""
 
     max_new_tokens: int
     context_limit: int
@@ -41,7 +43,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that was run: its ids, the logits of the token after them (one row), and the seconds that took."""
+    """A prompt that was run: its ids, the logits of the token after them (one row), and the seconds
+    that took."""
 
     tokens: tuple[int, ...]
     logits: Logits
@@ -54,8 +57,8 @@ Decoding = Generator[Forward | Round, Reply | None, str]
 def prefill(
     target: Sequence, tokens: tuple[int, ...], opening: int = 0
 ) -> Generator[Forward, Reply, Prompt]:
-    """Run what of a prompt the sequence does not hold yet, in chunks, its first `opening` tokens being one of their own;
-    it must hold a proper prefix of it."""
+    """Run what of a prompt the sequence does not hold yet, in chunks, its first `opening` tokens
+    being one of their own; it must hold a proper prefix of it."""
     seconds = 0.0
     chunks = []
     held = target.length
@@ -80,9 +83,10 @@ def decode(
 ) -> Decoding:
     """Decode an answer; without a drafter, autoregressively.
 
-    `target` holds the prompt; afterwards it holds the prompt and the answer but for its last token. Yields a Forward
-    to be answered with a Reply, or a Round (`shown_at` unset) to be answered with None. Returns the finish reason:
-    "stop", "length" or "context". Raises ValueError when the prompt leaves no room for an answer.
+    `target` holds the prompt; afterwards it holds the prompt and the answer but for its last token.
+    Yields a Forward to be answered with a Reply, or a Round (`shown_at` unset) to be answered with
+    None. Returns the finish reason: "stop", "length" or "context". Raises ValueError when the
+    prompt leaves no room for an answer.
     """
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
@@ -114,7 +118,9 @@ def decode(
             if reply.first:
                 policy.costs.saw_verify(reply.tokens, seconds, policy.context)
             verdict = verify(reply.logits, draft, len(context), sampling)
-            if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
+            if guard is not None and guard.doubts(
+                run, reply, len(context) - 1, verdict.least_margin
+            ):
                 reply, repeated = yield from guard.repeat(context, run)
                 seconds += repeated
                 verdict = verify(reply.logits, draft, len(context), sampling)
@@ -132,11 +138,13 @@ def decode(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says of a draft: how many tokens it accepts, the token it adds after those, and its
-    probabilities of the accepted tokens and, where one is rejected, of that; then of the added token.
+    """What the target says of a draft: how many tokens it accepts, the token it adds after those,
+    and its probabilities of the accepted tokens and, where one is rejected, of that; then of the
+    added token.
 
-    `margin` (logits) is that of the added token's choice, `least_margin` the least of all choices made; unknown ones
-    (of the maximal coupling, whose answer depends on the draft anyway) count as infinite.
+    `margin` (logits) is that of the added token's choice, `least_margin` the least of all choices
+    made; unknown ones (of the maximal coupling, whose answer depends on the draft anyway) count as
+    infinite.
     """
 
     accepted: int
@@ -148,10 +156,11 @@ class Verdict:
 
 
 def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the first one's.
+    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the
+    first one's.
 
-    Greedy decoding and the shared coupling accept while the target's own choice is the draft token: the output is
-    then, by construction, what the target alone would have chosen.
+    Greedy decoding and the shared coupling accept while the target's own choice is the draft token:
+    the output is then, by construction, what the target alone would have chosen.
     """
     if sampling.coupling == "maximal" and not sampling.greedy:
         return _verify_maximal(logits, draft, position, sampling)
@@ -172,7 +181,8 @@ def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> V
 
 
 def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Algorithm 2 of Chen et al.: accept with min(1, q/p), redraw a rejected token from max(0, q - p)."""
+    """Algorithm 2 of Chen et al.: accept with min(1, q/p), redraw a rejected token from max(0, q -
+    p)."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
         q = distribution(logits.rows[at], sampling)
@@ -216,11 +226,13 @@ def settle(
 def certify(
     prompt: Prompt, answer: tuple[int, ...], target: Sequence, chunk: int
 ) -> Generator[Forward, Reply, tuple[int | None, float]]:
-    """Check a greedy answer against the target model in parallel, `chunk` tokens a forward: each token must be the
-    likeliest after those before it. Gives the first answer position where it is not (None: certified), and seconds.
+    """Check a greedy answer against the target model in parallel, `chunk` tokens a forward: each
+    token must be the likeliest after those before it. Gives the first answer position where it is
+    not (None: certified), and seconds.
 
-    `target` holds the prompt. Together with logits that do not depend on how many tokens run together, this proves
-    by induction that autoregressive decoding would have given the same answer.
+    `target` holds the prompt. Together with logits that do not depend on how many tokens run
+    together, this proves by induction that autoregressive decoding would have given the same
+    answer.
     """
     if int(prompt.logits.best[0]) != answer[0]:
         return 0, 0.0

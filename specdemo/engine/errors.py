@@ -7,16 +7,19 @@ from __future__ import annotations
 
 
 class SpecdemoError(Exception):
-    """Base of the project's errors. `exit_code` is the command line's, `http_status` the servers'."""
+    """Base of the project's errors. `exit_code` is the command line's, `http_status` the
+    servers'."""
 
     exit_code = 1
     http_status = 500
 
 
 class BadInput(SpecdemoError, ValueError):
-    """An option, a file or a request that cannot be used; the message names it and says what would be accepted.
+    """An option, a file or a request that cannot be used; the message names it and says what would
+    be accepted.
 
-    `param` is the request's field and `code` the short name of the problem, as OpenAI's clients read them.
+    `param` is the request's field and `code` the short name of the problem, as OpenAI's clients
+    read them.
     """
 
     exit_code = 2
@@ -35,7 +38,8 @@ class ModelError(SpecdemoError, RuntimeError):
 
 
 class NoPagedAttention(ModelError):
-    """The model may be fine, but not with paged attention on this device; see `engine.open` for the stateful path."""
+    """The model may be fine, but not with paged attention on this device; see `engine.open` for the
+    stateful path."""
 
 
 class CacheFull(SpecdemoError, RuntimeError):

@@ -1,5 +1,5 @@
-"""What is done to a decoder's graph before it is compiled: paged attention, a head that computes only what is asked
-for, and small products that share their input joined to one.
+"""What is done to a decoder's graph before it is compiled: paged attention, a head that computes
+only what is asked for, and small products that share their input joined to one.
 
 Knows numpy and OpenVINO only.
 """
@@ -17,49 +17,61 @@ from openvino._offline_transformations import paged_attention_transformation
 from .errors import ModelError, NoPagedAttention
 
 JOINED_BYTES = 4 << 20
-"""Of weights, that products are joined up to: beyond it a product takes so long that starting it does not matter, and the
-joined weights would be a second copy of what else is read from the file."""
+"""Of weights, that products are joined up to: beyond it a product takes so long that starting it
+does not matter, and the joined weights would be a second copy of what else is read from the file.
+"""
 
 ROWS_INPUT = "logits_rows"
 """Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
 
 
 def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
-    """Turn a stateful decoder IR into a paged one, in place, whose head computes only the rows asked for
-    and whose small products are joined.
+    """Turn a stateful decoder IR into a paged one, in place, whose head computes only the rows
+    asked for and whose small products are joined.
 
-    Raises ModelError when the graph is not a decoder with scaled dot-product attention and a language-model head.
+    Raises ModelError when the graph is not a decoder with scaled dot-product attention and a
+    language-model head.
     """
     try:
         paged_attention_transformation(model, False, False)
     except RuntimeError as error:
-        raise NoPagedAttention(f"the IR cannot be turned to paged attention: {last_line(error)}") from error
+        raise NoPagedAttention(
+            f"the IR cannot be turned to paged attention: {last_line(error)}"
+        ) from error
     shape_head(model, head_tokens, 0)
     join_products(model)
 
 
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
-    """The IR in `xml`. Raises ModelError for what is no IR, or not one of a decoder that keeps its own KV cache."""
+    """The IR in `xml`. Raises ModelError for what is no IR, or not one of a decoder that keeps its
+    own KV cache."""
     try:
         model = core.read_model(str(xml))
     except RuntimeError as error:
-        raise ModelError(f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again.") from error
+        raise ModelError(
+            f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again."
+        ) from error
     names = {name for port in model.inputs for name in port.names}
     if "input_ids" not in names or not model.get_sinks():
-        raise ModelError("The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state.")
+        raise ModelError(
+            "The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state."
+        )
     return model
 
 
-def kept_tokens(model: ov.Model, head_tokens: np.ndarray | None, vocabulary: int | None) -> np.ndarray | None:
-    """The ids that the head is trimmed to, None for all: `head_tokens`, else those below `vocabulary`."""
+def kept_tokens(
+    model: ov.Model, head_tokens: np.ndarray | None, vocabulary: int | None
+) -> np.ndarray | None:
+    """The ids that the head is trimmed to, None for all: `head_tokens`, else those below
+    `vocabulary`."""
     if head_tokens is None and vocabulary is not None and _head_size(model) > vocabulary:
         return np.arange(vocabulary)
     return head_tokens
 
 
 def join_products(model: ov.Model) -> int:
-    """Make matrix products of the same input (queries, keys and values; the two halves of a gate) one product each, in
-    place; gives how many. The same sums in the same order, so the same bits.
+    """Make matrix products of the same input (queries, keys and values; the two halves of a gate)
+    one product each, in place; gives how many. The same sums in the same order, so the same bits.
 
     For a small model starting a product on all threads takes as long as the product.
     """
@@ -70,12 +82,18 @@ def join_products(model: ov.Model) -> int:
             sharing[source.get_node().get_name(), source.get_index()].append(node)
     joined = 0
     for products in sharing.values():
-        weights = _stacked([product.input_value(1) for product in products]) if len(products) > 1 else None
+        weights = (
+            _stacked([product.input_value(1) for product in products])
+            if len(products) > 1
+            else None
+        )
         if weights is None:
             continue
         together = ops.matmul(products[0].input_value(0), weights, False, True)
         sizes = [product.input_value(1).get_partial_shape()[0].get_length() for product in products]
-        parts = ops.variadic_split(together, ops.constant(np.int64(-1)), ops.constant(np.array(sizes, np.int64)))
+        parts = ops.variadic_split(
+            together, ops.constant(np.int64(-1)), ops.constant(np.array(sizes, np.int64))
+        )
         for part, product in zip(parts.outputs(), products, strict=True):
             for reader in product.output(0).get_target_inputs():
                 reader.replace_source_output(part)
@@ -93,17 +111,23 @@ def _rows_times_weights(product: ov.Node) -> bool:
 
 
 def _stacked(weights: list[ov.Output]) -> ov.Output | None:
-    """The expression of all these weights, one below the other; None where they are not stored alike or are too many."""
+    """The expression of all these weights, one below the other; None where they are not stored
+    alike or are too many."""
     nodes = [output.get_node() for output in weights]
     kind = nodes[0].get_type_name()
-    types = {node.get_element_type() if kind == "Constant" else node.get_type_name() for node in nodes}
+    types = {
+        node.get_element_type() if kind == "Constant" else node.get_type_name() for node in nodes
+    }
     if len({node.get_type_name() for node in nodes}) > 1 or len(types) > 1:
         return None
     if kind == "Constant":
         return _stacked_constants(nodes)
     if kind not in ("Convert", "Multiply", "Subtract"):
         return None
-    inputs = [_stacked(list(values)) for values in zip(*(node.input_values() for node in nodes), strict=True)]
+    inputs = [
+        _stacked(list(values))
+        for values in zip(*(node.input_values() for node in nodes), strict=True)
+    ]
     if None in inputs:
         return None
     if kind == "Convert":
@@ -114,28 +138,42 @@ def _stacked(weights: list[ov.Output]) -> ov.Output | None:
 def _stacked_constants(constants: list[ov.Node]) -> ov.Output | None:
     shapes = [list(constant.get_output_shape(0)) for constant in constants]
     memories = [raw_bytes(constant.get_tensor_view()) for constant in constants]
-    whole = all(len(shape) == 2 and memory.size % shape[0] == 0 for shape, memory in zip(shapes, memories, strict=True))
-    if not whole or len({shape[1] for shape in shapes}) > 1 or sum(map(len, memories)) > JOINED_BYTES:
+    whole = all(
+        len(shape) == 2 and memory.size % shape[0] == 0
+        for shape, memory in zip(shapes, memories, strict=True)
+    )
+    if (
+        not whole
+        or len({shape[1] for shape in shapes}) > 1
+        or sum(map(len, memories)) > JOINED_BYTES
+    ):
         return None
-    stacked = ov.Tensor(constants[0].get_output_element_type(0), ov.Shape([sum(s[0] for s in shapes), shapes[0][1]]))
+    stacked = ov.Tensor(
+        constants[0].get_output_element_type(0), ov.Shape([sum(s[0] for s in shapes), shapes[0][1]])
+    )
     raw_bytes(stacked)[:] = np.concatenate(memories)
     return ops.constant(stacked).output(0)
 
 
 def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
-    """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new input ROWS_INPUT,
-    which lie along `axis` of the hidden states; adds what `Logits` holds of each row beside the logits as outputs."""
+    """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new
+    input ROWS_INPUT, which lie along `axis` of the hidden states; adds what `Logits` holds of each
+    row beside the logits as outputs."""
     head = _head(model)
     if head_tokens is not None:
         _trim_head(model, head, head_tokens)
         model.validate_nodes_and_infer_types()
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    head.input(0).replace_source_output(ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0))
+    head.input(0).replace_source_output(
+        ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0)
+    )
     model.add_parameters([rows])
     logits = model.get_results()[0].input_value(0)
     two = ops.topk(logits, ops.constant(2), -1, "max", "value")
-    first, second = (ops.gather(two.output(0), ops.constant([at]), ops.constant(-1)) for at in (0, 1))
+    first, second = (
+        ops.gather(two.output(0), ops.constant([at]), ops.constant(-1)) for at in (0, 1)
+    )
     best = ops.gather(two.output(1), ops.constant([0]), ops.constant(-1))
     total = ops.reduce_sum(ops.exp(ops.subtract(logits, first)), ops.constant([-1]), True)
     log_sum = ops.add(ops.log(total), first)
@@ -149,7 +187,9 @@ def _head(model: ov.Model) -> ov.Node:
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() != "MatMul":
         if not node.get_input_size():
-            raise ModelError("The IR has no language-model head: no matrix product leads to its logits.")
+            raise ModelError(
+                "The IR has no language-model head: no matrix product leads to its logits."
+            )
         node = node.input_value(0).get_node()
     return node
 
@@ -160,21 +200,24 @@ def _head_size(model: ov.Model) -> int:
 
 
 def _trim_head(model: ov.Model, head: ov.Node, tokens: np.ndarray) -> None:
-    """Keep the logits of `tokens` only: by rows of the head's weights, which makes it that much cheaper, or where the
-    weights are stored in a way that cannot be cut, by picking columns of its result."""
+    """Keep the logits of `tokens` only: by rows of the head's weights, which makes it that much
+    cheaper, or where the weights are stored in a way that cannot be cut, by picking columns of its
+    result."""
     try:
         head.input(1).replace_source_output(_trim_rows(head.input_value(1), tokens))
     except ModelError:
         result = model.get_results()[0]
-        picked = ops.gather(result.input_value(0), ops.constant(tokens.astype(np.int32)), ops.constant(-1))
+        picked = ops.gather(
+            result.input_value(0), ops.constant(tokens.astype(np.int32)), ops.constant(-1)
+        )
         result.input(0).replace_source_output(picked.output(0))
 
 
 def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:
     """The head's weight expression with every [vocabulary, ...] constant in it cut down to `rows`.
 
-    The expression (constant, zero point, scale, converts) is rebuilt as it stands, so that the plugin still sees
-    compressed weights. Raises ModelError for an expression that it does not know.
+    The expression (constant, zero point, scale, converts) is rebuilt as it stands, so that the
+    plugin still sees compressed weights. Raises ModelError for an expression that it does not know.
     """
     size = weights.get_partial_shape()[0].get_length()
 
@@ -182,7 +225,11 @@ def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:
         node = output.get_node()
         kind = node.get_type_name()
         if kind == "Constant":
-            return output if node.get_output_shape(0)[:1] != [size] else _constant_rows(node, rows).output(0)
+            return (
+                output
+                if node.get_output_shape(0)[:1] != [size]
+                else _constant_rows(node, rows).output(0)
+            )
         inputs = [cut(value) for value in node.input_values()]
         if kind == "Convert":
             return ops.convert(inputs[0], node.get_output_element_type(0).to_string()).output(0)

@@ -1,7 +1,9 @@
-"""Where one token by itself still rounds differently from larger forwards: which choices that could have changed.
+"""Where one token by itself still rounds differently from larger forwards: which choices that could
+have changed.
 
-That is so on processors without VNNI (docs/reference/numerics.md). Padding a single token to two costs a fifth of a
-step there, so it runs unpadded, and its choice stands unless it was nearly a tie. Elsewhere there is no guard.
+That is so on processors without VNNI (docs/reference/numerics.md). Padding a single token to two
+costs a fifth of a step there, so it runs unpadded, and its choice stands unless it was nearly a
+tie. Elsewhere there is no guard.
 """
 
 from __future__ import annotations
@@ -18,26 +20,29 @@ REPEATED = 16
 
 @dataclass(slots=True)
 class Guard:
-    """`margin` (logits) is many times the largest difference that was measured between a one-token forward and others.
+    """`margin` (logits) is many times the largest difference that was measured between a one-token
+    forward and others.
 
-    Once a token has run unpadded, keys, values and logits after it differ in their last bits. A choice whose margin
-    exceeds that of the guard is the same all the same. For any other, all tokens `since` the first unpadded one are run
-    again in forwards that round alike.
+    Once a token has run unpadded, keys, values and logits after it differ in their last bits. A
+    choice whose margin exceeds that of the guard is the same all the same. For any other, all
+    tokens `since` the first unpadded one are run again in forwards that round alike.
     """
 
     margin: float
     since: int | None = None
 
     def doubts(self, run: Run, reply: Reply, position: int, margin: float) -> bool:
-        """Whether the choices after this forward, of whose margins `margin` is the least, have to be made again;
-        `position` is that of the forward's first token in the text."""
+        """Whether the choices after this forward, of whose margins `margin` is the least, have to
+        be made again; `position` is that of the forward's first token in the text."""
         if self.since is None and run.unpadded and reply.tokens == 1:
             self.since = position
         return self.since is not None and margin < self.margin
 
-    def repeat(self, context: list[int], run: Run) -> Generator[Forward, Reply, tuple[Reply, float]]:
-        """Run again all that rounded differently, `run` (which follows `context`, all but its last token) the last;
-        gives its reply and the seconds in all."""
+    def repeat(
+        self, context: list[int], run: Run
+    ) -> Generator[Forward, Reply, tuple[Reply, float]]:
+        """Run again all that rounded differently, `run` (which follows `context`, all but its last
+        token) the last; gives its reply and the seconds in all."""
         sequence = run.sequence
         sequence.truncate(self.since)
         seconds = 0.0

@@ -1,14 +1,14 @@
 """A compiled decoder over a paged KV cache: token ids in, rows of logits out.
 
-Knows numpy and OpenVINO only. Forgetting tokens is arithmetic on a `Sequence`, never a copy of the cache.
+Knows numpy and OpenVINO only. Forgetting tokens is arithmetic on a `Sequence`, never a copy of the
+cache.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -17,77 +17,24 @@ import openvino as ov
 
 from .cache import BlockPool, Sequence
 from .errors import ModelError, NoPagedAttention
-from .graph import ROWS_INPUT, kept_tokens, last_line, raw_bytes, read_decoder, to_paged
+from .graph import kept_tokens, last_line, raw_bytes, read_decoder, to_paged
+from .instance import Inputs, Instance, Logits
 
 PREFILL_CHUNK = 256
 """Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
 
 FIRST_BLOCKS = 32
 
-FEW_VALUES = 24
-"""Up to so many values the call overhead of numpy exceeds that of a loop."""
-
-OUTPUTS = 4
-"""Of a graph with a shaped head: the fields of `Logits`, in their order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `best` int32 [n], each row's argmax;
-    `log_sum` float32 [n], its log-sum-exp; `margin` float32 [n], by how much the best logit exceeds every other.
-
-    All but the rows are computed in the graph, where the rows are still in the processor's cache.
-    """
-
-    rows: np.ndarray
-    best: np.ndarray
-    log_sum: np.ndarray
-    margin: np.ndarray
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> Logits:
-        """The same from rows alone, computed with numpy."""
-        top = rows.max(axis=-1)
-        second = np.partition(rows, -2, axis=-1)[:, -2]
-        log_sum = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
-        return cls(rows, rows.argmax(axis=-1), log_sum, top - second)
-
-    @classmethod
-    def views(cls, outputs: list[ov.Tensor], rows: int) -> Logits:
-        """Views of a request's output tensors, valid until the request runs again."""
-        values, *others = (tensor.data for tensor in outputs)
-        return cls(values.reshape(rows, -1), *(other.reshape(-1) for other in others))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def probability(self, at: int, column: int) -> float:
-        """Softmax of row `at` at `column`, temperature 1."""
-        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
-
-    def part(self, begin: int, end: int) -> Logits:
-        """Some of the rows: views."""
-        if begin == 0 and end == len(self.best):
-            return self
-        return Logits(
-            self.rows[begin:end], self.best[begin:end], self.log_sum[begin:end], self.margin[begin:end]
-        )
-
-    def last(self) -> Logits:
-        """A copy of the last row, which later forwards leave alone."""
-        return Logits(
-            self.rows[-1:].copy(), self.best[-1:].copy(), self.log_sum[-1:].copy(), self.margin[-1:].copy()
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
-    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: the kernel for one query
-    reads the cache as it lies, the one for several first rearranges all of it, which for few tokens at a long context
-    takes longer than the attention itself (docs/reference/numerics.md). For prompts the latter is faster.
-    `unpadded` runs a single token by itself even where the model pads (`least_tokens`).
+    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: the
+    kernel for one query reads the cache as it lies, the one for several first rearranges all of it,
+    which for few tokens at a long context takes longer than the attention itself
+    (docs/reference/numerics.md). For prompts the latter is faster. `unpadded` runs a single token
+    by itself even where the model pads (`least_tokens`).
     """
 
     sequence: Sequence
@@ -101,9 +48,10 @@ class Run:
 class ModelSettings:
     """How a decoder is compiled.
 
-    `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in blocks, which is then
-    allocated at once; with None it grows as needed. `paged` False asks `engine.open` for the stateful path.
-    `fixed_shapes` are numbers of tokens for which the model is compiled once more each (see `PagedModel`).
+    `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in
+    blocks, which is then allocated at once; with None it grows as needed. `paged` False asks
+    `engine.open` for the stateful path. `fixed_shapes` are numbers of tokens for which the model is
+    compiled once more each (see `PagedModel`).
     """
 
     device: str = "CPU"
@@ -113,114 +61,28 @@ class ModelSettings:
     fixed_shapes: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class _Inputs:
-    """The inputs of one paged forward, while its sub-sequences are added."""
-
-    ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    past: list[int] = field(default_factory=list)
-    begins: list[int] = field(default_factory=lambda: [0])
-    blocks: list[int] = field(default_factory=list)
-    block_begins: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, tokens: list[int], start: int, blocks: list[int]) -> None:
-        """A sub-sequence: `tokens` at the positions from `start` on, over a block table. No tokens: an empty one."""
-        self.ids += tokens
-        self.positions += range(start, start + len(tokens))
-        self.past.append(start)
-        self.begins.append(len(self.ids))
-        self.blocks += blocks
-        self.block_begins.append(len(self.blocks))
-
-
-class _Instance:
-    """One compiled instance of a model and its inputs; `tokens` is the one number of tokens that it runs, with as many
-    rows of logits, None where both vary."""
-
-    def __init__(self, compiled: ov.CompiledModel, tokens: int | None = None):
-        self._tokens = tokens
-        self.request = compiled.create_infer_request()
-        inputs = {port.any_name: port for port in compiled.inputs}
-        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
-        self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
-        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, memoryview]] = {}
-        self._bound: dict[str, list[int]] = {}
-        self._logits: Logits | None = None
-
-    def run(self, inputs: _Inputs, longest: int, wanted: list[int]) -> Logits:
-        """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
-        self._bind("input_ids", inputs.ids)
-        self._bind("position_ids", inputs.positions)
-        self._bind("past_lens", inputs.past)
-        self._bind("subsequence_begins", inputs.begins)
-        self._bind("block_indices", inputs.blocks)
-        self._bind("block_indices_begins", inputs.block_begins)
-        self._bind("max_context_len", [longest])
-        self._bind(ROWS_INPUT, wanted)
-        # Without share_outputs the results would be copied into arrays that nobody reads.
-        self.request.infer(share_outputs=True)
-        if self._logits is not None:
-            return self._logits
-        outputs = [self.request.get_output_tensor(index) for index in range(OUTPUTS)]
-        if self._tokens is None:
-            return Logits.views(outputs, len(wanted))
-        # Every run gives as many rows: from now on they are written to these tensors.
-        own = []
-        for index, output in enumerate(outputs):
-            own.append(ov.Tensor(output.element_type, output.shape))
-            own[-1].data[:] = output.data
-            self.request.set_output_tensor(index, own[-1])
-        self._logits = Logits.views(own, len(wanted))
-        return self._logits
-
-    def _bind(self, name: str, values: list[int]) -> None:
-        """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor kept for that size:
-        allocation costs more than this."""
-        bound = self._bound.get(name)
-        if bound == values:
-            return
-        size = len(values)
-        buffer = self._buffers.get((name, size))
-        if buffer is None:
-            port = self._ports[name]
-            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
-            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
-            if len(self._buffers) > 4096:
-                self._buffers.clear()
-                bound = None
-            buffer = self._buffers[name, size] = (tensor, memoryview(tensor.data.reshape(-1)))
-        tensor, view = buffer
-        if size <= FEW_VALUES:
-            for at, value in enumerate(values):
-                view[at] = value
-        else:
-            np.asarray(view)[:] = values
-        if bound is None or len(bound) != size:
-            self.request.set_tensor(self._ports[name], tensor)
-        self._bound[name] = values
-
-
 class PagedModel:
     """An OpenVINO decoder IR (stateful, with SDPA), compiled once, its KV cache in blocks we own.
 
-    `head_tokens` (int array [h], ascending) trims the output head to those token ids: logits then have h columns,
-    column j standing for token `head_tokens[j]`. `vocabulary` does the same for the ids below it, where the model has
-    more. Thread safe: forwards are serialised by a lock.
+    `head_tokens` (int array [h], ascending) trims the output head to those token ids: logits then
+    have h columns, column j standing for token `head_tokens[j]`. `vocabulary` does the same for the
+    ids below it, where the model has more. Thread safe: forwards are serialised by a lock.
 
-    Every forward ends with an empty sub-sequence. The plugin chooses between two attention kernels, which round
-    differently, by the number of sub-sequences against the number of threads; a sub-sequence that does not have
-    exactly one token makes it take the same kernel always (docs/reference/numerics.md).
+    Every forward ends with an empty sub-sequence. The plugin chooses between two attention kernels,
+    which round differently, by the number of sub-sequences against the number of threads; a
+    sub-sequence that does not have exactly one token makes it take the same kernel always
+    (docs/reference/numerics.md).
 
-    `least_tokens` is set by whoever measured that a forward of one token still rounds differently: smaller forwards
-    are padded to it, but for runs that ask to be `unpadded`.
+    `least_tokens` is set by whoever measured that a forward of one token still rounds differently:
+    smaller forwards are padded to it, but for runs that ask to be `unpadded`.
 
-    Whenever a forward has another number of tokens than the one before, the plugin prepares every layer anew, which for
-    a small model takes half a step or more. So stepwise forwards of up to the largest of `settings.fixed_shapes` tokens
-    go to an instance of the compiled model that sees one number of tokens only, padded to it; all instances share the
-    cache.
+    Whenever a forward has another number of tokens than the one before, the plugin prepares every
+    layer anew, which for a small model takes half a step or more. So stepwise forwards of up to the
+    largest of `settings.fixed_shapes` tokens go to an instance of the compiled model that sees one
+    number of tokens only, padded to it; all instances share the cache.
 
-    Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had on this device.
+    Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had on
+    this device.
     """
 
     def __init__(
@@ -244,13 +106,19 @@ class PagedModel:
         properties = dict(settings.properties)
         sizes = sorted(settings.fixed_shapes)
         try:
-            with ThreadPoolExecutor(len(sizes) + 1) as pool:  # together they take little longer than one
+            with ThreadPoolExecutor(
+                len(sizes) + 1
+            ) as pool:  # together they take little longer than one
                 compile_one = lambda _: core.compile_model(model, settings.device, properties)  # noqa: E731
                 compiled, *others = pool.map(compile_one, [0, *sizes])
-            self._any = _Instance(compiled)
-            self._fixed = [(size, _Instance(one, size)) for size, one in zip(sizes, others, strict=True)]
+            self._any = Instance(compiled)
+            self._fixed = [
+                (size, Instance(one, size)) for size, one in zip(sizes, others, strict=True)
+            ]
             self._cache_ports = self._any.cache_ports
-            values = next(port for port in self._cache_ports if port.any_name.startswith("value_cache."))
+            values = next(
+                port for port in self._cache_ports if port.any_name.startswith("value_cache.")
+            )
             self.block_size = values.partial_shape[2].get_length()
         except (RuntimeError, StopIteration) as error:
             raise NoPagedAttention(
@@ -267,7 +135,8 @@ class PagedModel:
         self._takes_empty = self._accepts_empty_part()
 
     def _accepts_empty_part(self) -> bool:
-        """Whether the plugin runs a forward with an empty sub-sequence; `note` says so where it does not."""
+        """Whether the plugin runs a forward with an empty sub-sequence; `note` says so where it
+        does not."""
         try:
             with self.new_sequence() as sequence:
                 self.forward([Run(sequence, [0], 1)])
@@ -277,7 +146,8 @@ class PagedModel:
         return True
 
     def keeps_its_cache(self) -> bool:
-        """Whether the device writes keys and values where we can keep them: found by running two tokens.
+        """Whether the device writes keys and values where we can keep them: found by running two
+        tokens.
 
         The CPU does. A device that works on a copy of its inputs would lose them without an error.
         """
@@ -306,8 +176,8 @@ class PagedModel:
             return fork
 
     def skip(self, sequence: Sequence, count: int) -> None:
-        """Count `count` made-up tokens as held, whose keys and values nobody computes: enough to measure what a forward
-        costs after a text of that length."""
+        """Count `count` made-up tokens as held, whose keys and values nobody computes: enough to
+        measure what a forward costs after a text of that length."""
         sequence.tokens.extend([0] * count)
 
     # Forwards
@@ -315,14 +185,15 @@ class PagedModel:
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences.
 
-        Returns the logits of each run's last `rows` tokens: views that are valid until the next forward of this
-        model. Nothing is appended when it raises (CacheFull, or ModelError when inference fails).
+        Returns the logits of each run's last `rows` tokens: views that are valid until the next
+        forward of this model. Nothing is appended when it raises (CacheFull, or ModelError when
+        inference fails).
         """
         with self._lock:
             return self._forward(batch)
 
     def _forward(self, batch: list[Run]) -> list[Logits]:
-        inputs = _Inputs()
+        inputs = Inputs()
         wanted: list[int] = []
         longest = 0
         for run in batch:
@@ -333,13 +204,17 @@ class PagedModel:
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
         if all(run.stepwise and run.rows for run in batch):
-            size, instance = next((fixed for fixed in self._fixed if fixed[0] >= size), (size, instance))
+            size, instance = next(
+                (fixed for fixed in self._fixed if fixed[0] >= size), (size, instance)
+            )
         if instance is not self._any:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
         for _ in range(size - count):
-            inputs.add([0], 0, [len(self.pool.references)])  # padding rows attend to a scratch block
+            inputs.add(
+                [0], 0, [len(self.pool.references)]
+            )  # padding rows attend to a scratch block
         if self._takes_empty:
             inputs.add([], 0, [])
         before = perf_counter()
@@ -358,7 +233,7 @@ class PagedModel:
             begin += run.rows
         return results
 
-    def _add(self, inputs: _Inputs, run: Run) -> None:
+    def _add(self, inputs: Inputs, run: Run) -> None:
         """Add a run's tokens, with blocks to write them to."""
         sequence, tokens = run.sequence, run.tokens
         if not tokens or not 0 <= run.rows <= len(tokens):
@@ -369,7 +244,8 @@ class PagedModel:
         if not run.stepwise:
             inputs.add(list(tokens), start, sequence.blocks[: -(-end // self.block_size)])
             return
-        # The keys and values of a whole forward are written before any of it attends: a step sees those before it.
+        # The keys and values of a whole forward are written before any of it attends: a step sees
+        # those before it.
         for at, token in enumerate(tokens, start):
             inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
 
@@ -381,8 +257,8 @@ class PagedModel:
         return sum(cache.byte_size for cache in self._caches) // (len(self.pool.references) + 1)
 
     def fix_cache(self, blocks: int) -> None:
-        """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not fewer than there
-        are already."""
+        """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not
+        fewer than there are already."""
         with self._lock:
             blocks = max(blocks, len(self.pool.references))
             self.pool.limit = blocks
@@ -390,7 +266,8 @@ class PagedModel:
                 self._grow(blocks)
 
     def make_free(self, blocks: int) -> None:
-        """Where the cache may grow: let it, until `blocks` are free, so that no answer waits for it later."""
+        """Where the cache may grow: let it, until `blocks` are free, so that no answer waits for it
+        later."""
         with self._lock:
             if self.pool.limit is None and len(self.pool.free) < blocks:
                 self._grow(self.pool.grown_size(blocks))
@@ -418,8 +295,8 @@ class PagedModel:
         return [self.pool.take() for _ in range(count)]
 
     def _grow(self, blocks: int) -> None:
-        """Make the cache tensors `blocks` long, and one more for padding, keeping what they hold. Doubling keeps the
-        copies amortised."""
+        """Make the cache tensors `blocks` long, and one more for padding, keeping what they hold.
+        Doubling keeps the copies amortised."""
         caches = []
         for index, port in enumerate(self._cache_ports):
             shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
@@ -437,9 +314,11 @@ class PagedModel:
         self.pool.grow(blocks)
 
 
-def prefill_chunks(tokens: list[int], rows: int, size: int = PREFILL_CHUNK) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no chunk is of
-    one token unless there is only one in all."""
+def prefill_chunks(
+    tokens: list[int], rows: int, size: int = PREFILL_CHUNK
+) -> list[tuple[list[int], int]]:
+    """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no
+    chunk is of one token unless there is only one in all."""
     if len(tokens) <= size + max(1, rows):
         return [(tokens, rows)]
     return [(tokens[:size], 0), *prefill_chunks(tokens[size:], rows, size)]

@@ -1,7 +1,9 @@
-"""Which plugin settings make a model's logits independent of how many tokens run together, found by measuring.
+"""Which plugin settings make a model's logits independent of how many tokens run together, found by
+measuring.
 
-Speculative decoding is lossless in practice only where verifying n tokens gives the logits that n single steps would
-have given. docs/reference/numerics.md has the measurements behind the candidates.
+Speculative decoding is lossless in practice only where verifying n tokens gives the logits that n
+single steps would have given. docs/reference/numerics.md has the measurements behind the
+candidates.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from .open import Model, open_model
 from .policy import Costs
 
 LARGE_WEIGHTS = 1_000_000_000
-"""Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the weights' anyway."""
+"""Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
+weights' anyway."""
 
 FIXED_SHAPES = (1, 2, 3, 4, 6, 8, 12, 16)
 DRAFT_FIXED_SHAPES = (1, 2, 4)
 """What a draft model reads between its steps: the last token, and few others."""
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a model is compiled once for each of FIXED_SHAPES: a larger model's forwards take so long
-that a change of their size does not matter, and its memory does; of a smaller one only the time to load it matters."""
+"""Bytes of weights for which a model is compiled once for each of FIXED_SHAPES: a larger model's
+forwards take so long that a change of their size does not matter, and its memory does; of a smaller
+one only the time to load it matters."""
 
 CHECKED_SIZES = (2, 3, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
@@ -38,7 +42,8 @@ GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GROWTH_SIZES = (1, 2, 4, 8, 16)
 MOST_GROWTH = 1 / 500
-"""Of a forward's time, for each token of context: a measured growth beyond it was caused by something else."""
+"""Of a forward's time, for each token of context: a measured growth beyond it was caused by
+something else."""
 
 SHORT, LONG = 64, 576
 """Tokens of context at which forwards are timed at the start."""
@@ -51,9 +56,10 @@ _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal
-    logits (0: not even the smallest do), and a forward of one token differs from them by at most `one_token` logits;
-    with `merging`, requests that share a forward get the bits that each gets alone."""
+    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens
+    give bitwise equal logits (0: not even the smallest do), and a forward of one token differs from
+    them by at most `one_token` logits; with `merging`, requests that share a forward get the bits
+    that each gets alone."""
 
     tokens: int
     one_token: float
@@ -62,8 +68,9 @@ class Invariance:
 
     @property
     def guard(self) -> float | None:
-        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES the largest
-        difference seen. None where no guard is needed, or where it would repeat forwards all the time."""
+        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES
+        the largest difference seen. None where no guard is needed, or where it would repeat
+        forwards all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
         return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
 
@@ -87,12 +94,14 @@ class Invariance:
 
 
 def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[tuple[tuple[str, str], ...]]:
-    """Plugin properties to try for exact numerics, the fastest first. Any `kv_cache` but "auto" is taken as asked for:
-    whether logits are invariant with it is what the measurement is for."""
+    """Plugin properties to try for exact numerics, the fastest first. Any `kv_cache` but "auto" is
+    taken as asked for: whether logits are invariant with it is what the measurement is for."""
     if kv_cache == "auto":
         kv_cache = "f16" if xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS else "f32"
     cache = ("KV_CACHE_PRECISION", kv_cache)
-    if kv_cache == "u8":  # its scales depend on what else is in a block, whatever is done about the activations
+    if (
+        kv_cache == "u8"
+    ):  # its scales depend on what else is in a block, whatever is done about the activations
         return [(_F32, cache)]
     return [(_F32, cache), (_F32, cache, _NO_DYNAMIC)]
 
@@ -103,7 +112,8 @@ def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
 
 
 def _fixed_shapes(xml: Path, device: str, sizes: tuple[int, ...] = FIXED_SHAPES) -> tuple[int, ...]:
-    """The fixed shapes that a model is compiled for: only where a change of shape takes a time that counts."""
+    """The fixed shapes that a model is compiled for: only where a change of shape takes a time that
+    counts."""
     worth_it = device == "CPU" and xml.with_suffix(".bin").stat().st_size in FIXED_SHAPE_WEIGHTS
     return sizes if worth_it else ()
 
@@ -111,9 +121,11 @@ def _fixed_shapes(xml: Path, device: str, sizes: tuple[int, ...] = FIXED_SHAPES)
 def exact_model(
     xml: Path, device: str, core: ov.Core, kv_cache: str = "auto"
 ) -> tuple[Model, Invariance]:
-    """Compile a target model in the first candidate setting that is invariant here; in the last one if none is.
+    """Compile a target model in the first candidate setting that is invariant here; in the last one
+    if none is.
 
-    The candidates are the CPU's settings. A device that refuses them all runs in its own. Raises ModelError.
+    The candidates are the CPU's settings. A device that refuses them all runs in its own. Raises
+    ModelError.
     """
     candidates = exact_candidates(xml, kv_cache)
     if device != "CPU":
@@ -136,7 +148,9 @@ def exact_model(
 
 def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
     """Compile a target model in the plugin's own setting. Raises ModelError."""
-    settings = ModelSettings(device, fast_properties(kv_cache), fixed_shapes=_fixed_shapes(xml, device))
+    settings = ModelSettings(
+        device, fast_properties(kv_cache), fixed_shapes=_fixed_shapes(xml, device)
+    )
     return open_model(xml, settings, core=core)
 
 
@@ -149,7 +163,8 @@ def fastest_model(
     head_tokens: np.ndarray | None = None,
     vocabulary: int | None = None,
 ) -> Model:
-    """Compile a draft model in the setting whose step is fastest here; exactness does not matter for a draft."""
+    """Compile a draft model in the setting whose step is fastest here; exactness does not matter
+    for a draft."""
     best: tuple[float, Model] | None = None
     for properties in (fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]):
         shapes = _fixed_shapes(xml, device, DRAFT_FIXED_SHAPES)
@@ -169,8 +184,9 @@ def fastest_model(
 
 
 def measure_invariance(model: Model) -> Invariance:
-    """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens as there are
-    threads, and compare the logits bitwise; then merged forwards. Sets `model.least_tokens`. A second or so."""
+    """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
+    as there are threads, and compare the logits bitwise; then merged forwards. Sets
+    `model.least_tokens`. A second or so."""
     threads = model.threads
     sizes = sorted({*CHECKED_SIZES, *([threads] if 1 < threads <= max(CHECKED_SIZES) else [])})
     rng = np.random.default_rng(0)
@@ -208,10 +224,11 @@ def _logits_in_pieces(
 
 
 def merging_is_exact(model: Model, tokens: int) -> bool:
-    """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that each gets alone.
+    """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that
+    each gets alone.
 
-    One of them is a prompt that starts in that forward, the others are verified at different contexts, one of them a
-    single token.
+    One of them is a prompt that starts in that forward, the others are verified at different
+    contexts, one of them a single token.
     """
     rng = np.random.default_rng(1)
     sizes = [2, 1, 5, tokens - 8] if tokens >= 16 else [2, 1, 2, 2]
@@ -226,7 +243,10 @@ def merging_is_exact(model: Model, tokens: int) -> bool:
     def runs() -> list[Run]:
         forks = [model.fork(base, base.length) for base in bases]
         parts = zip(forks, pieces, sizes, strict=True)
-        return [Run(fork, piece, size if fork.length else 1, bool(fork.length)) for fork, piece, size in parts]
+        return [
+            Run(fork, piece, size if fork.length else 1, bool(fork.length))
+            for fork, piece, size in parts
+        ]
 
     alone, together = runs(), runs()
     separate = [model.forward([run])[0].rows.copy() for run in alone]
@@ -237,8 +257,8 @@ def merging_is_exact(model: Model, tokens: int) -> bool:
 
 
 def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> float:
-    """Median seconds of a draft step at a short context; with `target`, after a forward of it each time, which pushes
-    the draft model's weights out of the processor's cache, as in decoding."""
+    """Median seconds of a draft step at a short context; with `target`, after a forward of it each
+    time, which pushes the draft model's weights out of the processor's cache, as in decoding."""
     with model.new_sequence() as sequence, (target or model).new_sequence() as other:
         model.forward([Run(sequence, [1] * 32, 1)])
         for size in DRAFT_FIXED_SHAPES:  # the first forward of a size compiles
@@ -254,8 +274,9 @@ def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> f
 
 
 def learn_costs(model: Model, costs: Costs, *, unpadded: bool = False, repeats: int = 3) -> None:
-    """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long one, which is made up;
-    interleaved against drift. With `unpadded` a single token is run as the guard runs it."""
+    """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long
+    one, which is made up; interleaved against drift. With `unpadded` a single token is run as the
+    guard runs it."""
 
     def timed(sequence: Sequence, size: int) -> float:
         before = perf_counter()
@@ -272,14 +293,15 @@ def learn_costs(model: Model, costs: Costs, *, unpadded: bool = False, repeats: 
                 short[size].append(timed(sequence, size))
         try:
             model.skip(sequence, LONG - SHORT)
-            long = {size: min(timed(sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES}
+            long = {
+                size: min(timed(sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES
+            }
         except CacheFull:  # a small cache of fixed size: its contexts are short
             long = {}
-    growth = {size: (seconds / min(short[size]) - 1) / (LONG - SHORT) for size, seconds in long.items()}
-    if growth:
-        # One size's growth is like another's; where it measures far from it, something else was running.
-        usual = min(max(statistics.median(growth.values()), 0.0), MOST_GROWTH)
-        for size, share in growth.items():
-            costs.grew(size, min(max(share, usual / 2), usual * 2))
+    if long:
+        # Every size grows alike; a measured growth beyond MOST_GROWTH was something else running.
+        growths = (seconds / min(short[size]) - 1 for size, seconds in long.items())
+        growth = statistics.median(growths) / (LONG - SHORT)
+        costs.growth = min(max(growth, 0.0), MOST_GROWTH)
     for size, times in short.items():
         costs.saw_verify(size, min(times), SHORT)

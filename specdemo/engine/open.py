@@ -1,4 +1,5 @@
-"""Which way a decoder runs here: with paged attention where it can be had, else over the plugin's own state."""
+"""Which way a decoder runs here: with paged attention where it can be had, else over the plugin's
+own state."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ def open_model(
     vocabulary: int | None = None,
     core: ov.Core | None = None,
 ) -> Model:
-    """Compile a decoder; arguments are those of `PagedModel`. The model's `note` says so where it runs statefully.
+    """Compile a decoder; arguments are those of `PagedModel`. The model's `note` says so where it
+    runs statefully.
 
-    Paged attention is given up where the model's graph or the device refuses it (`settings.paged` False stands for
-    that), and where the device does not write to the cache that it is given. Raises ModelError when it runs neither way.
+    Paged attention is given up where the model's graph or the device refuses it (`settings.paged`
+    False stands for that), and where the device does not write to the cache that it is given.
+    Raises ModelError when it runs neither way.
     """
     options = {"head_tokens": head_tokens, "vocabulary": vocabulary, "core": core or ov.Core()}
     reason = "it was asked for"

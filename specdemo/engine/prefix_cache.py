@@ -1,31 +1,36 @@
-"""Prompts that were run, kept with their cache blocks so that asking again costs no prefill. Token ids only.
+"""Prompts that were run, kept with their cache blocks so that asking again costs no prefill. Token
+ids only.
 
-Used from one thread: the one that runs the models. Reuse is of whole prompts, or of whole prefill chunks at their
-fixed places, nothing between: a prompt's logits are then the same bits whatever was asked before, and by whom. The
-opening that a template gives to all prompts is a chunk of its own, so only the first prompt pays for it.
+Used from one thread: the one that runs the models. Reuse is of whole prompts, or of whole prefill
+chunks at their fixed places, nothing between: a prompt's logits are then the same bits whatever was
+asked before, and by whom. The opening that a template gives to all prompts is a chunk of its own,
+so only the first prompt pays for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .decode import Prompt
 from .cache import Sequence
+from .decode import Prompt
 from .model import PREFILL_CHUNK
 from .open import Model
 
 SPARE_TOKENS = 2048
-"""What prompts in nobody's use may hold of a cache without a limit; the last one stays whatever its length."""
+"""What prompts in nobody's use may hold of a cache without a limit; the last one stays whatever its
+length."""
 
 MOST_PROMPTS = 64
 
 SHORTEST_OPENING = 8
-"""Tokens; an opening of fewer would cost its first prompt more, as a forward of its own, than it saves the others."""
+"""Tokens; an opening of fewer would cost its first prompt more, as a forward of its own, than it
+saves the others."""
 
 
 @dataclass(eq=False, slots=True)
 class KnownPrompt:
-    """A prompt and the sequences that hold it: the target's, and the draft's as far as the draft has read it."""
+    """A prompt and the sequences that hold it: the target's, and the draft's as far as the draft
+    has read it."""
 
     prompt: Prompt
     target: Sequence
@@ -38,7 +43,8 @@ class KnownPrompt:
 
 
 class PrefixCache:
-    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are never given up.
+    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are
+    never given up.
 
     `opening` are the tokens with which most prompts begin.
     """
@@ -61,7 +67,8 @@ class PrefixCache:
         return known
 
     def add(self, prompt: Prompt, target: Sequence) -> KnownPrompt:
-        """Keep a prompt that was run, now in use. The sequence belongs to the cache from here on."""
+        """Keep a prompt that was run, now in use. The sequence belongs to the cache from here
+        on."""
         twin = self.pin(prompt.tokens)
         if twin is not None:
             target.release()
@@ -82,7 +89,8 @@ class PrefixCache:
         return size if len(tokens) > size and tokens[:size] == self.opening else 0
 
     def start(self, tokens: tuple[int, ...]) -> Sequence:
-        """A target sequence that holds as many whole chunks of the prompt as are known, to run the rest on."""
+        """A target sequence that holds as many whole chunks of the prompt as are known, to run the
+        rest on."""
         best, reused = None, 0
         opening = self.opening_of(tokens)
         # A rest of one token more than a chunk is run as one.
@@ -108,7 +116,8 @@ class PrefixCache:
         return self.draft.new_sequence() if best is None else self.draft.fork(best, reused)
 
     def keep_draft(self, known: KnownPrompt, sequence: Sequence) -> None:
-        """Take over a draft sequence at the end of its request: what it holds of the prompt may be reused."""
+        """Take over a draft sequence at the end of its request: what it holds of the prompt may be
+        reused."""
         shared = _common(known.tokens, tuple(sequence.tokens[: len(known.tokens)]), sequence.length)
         if known.draft is None and shared:
             sequence.truncate(shared)
@@ -118,25 +127,34 @@ class PrefixCache:
             sequence.release()
 
     def held(self, model: Model) -> int:
-        """Blocks of a model that prompts in nobody's use hold, those they share counted each time."""
+        """Blocks of a model that prompts in nobody's use hold, those they share counted each
+        time."""
         spare = [known for known in self._known.values() if not known.users]
         if model is self.target:
             return sum(len(known.target.blocks) for known in spare)
         return sum(len(known.draft.blocks) for known in spare if known.draft is not None)
 
     def kept_blocks(self, model: Model) -> set[int]:
-        """The blocks of a model that all known prompts hold. From any thread: a glance, for whoever watches."""
+        """The blocks of a model that all known prompts hold. From any thread: a glance, for whoever
+        watches."""
         if model is self.target:
-            return {block for known in list(self._known.values()) for block in list(known.target.blocks)}
+            return {
+                block for known in list(self._known.values()) for block in list(known.target.blocks)
+            }
         drafts = [known.draft for known in list(self._known.values())]
         return {block for draft in drafts if draft is not None for block in list(draft.blocks)}
 
     def make_room(self, model: Model, blocks: int) -> None:
-        """Give up prompts in nobody's use, the oldest first, until those left hold at most `blocks` of a model."""
+        """Give up prompts in nobody's use, the oldest first, until those left hold at most `blocks`
+        of a model."""
         if model is self.target:
             self._shrink_to(blocks)
         elif model is self.draft:
-            held = [known for known in self._known.values() if not known.users and known.draft is not None]
+            held = [
+                known
+                for known in self._known.values()
+                if not known.users and known.draft is not None
+            ]
             total = sum(len(known.draft.blocks) for known in held)
             for known in held:
                 if total <= blocks:

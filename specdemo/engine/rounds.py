@@ -1,4 +1,5 @@
-"""What decoding yields: rounds of draft tokens and the token that the target added. Token ids only, no text."""
+"""What decoding yields: rounds of draft tokens and the token that the target added. Token ids only,
+no text."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 EmittedKind = Literal["first", "correction", "bonus", "plain"]
-"""Why the target added a token: it was the `first` after the prompt, a `correction` of a rejected draft token,
-a `bonus` after a wholly accepted draft, or `plain`: nothing had been drafted."""
+"""Why the target added a token: it was the `first` after the prompt, a `correction` of a rejected
+draft token, a `bonus` after a wholly accepted draft, or `plain`: nothing had been drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
     """A draft token and what became of it. `text` is filled in by whoever holds the tokenizer.
 
-    `target_probability` is None after the first rejection of a round (the target then saw another prefix), and
-    `accepted` is false for tokens that were never reached as well as for the one that was rejected.
+    `target_probability` is None after the first rejection of a round (the target then saw another
+    prefix), and `accepted` is false for tokens that were never reached as well as for the one that
+    was rejected.
     """
 
     id: int
@@ -44,7 +46,8 @@ class EmittedToken:
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
 
-    `emitted` is None when the answer ended inside the accepted draft tokens (a stop token or a limit).
+    `emitted` is None when the answer ended inside the accepted draft tokens (a stop token or a
+    limit).
     """
 
     drafted: tuple[DraftToken, ...]

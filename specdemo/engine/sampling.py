@@ -1,17 +1,21 @@
-"""From logits to tokens: the filtered distribution, seeded draws, and the accept/reject rule. Pure numpy.
+"""From logits to tokens: the filtered distribution, seeded draws, and the accept/reject rule. Pure
+numpy.
 
-The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the target's.
+The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the
+target's.
 
-Randomness is addressed, not consumed: each uniform is a hash of (seed, position in the text, stream, token id). So a
-draw at a position is a function of the distribution and the seed alone, whatever was drafted, accepted or asked
-for before. Two couplings of draft and target build on that, both with exactly q as the output distribution:
+Randomness is addressed, not consumed: each uniform is a hash of (seed, position in the text,
+stream, token id). So a draw at a position is a function of the distribution and the seed alone,
+whatever was drafted, accepted or asked for before. Two couplings of draft and target build on that,
+both with exactly q as the output distribution:
 
-- `shared`: draft and target draw with the *same* noise (an exponential race, also called the Gumbel-max trick), and
-  a draft token is accepted when the target's own draw is that token (drafter-invariant speculative decoding,
-  Daliri et al., arXiv 2408.07978). Same seed, same output, with any drafter, any draft length, or none.
-- `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from max(0, q - p). It
-  accepts as often as any rule can (one minus the total variation distance), and its output for a seed depends on
-  what was drafted.
+- `shared`: draft and target draw with the *same* noise (an exponential race, also called the
+  Gumbel-max trick), and a draft token is accepted when the target's own draw is that token
+  (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
+  with any drafter, any draft length, or none.
+- `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
+  max(0, q - p). It accepts as often as any rule can (one minus the total variation distance), and
+  its output for a seed depends on what was drafted.
 """
 
 from __future__ import annotations
@@ -25,21 +29,19 @@ TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
 """Streams of randomness at one position."""
 
 HEAD_PROBABILITY = 1e-5
-"""Tokens at least this probable race one by one; the rest enter the race as one, so that a draw needs noise for
-the likely tokens and not for the whole vocabulary."""
+"""Tokens at least this probable race one by one; the rest enter the race as one, so that a draw
+needs noise for the likely tokens and not for the whole vocabulary."""
 
 _GAPS = (16.0, 64.0, np.inf)
 _GOLDEN = 0x9E3779B97F4A7C15
-_MEAN_ARRIVAL = math.exp(0.5772156649015329)
-"""So that the logarithm of an Exponential(1) times it is 0 on average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
 
-    Filters apply in the usual order: temperature, the `top_k` likeliest, then the smallest set of them that holds
-    `top_p` of their mass.
+    Filters apply in the usual order: temperature, the `top_k` likeliest, then the smallest set of
+    them that holds `top_p` of their mass.
     """
 
     temperature: float = 0.0
@@ -59,9 +61,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others have none.
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others
+    have none.
 
-    `edge` is by how much logits divided by the temperature may change before the filters keep other tokens.
+    `edge` is by how much logits divided by the temperature may change before the filters keep other
+    tokens.
     """
 
     ids: np.ndarray
@@ -70,11 +74,14 @@ class Distribution:
 
     def probability(self, token: int) -> float:
         at = int(np.searchsorted(self.ids, token))
-        return float(self.probabilities[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
+        return (
+            float(self.probabilities[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
+        )
 
 
 def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
-    """The distribution that `sampling` (with temperature > 0) makes of one row of logits, float [vocabulary].
+    """The distribution that `sampling` (with temperature > 0) makes of one row of logits, float
+    [vocabulary].
 
     Ties at a filter's edge go to the lower id.
     """
@@ -87,7 +94,11 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     # Both filters keep a prefix of the ranking; only the few tokens near the top are worth ranking.
     total = float(unnormalised.sum(dtype=np.float64))
     for gap in _GAPS:
-        ids = np.flatnonzero(unnormalised >= np.exp(-gap)) if np.isfinite(gap) else np.arange(len(logits))
+        ids = (
+            np.flatnonzero(unnormalised >= np.exp(-gap))
+            if np.isfinite(gap)
+            else np.arange(len(logits))
+        )
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
         weights = unnormalised[ranked].astype(np.float64)
         size = len(ranked)
@@ -109,8 +120,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
 
 
 def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
-    """How far log-weights (ranked) may change before other than the first `size` are kept; with top-p those reach
-    `mass` together, and without the last of them do not."""
+    """How far log-weights (ranked) may change before other than the first `size` are kept; with
+    top-p those reach `mass` together, and without the last of them do not."""
     edge = math.log(weights[size - 1] / weights[size]) / 2 if size < len(weights) else math.inf
     if mass is None:
         return edge
@@ -120,7 +131,8 @@ def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
 
 
 def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
-    """float64 [n] in (0, 1): the noise of each token id at a position, by the SplitMix64 finaliser."""
+    """float64 [n] in (0, 1): the noise of each token id at a position, by the SplitMix64
+    finaliser."""
     mask = (1 << 64) - 1
     key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
     x = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
@@ -151,34 +163,21 @@ def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
     return ((x >> 11) + 0.5) * 2.0**-53
 
 
-def favoured(chance: float, seed: int, position: int, token: int) -> float:
-    """The chance that the target draws `token` at a position, given its noise there; `chance` is the one without.
-
-    In the race of `draw` the token arrives at t / q, t being Exponential(1) and known. Were its probability q known to be
-    `chance`, it would win with exp(-(1 - q) t / q). But `chance` is an average over places with more and with less
-    of it, where the noise decides less than that. Shifting the log-odds by half of -log t, counted from its mean
-    (Euler's constant), does best on answers to Spec-Bench prompts; 0.3 or 0.8 of it are nearly as good.
-    """
-    if not 0 < chance < 1:
-        return chance
-    arrival = max(-math.log(uniform(seed, position, TOKEN, token)), 1e-12)
-    odds = chance / (1 - chance) / math.sqrt(arrival * _MEAN_ARRIVAL)
-    return odds / (1 + odds)
-
-
 def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
-    """A token from `source`: the winner of a race in which token x arrives at Exponential(1) / probability(x).
+    """A token from `source`: the winner of a race in which token x arrives at Exponential(1) /
+    probability(x).
 
-    The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart by inversion.
-    Either way P(token) is exactly its probability, and two similar distributions mostly draw the same token.
+    The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart
+    by inversion. Either way P(token) is exactly its probability, and two similar distributions
+    mostly draw the same token.
     """
     at, _ = _race(source.probabilities, 1.0, source.ids, seed, position, stream)
     return int(source.ids[at])
 
 
 def choose(logits: np.ndarray, sampling: Sampling, position: int) -> tuple[int, float]:
-    """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit by less than half of
-    it would not have changed the draw. 0 where that is not known."""
+    """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit
+    by less than half of it would not have changed the draw. 0 where that is not known."""
     if sampling.filtered:
         source = distribution(logits, sampling)
         at, lead = _race(source.probabilities, 1.0, source.ids, sampling.seed, position, TOKEN)
@@ -195,18 +194,22 @@ def choose(logits: np.ndarray, sampling: Sampling, position: int) -> tuple[int, 
 def _race(
     weights: np.ndarray, total: float, ids: np.ndarray | None, seed: int, position: int, stream: int
 ) -> tuple[int, float]:
-    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and the logarithm of how many times
-    later the next one arrives; `ids` are the tokens' (None: 0, 1, ...)."""
+    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and the
+    logarithm of how many times later the next one arrives; `ids` are the tokens' (None: 0, 1, ...).
+    """
     head = np.flatnonzero(weights >= HEAD_PROBABILITY * total)
     racing = weights[head].astype(np.float64) / total
-    arrivals = -np.log(uniforms(seed, position, stream, head if ids is None else ids[head])) / racing
+    arrivals = (
+        -np.log(uniforms(seed, position, stream, head if ids is None else ids[head])) / racing
+    )
     winner = int(arrivals.argmin()) if len(head) else -1
     first = second = math.inf
     if winner >= 0:
         first = float(arrivals[winner])
         arrivals[winner] = math.inf
         second = float(arrivals.min())
-    # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their sum is enough.
+    # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their
+    # sum is enough.
     tail_mass = 1.0 - float(racing.sum())
     if len(head) < len(weights) and tail_mass > 0:
         arrival = -math.log(uniform(seed, position, stream + 8)) / tail_mass
@@ -232,7 +235,8 @@ def accepts(chance: float, seed: int, position: int) -> bool:
 def residual(p: Distribution, q: Distribution) -> Distribution:
     """max(0, q - p), normalised: what a rejected token is redrawn from (Chen et al., equation 2).
 
-    Where p equals q but for rounding nothing is left; q itself is then right, since rejection has no mass.
+    Where p equals q but for rounding nothing is left; q itself is then right, since rejection has
+    no mass.
     """
     at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
     drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)

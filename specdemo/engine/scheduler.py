@@ -1,8 +1,9 @@
 """Continuous batching: requests join and leave between the forwards that they share.
 
-A request is a generator as in `decode`: it asks for forwards and yields events. One thread owns the models and resumes
-every generator; each step runs the draft forwards that are waiting as one, then the target forwards as one. Token ids
-only, no text. A request is admitted when the cache blocks that it could need are free, and reserves them.
+A request is a generator as in `decode`: it asks for forwards and yields events. One thread owns the
+models and resumes every generator; each step runs the draft forwards that are waiting as one, then
+the target forwards as one. Token ids only, no text. A request is admitted when the cache blocks
+that it could need are free, and reserves them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .model import PagedModel
 log = logging.getLogger(__name__)
 
 MERGED_TOKENS = 64
-"""Tokens that a shared forward holds at most: as far as logits are known not to depend on what else is in it."""
+"""Tokens that a shared forward holds at most: as far as logits are known not to depend on what else
+is in it."""
 
 UNDELIVERED = 512
 """Events that may wait for a consumer before its request is paused."""
@@ -32,8 +34,9 @@ ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
 COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
-"""Seconds between two looks of a consumer that has caught up, for each active request, and at most: woken for each
-round, it would contend for the GIL just when the engine's thread comes back from an inference."""
+"""Seconds between two looks of a consumer that has caught up, for each active request, and at most:
+woken for each round, it would contend for the GIL just when the engine's thread comes back from an
+inference."""
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
@@ -43,8 +46,8 @@ Work = Generator[Any, Reply | None, Any]
 
 @dataclass(slots=True)
 class Sharing:
-    """What a request may know of the others: `rows` that they brought to the last target forward, how many `others` were
-    active then, and `most_others` so far."""
+    """What a request may know of the others: `rows` that they brought to the last target forward,
+    how many `others` were active then, and `most_others` so far."""
 
     rows: int = 0
     others: int = 0
@@ -53,7 +56,8 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A place in the queue (1 is next), and the seconds that may take, None while nothing is known about that."""
+    """A place in the queue (1 is next), and the seconds that may take, None while nothing is known
+    about that."""
 
     place: int
     seconds: float | None
@@ -61,7 +65,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler is doing: requests `active` and `waiting`, and what became of those before."""
+    """What the scheduler is doing: requests `active` and `waiting`, and what became of those
+    before."""
 
     active: int
     waiting: int
@@ -115,10 +120,11 @@ class _Request:
 
 
 class Handle:
-    """Handle to a submitted request: iterate over it for its events; then `result` is what the request returned.
+    """Handle to a submitted request: iterate over it for its events; then `result` is what the
+    request returned.
 
-    The iteration raises what the request raised. It ends early when `stop` is set: events not collected by then are
-    dropped, `stopped` is true, and the request has given back all it held.
+    The iteration raises what the request raised. It ends early when `stop` is set: events not
+    collected by then are dropped, `stopped` is true, and the request has given back all it held.
     """
 
     def __init__(self, scheduler: Scheduler, request: _Request):
@@ -137,7 +143,8 @@ class Handle:
     def events(
         self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
     ) -> Iterator[Any]:
-        """The events. While the request waits to be admitted, `on_wait` is called about `every` seconds."""
+        """The events. While the request waits to be admitted, `on_wait` is called about `every`
+        seconds."""
         request = self._request
         collected = False
         try:
@@ -166,7 +173,8 @@ class Handle:
         self.result = request.result
 
     def close(self, timeout: float = 30.0) -> None:
-        """Cancel what is left of the request, and wait until it has given back what it held. Twice is harmless."""
+        """Cancel what is left of the request, and wait until it has given back what it held. Twice
+        is harmless."""
         if not self._request.done.is_set():
             self._scheduler.cancel(self._request)
             self._request.done.wait(timeout)
@@ -175,13 +183,15 @@ class Handle:
 class Scheduler:
     """Runs requests together on the models they name.
 
-    At most `most_active` requests run at a time, `queued` more wait in the order in which they came. A request is
-    admitted when the cache blocks that it could need at worst fit beside those promised to the others, so that no
-    forward ever finds the cache full; `make_room(model, blocks)` is called before, and must see to it that all else
-    holds at most `blocks` blocks of the model. Both run in the engine's thread, as do all generators.
+    At most `most_active` requests run at a time, `queued` more wait in the order in which they
+    came. A request is admitted when the cache blocks that it could need at worst fit beside those
+    promised to the others, so that no forward ever finds the cache full; `make_room(model, blocks)`
+    is called before, and must see to it that all else holds at most `blocks` blocks of the model.
+    Both run in the engine's thread, as do all generators.
 
-    A forward that fails is repeated request by request, and only those fail whose own forward does. Should a step of
-    the engine's thread itself fail, the requests it had are failed and the thread goes on.
+    A forward that fails is repeated request by request, and only those fail whose own forward does.
+    Should a step of the engine's thread itself fail, the requests it had are failed and the thread
+    goes on.
     """
 
     def __init__(
@@ -220,13 +230,14 @@ class Scheduler:
         first: bool = False,
         merged_tokens: int = MERGED_TOKENS,
     ) -> Handle:
-        """Ask for a request to be run: `start` is called in the engine's thread and gives its generator, which yields
-        Forwards (naming one of `models`; answered with a Reply) and, as anything else, events for the consumer.
+        """Ask for a request to be run: `start` is called in the engine's thread and gives its
+        generator, which yields Forwards (naming one of `models`; answered with a Reply) and, as
+        anything else, events for the consumer.
 
-        `blocks` are the most cache blocks it can come to hold of each model. `first` puts it before those that wait
-        already. Its forwards are merged with those of others up to `merged_tokens` in all; larger ones, and with 0
-        all, are run alone. Raises Busy when the queue is full or the scheduler is closed, CacheFull when it could
-        never fit.
+        `blocks` are the most cache blocks it can come to hold of each model. `first` puts it before
+        those that wait already. Its forwards are merged with those of others up to `merged_tokens`
+        in all; larger ones, and with 0 all, are run alone. Raises Busy when the queue is full or
+        the scheduler is closed, CacheFull when it could never fit.
         """
         needed = list((blocks or {}).items())
         for model, count in needed:
@@ -241,7 +252,9 @@ class Scheduler:
             if self._closed:
                 raise Busy("The models have been closed.")
             if len(self._queue) >= self.queued:
-                raise Busy(f"{len(self._queue)} requests are waiting already; try again in a moment.")
+                raise Busy(
+                    f"{len(self._queue)} requests are waiting already; try again in a moment."
+                )
             if first:
                 self._queue.appendleft(request)
             else:
@@ -258,7 +271,8 @@ class Scheduler:
             self._wake.notify()
 
     def waiting(self, request: _Request) -> Waiting:
-        """Where in the queue a request is, 0 when it is active, and how long that may take at the measured rate."""
+        """Where in the queue a request is, 0 when it is active, and how long that may take at the
+        measured rate."""
         with self._wake:
             places = enumerate(self._queue, 1)
             place = next((at for at, other in places if other is request), 0)
@@ -292,10 +306,14 @@ class Scheduler:
                     self.step()
                 return
             except BaseException as error:  # whatever it was, the other requests must go on
-                log.error("The engine's loop failed and goes on without its requests.", exc_info=error)
+                log.error(
+                    "The engine's loop failed and goes on without its requests.", exc_info=error
+                )
                 with self._wake:
                     self._drop_active(
-                        RequestFailed("The engine had to be restarted during this request; ask again.")
+                        RequestFailed(
+                            "The engine had to be restarted during this request; ask again."
+                        )
                     )
                     self._counts["restarts"] += 1
 
@@ -307,7 +325,8 @@ class Scheduler:
             return not self._closed
 
     def step(self) -> None:
-        """One turn: let requests leave and join, then run what waits for the draft, then what waits for the target."""
+        """One turn: let requests leave and join, then run what waits for the draft, then what waits
+        for the target."""
         self._sweep()
         if self._queue:
             self._admit()
@@ -367,7 +386,8 @@ class Scheduler:
         )
 
     def _run_drafts(self, ready: list[_Request]) -> None:
-        """Draft until nobody waits for it, or those that wait for the target have waited as long as it takes."""
+        """Draft until nobody waits for it, or those that wait for the target have waited as long as
+        it takes."""
         begun = perf_counter()
         while waiting := [request for request in ready if request.waits_for(draft=True)]:
             for model, requests in _by_model(waiting):
@@ -389,12 +409,14 @@ class Scheduler:
             for batch in _packed(small, min((one.merged_tokens for one in small), default=0)):
                 self._forward(model, batch)
             if large:
-                # One at a time, the one not served for longest: a long prompt must not hold up the others.
+                # One at a time, the one not served for longest: a long prompt must not hold up the
+                # others.
                 self._forward(model, [min(large, key=lambda request: request.served_at)])
             self._target_seconds = perf_counter() - before
 
     def _forward(self, model: PagedModel, batch: list[_Request]) -> None:
-        """Run one forward for these requests, and resume each with its part of it before the model runs again."""
+        """Run one forward for these requests, and resume each with its part of it before the model
+        runs again."""
         self._turn += 1
         begun = perf_counter()
         try:
@@ -404,7 +426,9 @@ class Scheduler:
                 log.error("A forward failed; the request ends.", exc_info=error)
                 self._leave(batch[0], error)
                 return
-            log.warning("A forward of %d requests failed; each is run alone.", len(batch), exc_info=error)
+            log.warning(
+                "A forward of %d requests failed; each is run alone.", len(batch), exc_info=error
+            )
             for request in batch:
                 self._forward(model, [request])
             return
@@ -486,7 +510,8 @@ def _by_model(requests: list[_Request]) -> list[tuple[PagedModel, list[_Request]
 
 
 def _packed(requests: list[_Request], tokens: int) -> list[list[_Request]]:
-    """The requests in batches of at most `tokens` tokens, in order; one with more is a batch of its own."""
+    """The requests in batches of at most `tokens` tokens, in order; one with more is a batch of its
+    own."""
     batches: list[list[_Request]] = []
     room = -1
     for request in requests:

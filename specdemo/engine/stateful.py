@@ -1,7 +1,8 @@
-"""A compiled decoder that keeps its own KV cache as OpenVINO state: what runs where paged attention is not to be had.
+"""A compiled decoder that keeps its own KV cache as OpenVINO state: what runs where paged attention
+is not to be had.
 
-The same face and the same answers as `PagedModel`, at a price: one inference a sequence, and forgetting tokens copies
-the keys and values that stay. Knows numpy and OpenVINO only.
+The same face and the same answers as `PagedModel`, at a price: one inference a sequence, and
+forgetting tokens copies the keys and values that stay. Knows numpy and OpenVINO only.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
+from .cache import BlockPool, Sequence
 from .errors import ModelError
 from .graph import ROWS_INPUT, kept_tokens, last_line, read_decoder, shape_head
-from .cache import BlockPool, Sequence
-from .model import OUTPUTS, Logits, ModelSettings, Run, threads_of
+from .instance import OUTPUTS, Logits
+from .model import ModelSettings, Run, threads_of
 
 BLOCK_SIZE = 32
-"""Tokens a block of the pool stands for. The state is the plugin's own; blocks only count what it holds."""
+"""Tokens a block of the pool stands for. The state is the plugin's own; blocks only count what it
+holds."""
 
 _PROBES = (3, 5)
 _FED = {"input_ids", "attention_mask", "position_ids", "beam_idx", ROWS_INPUT}
 
 
 class StatefulSequence(Sequence):
-    """A sequence with an inference request of its own, whose state holds the keys and values of the first `held`
-    tokens; the last of those may have been forgotten since."""
+    """A sequence with an inference request of its own, whose state holds the keys and values of the
+    first `held` tokens; the last of those may have been forgotten since."""
 
     def __init__(self, model: StatefulModel):
         super().__init__(model.pool, BLOCK_SIZE)
@@ -45,8 +48,9 @@ class StatefulSequence(Sequence):
 class StatefulModel:
     """An OpenVINO decoder IR (stateful), compiled once as it is; `note` says why it runs this way.
 
-    Arguments, attributes and thread safety are those of `PagedModel`. Raises ModelError when the file is not such a
-    decoder, when the device cannot compile it, or when its state is not a KV cache that can be cut.
+    Arguments, attributes and thread safety are those of `PagedModel`. Raises ModelError when the
+    file is not such a decoder, when the device cannot compile it, or when its state is not a KV
+    cache that can be cut.
     """
 
     def __init__(
@@ -68,15 +72,21 @@ class StatefulModel:
         self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
         shape_head(model, self.head_tokens, 1)
         if unknown := sorted({port.any_name for port in model.inputs} - _FED):
-            raise ModelError(f"The IR has an input {unknown[0]} that a text decoder does not need; export it again.")
+            raise ModelError(
+                f"The IR has an input {unknown[0]} that a text decoder does not need; export it again."
+            )
         try:
             self._compiled = core.compile_model(model, settings.device, dict(settings.properties))
         except RuntimeError as error:
-            raise ModelError(f"{settings.device} cannot run this model: {last_line(error)}") from error
+            raise ModelError(
+                f"{settings.device} cannot run this model: {last_line(error)}"
+            ) from error
         self._inputs = {port.any_name: port.element_type for port in self._compiled.inputs}
         self.block_size = BLOCK_SIZE
         self.vocabulary_size = self._compiled.outputs[0].partial_shape[-1].get_length()
-        self.pool = BlockPool(0 if settings.block_limit is None else settings.block_limit, settings.block_limit)
+        self.pool = BlockPool(
+            0 if settings.block_limit is None else settings.block_limit, settings.block_limit
+        )
         self.threads = threads_of(self._compiled)
         self._idle: list[ov.InferRequest] = []
         self.seconds = 0.0
@@ -89,7 +99,8 @@ class StatefulModel:
         return StatefulSequence(self)
 
     def fork(self, source: StatefulSequence, length: int) -> StatefulSequence:
-        """A new sequence that starts as the first `length` tokens of `source`, with its own copy of their state."""
+        """A new sequence that starts as the first `length` tokens of `source`, with its own copy of
+        their state."""
         if not 0 <= length <= source.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
         with self._lock:
@@ -114,17 +125,22 @@ class StatefulModel:
     # Forwards
 
     def forward(self, batch: list[Run]) -> list[Logits]:
-        """Run every sequence's tokens, one inference each, and append them to the sequences (`Run.stepwise` has no
-        meaning here).
+        """Run every sequence's tokens, one inference each, and append them to the sequences
+        (`Run.stepwise` has no meaning here).
 
-        Returns the logits of each run's last `rows` tokens: views that are valid until the next forward of this
-        model. Nothing is appended when it raises (CacheFull, or ModelError when inference fails).
+        Returns the logits of each run's last `rows` tokens: views that are valid until the next
+        forward of this model. Nothing is appended when it raises (CacheFull, or ModelError when
+        inference fails).
         """
         with self._lock:
             for run in batch:
                 if not run.tokens or not 0 <= run.rows <= len(run.tokens):
-                    raise ValueError(f"cannot give {run.rows} rows of logits for {len(run.tokens)} tokens")
-                self._reserve(run.sequence, run.sequence.length + max(len(run.tokens), self.least_tokens))
+                    raise ValueError(
+                        f"cannot give {run.rows} rows of logits for {len(run.tokens)} tokens"
+                    )
+                self._reserve(
+                    run.sequence, run.sequence.length + max(len(run.tokens), self.least_tokens)
+                )
             results = [self._run(run) for run in batch]
             for run in batch:
                 run.sequence.tokens.extend(run.tokens)
@@ -150,7 +166,8 @@ class StatefulModel:
             self._feed(request, "attention_mask", [[1] * end])
             self._feed(request, "position_ids", [range(start, end)])
             self._feed(request, "beam_idx", [0])
-            # A padded token's head is run with the padding's: a product for one row alone rounds differently.
+            # A padded token's head is run with the padding's: a product for one row alone rounds
+            # differently.
             wanted = list(range(len(run.tokens) - run.rows, len(tokens))) or [0]
             if len(wanted) == 1 and least > 1:
                 wanted *= 2
@@ -174,8 +191,11 @@ class StatefulModel:
         request.reset_state()
         return request
 
-    def _copy_state(self, source: ov.InferRequest, destination: ov.InferRequest, length: int) -> None:
-        """Put the first `length` tokens of the source's state into the destination, which may be the same request."""
+    def _copy_state(
+        self, source: ov.InferRequest, destination: ov.InferRequest, length: int
+    ) -> None:
+        """Put the first `length` tokens of the source's state into the destination, which may be
+        the same request."""
         if not length:
             destination.reset_state()
             return
@@ -189,18 +209,30 @@ class StatefulModel:
             into[state.name].state = part
 
     def _token_axes(self) -> dict[str, int]:
-        """For each state the axis along which it grows by tokens, found by running a few. Raises ModelError if none
-        does: such a state (of a recurrent model, say) cannot be taken back to an earlier token."""
+        """For each state the axis along which it grows by tokens, found by running a few. Raises
+        ModelError if none does: such a state (of a recurrent model, say) cannot be taken back to an
+        earlier token."""
         shapes = []
         for count in _PROBES:
             with self.new_sequence() as sequence:
                 self.forward([Run(sequence, [0] * count, 1)])
-                shapes.append({state.name: list(state.state.shape) for state in sequence.request.query_state()})
+                shapes.append(
+                    {
+                        state.name: list(state.state.shape)
+                        for state in sequence.request.query_state()
+                    }
+                )
         axes = {}
         for name, shape in shapes[0].items():
-            grown = [axis for axis, sizes in enumerate(zip(shape, shapes[1][name], strict=True)) if sizes == _PROBES]
+            grown = [
+                axis
+                for axis, sizes in enumerate(zip(shape, shapes[1][name], strict=True))
+                if sizes == _PROBES
+            ]
             if len(grown) != 1:
-                raise ModelError(f"The IR keeps a state ({name}) that is no KV cache, so nothing could be taken back.")
+                raise ModelError(
+                    f"The IR keeps a state ({name}) that is no KV cache, so nothing could be taken back."
+                )
             axes[name] = grown[0]
         return axes
 
@@ -212,7 +244,8 @@ class StatefulModel:
             return sum(state.state.byte_size for state in sequence.request.query_state())
 
     def fix_cache(self, blocks: int) -> None:
-        """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is the plugin's)."""
+        """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is
+        the plugin's)."""
         with self._lock:
             self.pool.limit = max(blocks, len(self.pool.references))
 
