@@ -1,7 +1,7 @@
 """Change the weight format of a decoder IR: 8-bit integers with one scale a row, from whatever it was stored as.
 
 Verifying a draft runs a few rows at once, and on processors without dot-product instructions for small integers the
-time of such a forward goes into unpacking weights: rows of plain int8 unpack fastest (docs/numerics.md has the table).
+time of such a forward goes into unpacking weights: rows of plain int8 unpack fastest (docs/reference/numerics.md has the table).
 """
 
 from __future__ import annotations
