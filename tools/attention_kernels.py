@@ -25,7 +25,7 @@ text = np.random.default_rng(0).integers(0, vocabulary, CONTEXT + TOKENS)
 
 
 def forward(start: int, count: int, empty: bool) -> np.ndarray:
-    """Logits [count, vocabulary] of `count` tokens from `start` on, each a sub-sequence of its own."""
+    """Logits [count, vocabulary] of `count` tokens from `start` on, each a sub-sequence."""
     past = list(range(start, start + count))
     tables = [list(range(at // block_size + 1)) for at in past]
     begins, ends = list(range(count + 1)), np.cumsum([0, *map(len, tables)]).tolist()
