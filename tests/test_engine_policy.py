@@ -1,4 +1,5 @@
-"""How many tokens are drafted, on simulated models with made-up costs: it must pay where it can and never lose."""
+"""How many tokens are drafted, on simulated models with made-up costs: it must pay where it can
+and never lose."""
 
 from __future__ import annotations
 
@@ -7,27 +8,38 @@ import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import AutoDrafter, Lookup, ModelDrafter, Reply
-from specdemo.engine.policy import Calibration, Costs, Lookahead, expected_speedup, expected_tokens
-from specdemo.engine.model import Logits
+from specdemo.engine.drafters import Reply, make_drafter
+from specdemo.engine.instance import Logits
+from specdemo.engine.policy import Acceptance, Costs, Policy
+from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.trace import Round
 
 VOCABULARY = 64
 PLAIN = 1.0
-STEPPED = {1: 1.0, 2: 1.05, 3: 1.1, 4: 1.15, 5: 1.5, 8: 1.8, 16: 2.4}  # flat to four tokens, then a jump
+STEPPED = {
+    1: 1.0,
+    2: 1.05,
+    3: 1.1,
+    4: 1.15,
+    5: 1.5,
+    8: 1.8,
+    16: 2.4,
+}  # flat to four tokens, then a jump
 LINEAR = {1: 1.0, 16: 5.0}
 
 
 class Simulation:
-    """A target whose text looks random, a draft that is right with a given chance, and a clock that only they move."""
+    """A target whose text looks random, a draft that is right with a given chance, and a clock
+    that only they move."""
 
     def __init__(self, *, acceptance, verify, draft_step, informative=True, seed=0):
         rng = np.random.default_rng(seed)
         self.text = rng.integers(1, VOCABULARY, 3000).tolist()
         self.right = rng.random(3000) < acceptance
         # What the draft believes: more when it is right, if its confidence means anything.
-        self.belief = np.where(self.right & informative, rng.uniform(0.5, 1, 3000), rng.uniform(0.2, 0.9, 3000))
+        self.belief = np.where(
+            self.right & informative, rng.uniform(0.5, 1, 3000), rng.uniform(0.2, 0.9, 3000)
+        )
         self.sizes, self.seconds = list(verify), list(verify.values())
         self.draft_step = draft_step
         self.clock = 0.0
@@ -45,29 +57,32 @@ class Simulation:
             seconds = self.draft_step * (1 + 0.05 * (len(run.tokens) - 1))
             self.draft_steps += 1
             rows = [
-                self._row(self.text[at] if self.right[at] else (self.text[at] + 1) % VOCABULARY, self.belief[at])
+                self._row(
+                    self.text[at] if self.right[at] else (self.text[at] + 1) % VOCABULARY,
+                    self.belief[at],
+                )
                 for at in positions
             ]
         self.clock += seconds
-        return Reply(Logits.of(np.array(rows)) if rows else None, seconds)
+        return Reply(Logits.of(np.array(rows)) if rows else None, seconds, len(run.tokens))
 
     def _row(self, token: int, probability: float) -> np.ndarray:
         row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
         row[token] = np.log(probability)
         return row
 
-    def run(self, fixed=None, tokens=600, lookup=False, draft=True) -> tuple[float, list[Round]]:
-        lookahead = Lookahead(fixed=fixed)
+    def run(self, fixed=None, tokens=600, lookup=False, window=None) -> tuple[float, list[Round]]:
+        policy = Policy(fixed=fixed)
         for size, seconds in zip(self.sizes, self.seconds, strict=True):
-            lookahead.costs.saw_verify(size, seconds)
-        lookahead.costs.saw_draft(self.draft_step)
-        model = ModelDrafter(toy.sequence(), lookahead, Sampling())
+            policy.costs.saw_verify(size, seconds)
+        policy.costs.saw_draft(self.draft_step)
+        name = "auto" if lookup else "model"
         prompt = tuple(self.text[:8])
         decoding = decode.decode(
             decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=AutoDrafter([Lookup()], lookahead, model) if lookup else model if draft else None,
-            lookahead=lookahead,
+            drafter=make_drafter(name, policy, Sampling(), sequence=toy.sequence(), window=window),
+            policy=policy,
             sampling=Sampling(),
             limits=decode.Limits(tokens, 3000),
         )
@@ -90,7 +105,9 @@ class Simulation:
 @pytest.mark.parametrize("draft_step", [0.05, 0.3, 1.0])
 def test_a_useless_draft_costs_at_most_three_percent(verify, draft_step):
     for informative in (True, False):
-        relative, _ = Simulation(acceptance=0.0, verify=verify, draft_step=draft_step, informative=informative).run()
+        relative, _ = Simulation(
+            acceptance=0.0, verify=verify, draft_step=draft_step, informative=informative
+        ).run()
         assert relative < 1.03
 
 
@@ -98,7 +115,9 @@ def test_a_useless_draft_costs_at_most_three_percent(verify, draft_step):
 @pytest.mark.parametrize("draft_step", [0.05, 0.4])
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8, 0.95])
 def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, acceptance):
-    simulation = Simulation(acceptance=acceptance, verify=verify, draft_step=draft_step, informative=False)
+    simulation = Simulation(
+        acceptance=acceptance, verify=verify, draft_step=draft_step, informative=False
+    )
     best = min(1.0, *(simulation.run(fixed=length)[0] for length in (1, 2, 3, 5, 8, 12)))
     adaptive, _ = simulation.run()
     assert adaptive < best * 1.05 + 0.01
@@ -106,13 +125,15 @@ def test_adapting_is_about_as_good_as_the_best_fixed_length(verify, draft_step, 
 
 def test_a_draft_that_knows_when_it_is_right_beats_every_fixed_length():
     simulation = Simulation(acceptance=0.6, verify=LINEAR, draft_step=0.1, informative=True)
-    assert simulation.run()[0] < min(simulation.run(fixed=length)[0] for length in range(1, 9)) * 1.01
+    assert (
+        simulation.run()[0] < min(simulation.run(fixed=length)[0] for length in range(1, 9)) * 1.01
+    )
 
 
-def test_a_draft_that_turns_good_is_noticed():
-    simulation = Simulation(acceptance=0.9, verify=STEPPED, draft_step=0.1)
+def test_a_draft_model_that_turns_good_is_noticed():
+    simulation = Simulation(acceptance=0.9, verify=STEPPED, draft_step=0.02)
     simulation.right[:300] = False
-    _, rounds = simulation.run(tokens=900)
+    _, rounds = simulation.run(tokens=2900, window=8)
     late = [len(round_.drafted) for round_ in rounds[-60:]]
     assert np.mean(late) > 2
 
@@ -122,7 +143,9 @@ def test_a_repeating_text_is_looked_up_and_pays():
     simulation.text = (simulation.text[:40] * 80)[:3000]
     relative, rounds = simulation.run(lookup=True)
     assert relative < 0.5
-    assert any(token.source == "lookup" and token.accepted for round_ in rounds for token in round_.drafted)
+    assert any(
+        token.source == "lookup" and token.accepted for round_ in rounds for token in round_.drafted
+    )
 
 
 def test_a_fixed_length_is_kept():
@@ -130,27 +153,35 @@ def test_a_fixed_length_is_kept():
     assert {len(round_.drafted) for round_ in rounds[1:-3]} == {5}
 
 
-def test_costs_are_medians_interpolated_and_never_fall_with_size():
+def known_costs(figures=STEPPED) -> Costs:
     costs = Costs()
-    for size, seconds in [(1, 1.0), (1, 9.0), (1, 1.1), (4, 1.6), (8, 1.2)]:
-        costs.saw_verify(size, seconds)
-    assert costs.verify(1) == pytest.approx(1.1, rel=0.1)
-    assert costs.verify(1) < costs.verify(2) < costs.verify(3) < costs.verify(4) == pytest.approx(1.6, rel=0.1)
-    assert costs.verify(4) <= costs.verify(8) <= costs.verify(12)
-
-
-def known_costs() -> Costs:
-    costs = Costs()
-    for size, seconds in STEPPED.items():
+    for size, seconds in figures.items():
         costs.saw_verify(size, seconds)
     return costs
 
 
+def test_costs_are_interpolated_between_the_measured_sizes():
+    costs = known_costs({1: 1.0, 3: 1.4, 8: 2.4, 16: 4.0})
+    assert costs.verify(2) == pytest.approx(1.2) and costs.verify(12) == pytest.approx(3.2)
+    assert costs.verify(20) == pytest.approx(4.0 + 4 * 0.2)
+
+
+def test_a_forward_costs_no_more_than_a_larger_one_that_it_could_be_padded_to():
+    costs = known_costs({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.8, 6: 1.3, 16: 3.0})
+    assert costs.verify(3) == costs.verify(4) == pytest.approx(1.3)
+
+
 def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():
     costs = known_costs()
-    for _ in range(60):
+    for _ in range(100):
         costs.saw_verify(2, 3 * STEPPED[2])
-    assert costs.verify(8) == pytest.approx(3 * STEPPED[8], rel=0.05)
+    assert costs.verify(8) == pytest.approx(3 * STEPPED[8], rel=0.2)
+
+
+def test_a_single_measurement_that_something_else_spoiled_changes_little():
+    costs = known_costs()
+    costs.saw_verify(1, 100.0)
+    assert costs.verify(1) < 1.4 and costs.verify(8) < 1.2 * STEPPED[8]
 
 
 def test_noise_at_one_size_does_not_run_away_with_the_others():
@@ -160,85 +191,39 @@ def test_noise_at_one_size_does_not_run_away_with_the_others():
     assert 0.3 < costs.verify(5) / costs.verify(1) / STEPPED[5] < 1.5
 
 
-def test_a_cost_that_something_else_spoiled_is_tried_again():
-    costs = Costs()
-    for size, seconds in [(1, 1.0), (2, 1.1), (4, 30.0)]:
-        costs.saw_verify(size, seconds)
-    assert costs.verify(4) <= 2.2  # two verifications of two
-    costs = known_costs()
-    costs.saw_verify(16, 100.0)
-    before = costs.verify(12)
-    for _ in range(800):
-        costs.saw_verify(2, STEPPED[2])
-    assert costs.verify(12) < before / 2
-
-
 def test_a_longer_context_costs_more_by_its_measured_share():
     costs = known_costs()
-    costs.grew(1, 0.001)
-    costs.grew(8, 0.002)
-    assert costs.verify(1, 1000) == pytest.approx(2.0) and costs.verify(8, 500) == pytest.approx(3.6)
+    costs.growth = 0.001
+    assert costs.verify(1, 1000) == pytest.approx(2.0)
+    assert costs.verify(8, 500) == pytest.approx(1.5 * STEPPED[8])
     costs.saw_verify(1, 2.0, 1000)
     assert costs.verify(1) == pytest.approx(1.0)
 
 
-def test_sizes_that_nobody_uses_look_cheaper_but_never_by_more_than_half():
-    costs = known_costs()
-    one, four = costs.verify(1), costs.verify(4)
-    for _ in range(5000):
-        costs.saw_verify(8, STEPPED[8])
-    assert costs.verify(1) == pytest.approx(one / 2) and four / 2 <= costs.verify(4) < four
-    assert costs.verify(8) == pytest.approx(STEPPED[8])
+def test_nothing_is_drafted_where_not_even_a_sure_token_would_pay():
+    policy = Policy(costs=known_costs({1: 1.0, 2: 2.1, 16: 18.0}))
+    assert policy.best_length([1.0] * 15) == 0
 
 
-def test_forwards_too_large_for_the_table_say_what_a_row_costs():
-    costs = known_costs()
-    before = costs.row()
-    for _ in range(5):
-        costs.saw_verify(32, 32.0)
-    assert costs.row() == pytest.approx(1.0) and costs.row() > before
-    assert costs.verify(20) == pytest.approx(costs.verify(16) + 4)
-
-
-def test_whoever_takes_the_next_step_of_a_shared_forward_pays_all_of_it():
-    lookahead = Lookahead()
-    for size, seconds in [(1, 1.0), (8, 2.0), (9, 2.8), (16, 2.9)]:
-        lookahead.costs.saw_verify(size, seconds)
-    lookahead.others = 7
-    assert lookahead.verify(2) == pytest.approx(2.8)
-    assert lookahead.best_draft([0.9])[0] == 0
-
-
-def test_nothing_is_guessed_where_not_even_a_sure_token_would_pay():
-    lookahead = Lookahead()
-    for size, seconds in [(1, 1.0), (2, 2.1), (16, 18.0)]:
-        lookahead.costs.saw_verify(size, seconds)
-    assert not lookahead.pays(0, lookahead.pace) and lookahead.best_draft([1.0] * 15)[0] == 0
+def test_a_draft_is_as_long_as_maximises_tokens_a_second():
+    policy = Policy(costs=known_costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 16: 8.0}))
+    assert policy.best_length([0.9] * 15) == 3
+    assert policy.best_length([0.9, 0.01, 0.9]) == 1
+    assert policy.best_length([0.05]) == 0
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
-    lookahead = Lookahead()
-    for size, seconds in [(1, 1.0), (4, 1.2), (8, 2.4), (16, 4.6), (32, 9.0)]:
-        lookahead.costs.saw_verify(size, seconds)
-    assert lookahead.best_draft([0.4, 0.4, 0.4])[0] > 0  # alone, four rows cost little more than one
-    lookahead.others = 7
-    assert lookahead.best_draft([0.4, 0.4, 0.4])[0] == 0
-    assert lookahead.best_draft([0.98, 0.98])[0] == 2
+    policy = Policy(costs=known_costs({1: 1.0, 4: 1.2, 8: 2.4, 16: 4.6}))
+    assert policy.best_length([0.4, 0.4, 0.4]) > 0  # alone, four rows cost little more than one
+    policy.others = 7
+    assert policy.best_length([0.4, 0.4, 0.4]) == 0
+    assert policy.best_length([0.98, 0.98]) == 2
 
 
-def test_calibration_learns_what_confidence_is_worth():
-    calibration = Calibration()
+def test_acceptance_rates_are_learnt_by_confidence():
+    rates = Acceptance()
     for number in range(200):
-        calibration.saw(0.95, number % 2 == 0)
-        calibration.saw(0.15, False)
-    assert calibration(0.95) == pytest.approx(0.5, abs=0.1)
-    assert calibration(0.15) < 0.05
-
-
-def test_expected_figures_are_leviathans():
-    assert expected_tokens(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
-    assert expected_tokens(1.0, 4) == 5
-    # Theorem 3.8 with cost coefficient c: (1 - a^(g+1)) / ((1 - a)(g c + 1))
-    assert expected_speedup(0.7, 5, draft_step=0.1, verify=1.0, plain=1.0) == pytest.approx(
-        (1 - 0.7**6) / (0.3 * (5 * 0.1 + 1))
-    )
+        rates.saw(0.95, number % 2 == 0)
+        rates.saw(0.15, False)
+    assert rates(0.95) == pytest.approx(0.5, abs=0.1)
+    assert rates(0.15) < 0.05

@@ -94,7 +94,6 @@ def decode(
             f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}"
         )
     exhausted = "length" if budget == limits.max_new_tokens else "context"
-    policy.begin_text()
     context = list(prompt.tokens)
     first = verify(prompt.logits, Draft(), len(context), sampling)
     token = first.token

@@ -340,7 +340,7 @@ class AdaptiveDrafter:
             proposals.append(best)
             drafted.append(best.token)
             survival *= best.acceptance
-        length = policy.best_length([one.acceptance for one in proposals])
+        length = policy.best_length([one.acceptance for one in proposals], seconds)
         return _draft(proposals[: max(length, bound)], seconds)
 
     def _model_pays(
@@ -356,11 +356,17 @@ class AdaptiveDrafter:
         the time of catching up as well."""
         policy = self.policy
         free = 0.0 if best is None else best.acceptance
-        expected = policy.accepted(self.model.name).total.value
+        expected = policy.accepted(self.model.name).total.hopeful
         if policy.fixed is not None:
             return expected > free
-        saved = policy.saved_by_asking(len(drafted), survival, expected, free)
-        return saved > 0 and saved * remaining / 2 > self.model.catching_up(context, drafted)
+        saved = policy.gain(len(drafted), survival, max(expected, free), policy.costs.draft_step)
+        saved -= policy.gain(len(drafted), survival, free, 0.0)
+        if saved <= 0 and drafted:
+            return False
+        reading = self.model.catching_up(context, drafted)
+        if saved > 0 and saved * remaining / 2 > reading:
+            return True
+        return not drafted and policy.probe_due(policy.costs.draft_step + reading)
 
     def _learn(self, context: list[int]) -> None:
         """Read what was added to the text, and count which of it was proposed."""

@@ -6,6 +6,7 @@ tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,9 +14,12 @@ import numpy as np
 MAX_DRAFT = 15
 """Longest draft, tokens: with the token before it, 16 rows of verification."""
 
-LEVEL_RATE, SHAPE_RATE = 0.1, 0.03
+LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
 """Weights of a new measurement: in the machine's present speed, and in the cost of its size
 relative to others."""
+
+PROBE_SHARE = 0.005
+"""Of the time spent without a source, what may go into asking it all the same."""
 
 UNLIKELY = 0.1
 """Chance of being reached below which no further token is drafted."""
@@ -38,6 +42,8 @@ class Costs:
         self.growth = 0.0
         self.draft_step = 0.0
         """Seconds of one draft token; 0 until one was seen, so that it is tried."""
+        self.since_probe = 0.0
+        """Seconds of decoding since a source that does not seem to pay was asked all the same."""
         self.version = 0
         """Changes whenever the costs do."""
         self._known: dict[int, float] = {}
@@ -98,30 +104,28 @@ class Costs:
         return (self._table[-1] - self._table[half]) / half
 
 
-@dataclass(slots=True)
 class Rate:
     """A share of successes of which each new observation leaves `decay`; begins as `prior` seen
     `weight` times."""
 
-    prior: float
-    weight: float
-    decay: float = 0.98
-    accepted: float = 0.0
-    seen: float = 0.0
+    def __init__(self, prior: float, weight: float, decay: float):
+        self.decay = decay
+        self.accepted = prior * weight
+        self.seen = weight
 
     @property
     def value(self) -> float:
-        return (self.accepted + self.prior * self.weight) / (self.seen + self.weight)
+        return self.accepted / self.seen
+
+    @property
+    def hopeful(self) -> float:
+        """The share and one standard error more: giving up on a good source after a bad run
+        costs more than asking a few times too often."""
+        return min(self.value + math.sqrt(self.value * (1 - self.value) / self.seen), 1.0)
 
     def saw(self, accepted: float) -> None:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
-
-    def fade(self, most: float) -> None:
-        """Count all that was seen as `most` observations at most."""
-        if self.seen > most:
-            self.accepted *= most / self.seen
-            self.seen = most
 
 
 class Acceptance:
@@ -129,12 +133,10 @@ class Acceptance:
     confidence."""
 
     BANDS = 8
-    OTHER_TEXTS = 8.0
-    """Observations that all earlier texts count as when a new one begins."""
 
     def __init__(self):
-        self.bands = [Rate((band + 0.5) / self.BANDS, 2.0) for band in range(self.BANDS)]
-        self.total = Rate(0.4, 4.0)
+        self.bands = [Rate((band + 0.5) / self.BANDS, 2.0, 0.98) for band in range(self.BANDS)]
+        self.total = Rate(0.75, 4.0, 0.98)
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token proposed with this confidence, in [0, 1]."""
@@ -143,11 +145,6 @@ class Acceptance:
     def saw(self, confidence: float, accepted: bool) -> None:
         self._band(confidence).saw(accepted)
         self.total.saw(accepted)
-
-    def begin_text(self) -> None:
-        """What is not asked for any more is given another try with a new text: its prior counts
-        again."""
-        self.total.fade(self.OTHER_TEXTS)
 
     def _band(self, confidence: float) -> Rate:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
@@ -185,11 +182,6 @@ class Policy:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
 
-    def begin_text(self) -> None:
-        """A new answer begins."""
-        for rates in self.acceptance.values():
-            rates.begin_text()
-
     @property
     def rows(self) -> list[float]:
         """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
@@ -208,31 +200,49 @@ class Policy:
 
     def saw_round(self, seconds: float, tokens: int) -> None:
         """A round took `seconds` and gave `tokens` tokens."""
-        self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
+        seconds /= self.others + 1
+        self.costs.since_probe += seconds
+        self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
 
-    def saved_by_asking(self, drafted: int, survival: float, own: float, free: float) -> float:
-        """Seconds that the draft model's next token, accepted with chance `own`, is expected to
-        save over a guess that costs nothing, accepted with chance `free`; `drafted` tokens come
-        before, all accepted with chance `survival`."""
-        row = self.rows[drafted + 2] - self.rows[drafted + 1]
-        worth = survival * self.pace
-        return worth * max(own, free) - row - self.costs.draft_step - max(worth * free - row, 0.0)
+    def probe_due(self, seconds: float) -> bool:
+        """Whether to ask a source that does not seem to pay, which takes `seconds`, in order to
+        notice a change: when that is a small enough share of the time since it was asked last."""
+        if seconds > PROBE_SHARE * self.costs.since_probe:
+            return False
+        self.costs.since_probe = 0.0
+        return True
 
-    def best_length(self, acceptances: list[float]) -> int:
-        """How many of these drafted tokens to have verified, given each one's chance to be accepted
-        if all before it are: the number that maximises the expected tokens of the round over its
-        seconds."""
+    def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
+        """Seconds that drafting on is expected to save: after `drafted` tokens, all accepted
+        with chance `survival`, by tokens accepted with chance `acceptance` each that take `step`
+        seconds each to draft. 0 if none pays. Looks as far ahead as drafts may go, since costs
+        rise in steps."""
+        rows, pace = self.rows, self.pace
+        here = rows[drafted + 1]
+        best = worth = 0.0
+        for count in range(drafted + 1, self.limit + 1):
+            survival *= acceptance
+            worth += survival * pace - step
+            best = max(best, worth - rows[count + 1] + here)
+            if survival < UNLIKELY:
+                break
+        return best
+
+    def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
+        """How many of these drafted tokens to have verified, given each one's chance to be
+        accepted if all before it are and the seconds `spent` on drafting: the number that
+        maximises the expected tokens of the round over its seconds."""
         if self.fixed is not None:
             return min(self.fixed, len(acceptances))
         rows = self.rows
         expected = 1.0 + self.others  # the tokens of all requests that share the forward
-        best, length = expected / (rows[1] or 1.0), 0
+        best, length = expected / (spent + rows[1] or 1.0), 0
         survival = 1.0
         for count, acceptance in enumerate(acceptances, start=1):
             survival *= acceptance
             expected += survival
-            rate = expected / (rows[count + 1] or 1.0)
+            rate = expected / (spent + rows[count + 1] or 1.0)
             if rate > best:
                 best, length = rate, count
         return length
