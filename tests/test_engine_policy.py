@@ -48,6 +48,8 @@ class Simulation:
     def reply(self, request) -> Reply:
         run = request.run
         start = run.sequence.length
+        if request.model == "draft":
+            start += self.drafter.model._skipped  # of the text, before a window of it
         run.sequence.tokens.extend(run.tokens)
         positions = range(start + len(run.tokens) - run.rows + 1, start + len(run.tokens) + 1)
         if request.model == "target":
@@ -78,10 +80,13 @@ class Simulation:
         policy.costs.saw_draft(self.draft_step)
         name = "auto" if lookup else "model"
         prompt = tuple(self.text[:8])
+        self.drafter = make_drafter(
+            name, policy, Sampling(), sequence=toy.sequence(), window=window
+        )
         decoding = decode.decode(
             decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
-            drafter=make_drafter(name, policy, Sampling(), sequence=toy.sequence(), window=window),
+            drafter=self.drafter,
             policy=policy,
             sampling=Sampling(),
             limits=decode.Limits(tokens, 3000),
