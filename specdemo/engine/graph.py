@@ -54,7 +54,7 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
     names = {name for port in model.inputs for name in port.names}
     if "input_ids" not in names or not model.get_sinks():
         raise ModelError(
-            "The IR is not a stateful decoder: it needs an input_ids input and a KV cache as its state."
+            "The IR is not a stateful decoder: it needs input_ids and a KV cache as state."
         )
     return model
 

@@ -141,7 +141,7 @@ class PagedModel:
             with self.new_sequence() as sequence:
                 self.forward([Run(sequence, [0], 1)])
         except ModelError:
-            self.note = "the plugin refuses an empty sub-sequence, so rounding depends on the number of threads"
+            self.note = "the plugin refuses an empty sub-sequence: threads change the rounding"
             return False
         return True
 

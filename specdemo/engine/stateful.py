@@ -73,7 +73,7 @@ class StatefulModel:
         shape_head(model, self.head_tokens, 1)
         if unknown := sorted({port.any_name for port in model.inputs} - _FED):
             raise ModelError(
-                f"The IR has an input {unknown[0]} that a text decoder does not need; export it again."
+                f"The IR has an input {unknown[0]} that no text decoder needs; export it again."
             )
         try:
             self._compiled = core.compile_model(model, settings.device, dict(settings.properties))
@@ -231,7 +231,7 @@ class StatefulModel:
             ]
             if len(grown) != 1:
                 raise ModelError(
-                    f"The IR keeps a state ({name}) that is no KV cache, so nothing could be taken back."
+                    f"The IR keeps a state ({name}) that is no KV cache and cannot be cut."
                 )
             axes[name] = grown[0]
         return axes
