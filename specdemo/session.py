@@ -18,10 +18,10 @@ import openvino as ov
 
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
+from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.request import Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput
 from specdemo.models import machine
 from specdemo.models.load import LoadedPair

@@ -13,12 +13,13 @@ import openvino as ov
 
 from . import numerics
 from .errors import BadInput, CacheFull, ModelError
+from .handle import Handle, Load, Sharing
 from .model import PagedModel
 from .open import Model
 from .policy import MAX_DRAFT
 from .prefix_cache import PrefixCache
 from .request import Request, Target
-from .scheduler import MERGED_TOKENS, Handle, Load, Scheduler, Sharing
+from .scheduler import MERGED_TOKENS, Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from time import perf_counter
 import numpy as np
 
 from .decode import Decoding, Limits, certify, decode, prefill
-from .drafters import Forward, NgramTable, Reply, make_drafter
+from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
+from .handle import Sharing
+from .ngrams import NgramTable
 from .open import Model
 from .policy import Policy
 from .prefix_cache import KnownPrompt, PrefixCache
 from .sampling import Sampling
-from .scheduler import MERGED_TOKENS, Sharing
+from .scheduler import MERGED_TOKENS
 
 
 @dataclass

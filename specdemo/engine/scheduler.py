@@ -11,14 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter, sleep
-from typing import Any
+from collections.abc import Callable, Mapping
+from time import monotonic, perf_counter
 
 from .drafters import Forward, Reply
 from .errors import Busy, CacheFull, RequestFailed
+from .handle import END, Handle, Load, ScheduledRequest, Sharing, Waiting, Work
 from .model import PagedModel
 
 log = logging.getLogger(__name__)
@@ -33,151 +31,8 @@ UNDELIVERED = 512
 ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
-COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
-"""Seconds between two looks of a consumer that has caught up, for each active request, and at most:
-woken for each round, it would contend for the GIL just when the engine's thread comes back from an
-inference."""
-
 QUEUED = 256
 """Requests that may wait to be admitted."""
-
-Work = Generator[Any, Reply | None, Any]
-
-
-@dataclass(slots=True)
-class Sharing:
-    """What a request may know of the others: `rows` that they brought to the last target forward,
-    how many `others` were active then, and `most_others` so far."""
-
-    rows: int = 0
-    others: int = 0
-    most_others: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A place in the queue (1 is next), and the seconds that may take, None while nothing is known
-    about that."""
-
-    place: int
-    seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What the scheduler is doing: requests `active` and `waiting`, and what became of those
-    before."""
-
-    active: int
-    waiting: int
-    admitted: int
-    finished: int
-    failed: int
-    cancelled: int
-    restarts: int
-
-
-_END = object()
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    """A request inside the scheduler. `work` is None until it is admitted."""
-
-    start: Callable[[Sharing], Work]
-    models: Mapping[str, PagedModel]
-    blocks: list[tuple[PagedModel, int]]
-    stop: threading.Event | None
-    merged_tokens: int
-    sharing: Sharing = field(default_factory=Sharing)
-    events: SimpleQueue = field(default_factory=SimpleQueue)
-    done: threading.Event = field(default_factory=threading.Event)
-    work: Work | None = None
-    pending: Forward | None = None
-    served_at: int = 0
-    admitted_at: float = 0.0
-    collected_at: float = field(default_factory=monotonic)
-    unwanted: bool = False
-    cancelled: bool = False
-    error: BaseException | None = None
-    result: Any = None
-
-    def stopping(self) -> bool:
-        return self.unwanted or (self.stop is not None and self.stop.is_set())
-
-    def waits_for(self, draft: bool) -> bool:
-        """Whether its next forward is the draft model's, or else the target model's."""
-        return self.pending is not None and (self.pending.model == "draft") == draft
-
-    @property
-    def model(self) -> PagedModel:
-        return self.models[self.pending.model]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that its waiting forward runs."""
-        return len(self.pending.run.tokens)
-
-
-class Handle:
-    """Handle to a submitted request: iterate over it for its events; then `result` is what the
-    request returned.
-
-    The iteration raises what the request raised. It ends early when `stop` is set: events not
-    collected by then are dropped, `stopped` is true, and the request has given back all it held.
-    """
-
-    def __init__(self, scheduler: Scheduler, request: _Request):
-        self._scheduler = scheduler
-        self._request = request
-        self.result: Any = None
-        self.stopped = False
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._request.sharing
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.events()
-
-    def events(
-        self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
-    ) -> Iterator[Any]:
-        """The events. While the request waits to be admitted, `on_wait` is called about `every`
-        seconds."""
-        request = self._request
-        collected = False
-        try:
-            while True:
-                if collected and request.events.empty():
-                    sleep(min(COLLECT_EVERY * (1 + request.sharing.others), MOST_BETWEEN))
-                try:
-                    event = request.events.get(timeout=every)
-                except Empty:
-                    if on_wait is not None and request.work is None and not request.done.is_set():
-                        on_wait(self._scheduler.waiting(request))
-                    continue
-                collected = True
-                request.collected_at = monotonic()
-                if event is _END:
-                    break
-                if request.stop is not None and request.stop.is_set():
-                    self.stopped = True
-                    continue
-                yield event
-        finally:
-            self.close()
-        if request.error is not None:
-            raise request.error
-        self.stopped = self.stopped or request.cancelled
-        self.result = request.result
-
-    def close(self, timeout: float = 30.0) -> None:
-        """Cancel what is left of the request, and wait until it has given back what it held. Twice
-        is harmless."""
-        if not self._request.done.is_set():
-            self._scheduler.cancel(self._request)
-            self._request.done.wait(timeout)
 
 
 class Scheduler:
@@ -207,8 +62,8 @@ class Scheduler:
         self._make_room = make_room
         self._name = name
         self._wake = threading.Condition()
-        self._queue: deque[_Request] = deque()
-        self._active: list[_Request] = []
+        self._queue: deque[ScheduledRequest] = deque()
+        self._active: list[ScheduledRequest] = []
         self._reserved: dict[PagedModel, int] = {}
         self._closed = False
         self._turn = 0
@@ -247,7 +102,7 @@ class Scheduler:
                 raise CacheFull(
                     f"This needs {count * size} tokens of KV cache; there are {limit * size}."
                 )
-        request = _Request(start, models, needed, stop, merged_tokens)
+        request = ScheduledRequest(start, models, needed, stop, merged_tokens)
         with self._wake:
             if self._closed:
                 raise Busy("The models have been closed.")
@@ -263,14 +118,14 @@ class Scheduler:
                 self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
                 self._thread.start()
             self._wake.notify()
-        return Handle(self, request)
+        return Handle(request, self.cancel, self.waiting)
 
-    def cancel(self, request: _Request) -> None:
+    def cancel(self, request: ScheduledRequest) -> None:
         with self._wake:
             request.unwanted = True
             self._wake.notify()
 
-    def waiting(self, request: _Request) -> Waiting:
+    def waiting(self, request: ScheduledRequest) -> Waiting:
         """Where in the queue a request is, 0 when it is active, and how long that may take at the
         measured rate."""
         with self._wake:
@@ -379,13 +234,13 @@ class Scheduler:
             request.sharing.others = others
             request.sharing.most_others = max(request.sharing.most_others, others)
 
-    def _fits(self, request: _Request) -> bool:
+    def _fits(self, request: ScheduledRequest) -> bool:
         return all(
             model.pool.limit is None or self._reserved.get(model, 0) + count <= model.pool.limit
             for model, count in request.blocks
         )
 
-    def _run_drafts(self, ready: list[_Request]) -> None:
+    def _run_drafts(self, ready: list[ScheduledRequest]) -> None:
         """Draft until nobody waits for it, or those that wait for the target have waited as long as
         it takes."""
         begun = perf_counter()
@@ -400,7 +255,7 @@ class Scheduler:
                 if request.pending is not None and request.stopping():
                     self._leave(request, cancelled=True)
 
-    def _run_targets(self, ready: list[_Request]) -> None:
+    def _run_targets(self, ready: list[ScheduledRequest]) -> None:
         waiting = [request for request in ready if request.waits_for(draft=False)]
         for model, requests in _by_model(waiting):
             small = [request for request in requests if request.tokens <= request.merged_tokens]
@@ -414,7 +269,7 @@ class Scheduler:
                 self._forward(model, [min(large, key=lambda request: request.served_at)])
             self._target_seconds = perf_counter() - before
 
-    def _forward(self, model: PagedModel, batch: list[_Request]) -> None:
+    def _forward(self, model: PagedModel, batch: list[ScheduledRequest]) -> None:
         """Run one forward for these requests, and resume each with its part of it before the model
         runs again."""
         self._turn += 1
@@ -446,7 +301,7 @@ class Scheduler:
             request.pending = None
             self._resume(request, Reply(part, seconds, total, request is batch[0]))
 
-    def _resume(self, request: _Request, reply: Reply | None) -> None:
+    def _resume(self, request: ScheduledRequest, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or ends."""
         send, put = request.work.send, request.events.put
         try:
@@ -465,7 +320,11 @@ class Scheduler:
     # Ends
 
     def _leave(
-        self, request: _Request, error: BaseException | None = None, *, cancelled: bool = False
+        self,
+        request: ScheduledRequest,
+        error: BaseException | None = None,
+        *,
+        cancelled: bool = False,
     ) -> None:
         """An active request ends: it gives back what it holds and is no longer counted."""
         with self._wake:
@@ -481,7 +340,11 @@ class Scheduler:
         self._end(request, error, cancelled=cancelled)
 
     def _end(
-        self, request: _Request, error: BaseException | None = None, *, cancelled: bool = False
+        self,
+        request: ScheduledRequest,
+        error: BaseException | None = None,
+        *,
+        cancelled: bool = False,
     ) -> None:
         request.pending = None
         if request.work is not None:
@@ -495,24 +358,24 @@ class Scheduler:
             outcome = "cancelled" if cancelled else "failed" if error is not None else "finished"
             self._counts[outcome] += 1
         request.done.set()
-        request.events.put(_END)
+        request.events.put(END)
 
     def _drop_active(self, error: BaseException | None) -> None:
         for request in list(self._active):
             self._leave(request, error, cancelled=error is None)
 
 
-def _by_model(requests: list[_Request]) -> list[tuple[PagedModel, list[_Request]]]:
-    grouped: dict[PagedModel, list[_Request]] = {}
+def _by_model(requests: list[ScheduledRequest]) -> list[tuple[PagedModel, list[ScheduledRequest]]]:
+    grouped: dict[PagedModel, list[ScheduledRequest]] = {}
     for request in requests:
         grouped.setdefault(request.model, []).append(request)
     return list(grouped.items())
 
 
-def _packed(requests: list[_Request], tokens: int) -> list[list[_Request]]:
+def _packed(requests: list[ScheduledRequest], tokens: int) -> list[list[ScheduledRequest]]:
     """The requests in batches of at most `tokens` tokens, in order; one with more is a batch of its
     own."""
-    batches: list[list[_Request]] = []
+    batches: list[list[ScheduledRequest]] = []
     room = -1
     for request in requests:
         size = request.tokens
