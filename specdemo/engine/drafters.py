@@ -238,8 +238,11 @@ class AdaptiveDrafter:
         expected = policy.accepted(self.model.name).total.hopeful
         if policy.fixed is not None:
             return expected > free
-        saved = policy.gain(len(drafted), survival, max(expected, free), policy.costs.draft_step)
-        saved -= policy.gain(len(drafted), survival, free, 0.0)
+        saved = 0.0
+        if expected > free:
+            saved = policy.gain(len(drafted), survival, expected, policy.costs.draft_step)
+        if saved > 0:
+            saved -= policy.gain(len(drafted), survival, free, 0.0)
         if saved <= 0 and drafted:
             return False
         reading = self.model.catching_up(context, drafted)
