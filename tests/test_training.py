@@ -1,73 +1,30 @@
-"""Making a draft for a tiny target: it learns, survives being killed, and the embedded draft is put together exactly."""
+"""Making a draft for a tiny target: it learns, survives being killed, and its files are exact."""
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from tiny_models import write_byte_tokenizer, write_llama_pair
 
-from specdemo.training import corpus, evaluate
+from specdemo.errors import BadInput
+from specdemo.training import corpus, evaluate, prompts
+from specdemo.training.command import TrainSettings
 from specdemo.training.corpus import Conversation
-from specdemo.training.settings import TrainSettings
-from specdemo.models.errors import BadChoice
-
-VOCABULARY, LAYERS = 96, 3
-
-
-def write_target(folder: Path) -> None:
-    """A GPT-NeoX checkpoint with a byte-level tokenizer.
-
-    Its initial weights are made larger, so that the next token depends clearly on the text, and on little of it.
-    """
-    import torch
-    from tiny_models import special
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    torch.manual_seed(5)
-    config = GPTNeoXConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        intermediate_size=96,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = GPTNeoXForCausalLM(config)
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            if "mlp" in name and weights.dim() > 1:
-                weights.mul_(6)
-            if name.startswith("embed_out"):
-                weights.mul_(12)
-                weights[0] = 0  # the end token is never likely
-    model.save_pretrained(folder)
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocabulary = {"<|endoftext|>": 0} | {chr(33 + i): 1 + i for i in range(VOCABULARY - 2)} | {"Ġ": VOCABULARY - 1}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    data = json.loads(tokenizer.to_str())
-    data["added_tokens"] = [special(0, "<|endoftext|>")]
-    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"})
-    )
+from specdemo.training.run import train_draft
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """So small a model gains nothing from a second one, and on a busy machine each would wait for the other."""
+    """A second thread gains nothing for so small a model."""
     import torch
 
     before = torch.get_num_threads()
@@ -78,22 +35,36 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> Path:
+    """A GPT-NeoX checkpoint whose next token depends clearly on the text: its weights are large."""
+    import torch
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
     folder = tmp_path_factory.mktemp("target")
-    write_target(folder)
+    sizes = {"vocab_size": 256, "hidden_size": 48, "intermediate_size": 96}
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 4}
+    torch.manual_seed(5)
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **layers, bos_token_id=0, eos_token_id=0))
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "mlp" in name and weights.dim() > 1:
+                weights.mul_(6)
+        head = model.get_output_embeddings().weight
+        head.mul_(12)
+        head[0] = 0  # the end token is never likely
+    model.save_pretrained(folder)
+    write_byte_tokenizer(folder)
     return folder
 
 
 def write(target: Path, work: Path, path: Path) -> None:
-    """Let the target write, or go on with, a little text: short prompts only, for its tokens are single bytes."""
-    from specdemo.training import prompts
+    """Let the target write, or go on with, a little text; short prompts, for a token is a byte."""
+    from specdemo.training.generate import write_text
     from specdemo.training.target import open_target
-    from specdemo.training.text import write_text
 
-    short = functools.partial(prompts.instruction, mix={"sum": 1, "question": 1})
     opened = open_target(str(target), work)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "instruction", short)
-        write_text(opened, opened.writer("cpu"), path, tokens=6000, limit=40, seed=3, report=lambda _: None)
+        patch.setattr(prompts, "MIX", {"sum": 1, "question": 1})
+        write_text(opened, opened.writer("cpu"), path, 6000, limit=40, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -105,38 +76,19 @@ def text(target, tmp_path_factory) -> Path:
 
 
 def settings(target: Path, text: Path, out: Path, **changes) -> TrainSettings:
-    values = {"layers": 1, "passes": 12, "batch_tokens": 1024, "parts": 2, "device": "cpu", "head_tokens": VOCABULARY}
-    return TrainSettings(str(target), out, text=text, **(values | changes))
-
-
-COMMAND = """
-import sys
-from pathlib import Path
-from specdemo.training.run import train_draft
-from test_training import settings
-target, text, out = map(Path, sys.argv[1:])
-train_draft(settings(target, text, out, checkpoint_seconds=0.0), lambda progress: print(progress.line, flush=True))
-"""
-
-
-def start(target: Path, text: Path, out: Path) -> subprocess.Popen:
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(target), str(text), str(out)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
+    values = {"layers": 1, "passes": 12, "batch_tokens": 1024, "parts": 2, "device": "cpu"}
+    return TrainSettings(target=str(target), out=out, text=text, **values | changes)
 
 
 @pytest.fixture(scope="module")
-def trained(target, text, tmp_path_factory):
-    """One uninterrupted run."""
-    from specdemo.training.run import train_draft
+def draft(tmp_path_factory) -> Path:
+    """The folder of one uninterrupted run."""
+    return tmp_path_factory.mktemp("trained") / "draft"
 
-    out = tmp_path_factory.mktemp("trained") / "draft"
-    return train_draft(settings(target, text, out))
+
+@pytest.fixture(scope="module")
+def trained(target, text, draft):
+    return train_draft(settings(target, text, draft))
 
 
 @pytest.fixture
@@ -152,82 +104,123 @@ def test_training_raises_agreement_clearly(trained):
     assert trained.after.tokens_per_round[3] > trained.before.tokens_per_round[3] + 0.3
 
 
-def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained):
-    from specdemo.models import ir
+def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained, draft):
+    from specdemo.models import ir, ngrams
 
-    ir.check_decoder(trained.folder)
-    assert (trained.folder / "tokenizer.json").is_file()
-    card = json.loads((trained.folder / "card.json").read_text(encoding="utf-8"))
-    assert card["after"]["agreement"] == pytest.approx(trained.after.agreement)
-    assert f"{trained.after.agreement:.3f}" in (trained.folder / "README.md").read_text(encoding="utf-8")
+    ir.check_decoder(draft)
+    assert (draft / "tokenizer.json").is_file()
+    assert sorted(np.load(draft / "head_tokens.npy")) == list(range(256))
+    assert ngrams.load(draft / "ngrams.npz").guess([1])
+    card = json.loads((draft / "card.json").read_text(encoding="utf-8"))
+    assert card["after"]["agreement"] == trained.after.agreement
+    assert card["recipe"]["labels"] == "hard"
+    readme = (draft / "README.md").read_text(encoding="utf-8")
+    assert f"**{trained.after.agreement:.3f}** after" in readme
+    assert f"| sum | {trained.before.by_kind['sum']:.3f} |" in readme
 
 
-def test_a_killed_run_resumes_to_the_same_draft(target, text, trained, no_export, tmp_path):
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from specdemo.training.distil import Distillation
+from specdemo.training.run import train_draft
+from test_training import settings
+class Killed(Distillation):
+    def _save(self):
+        super()._save()
+        if self._progress.steps == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+import specdemo.training.distil
+specdemo.training.distil.Distillation = Killed
+target, text, out = map(Path, sys.argv[1:])
+train_draft(settings(target, text, out, checkpoint_seconds=0.0))
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_draft(
+    target, text, trained, draft, no_export, tmp_path, monkeypatch
+):
     import torch
 
-    out = tmp_path / "draft"
-    first = start(target, text, out)
-    for line in first.stdout:
-        if line.startswith("Training: ") and int(line.split("%")[0].split()[-1]) >= 40:
-            break
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert (out / "work" / "state.pt").is_file()
-    from specdemo.training.run import train_draft
+    from specdemo.training.distil import Distillation
 
+    out, here = tmp_path / "draft", Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KILLED, str(target), str(text), str(out)]
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+    steps = []
+    step = Distillation._step
+    monkeypatch.setattr(
+        Distillation, "_step", lambda *arguments: steps.append(1) or step(*arguments)
+    )
     again = train_draft(settings(target, text, out))
-    assert again.resumed
-    assert again.steps == trained.steps
+    assert len(steps) == trained.progress.steps - 20
     assert again.after == trained.after
-    weights = [torch.load(folder / "work" / "state.pt")["averages"] for folder in (out, trained.folder)]
+    weights = [torch.load(folder / "work" / "state.pt")["averages"] for folder in (out, draft)]
     assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
 
 
-def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(target, text, no_export, tmp_path):
-    from specdemo.training.run import train_draft
-
+def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(
+    target, text, no_export, tmp_path
+):
     result = train_draft(settings(target, text, tmp_path / "draft", labels="soft", passes=6))
     assert result.after.tv_acceptance > result.before.tv_acceptance + 0.1
+    assert "when sampling" in (tmp_path / "draft" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_target_that_runs_as_ir_is_asked_as_ir(embedded_pair):
-    from specdemo.trace import Settings
     from specdemo.session import Session
-    from specdemo.training import teacher
+    from specdemo.settings import Settings
+    from specdemo.training.target import TOP, ask_ir
 
     question = "Name three colours."
     session = Session(embedded_pair)
     *_, trace = session.answer(question, Settings(max_new_tokens=24))
     session.close()
     prompt = tuple(embedded_pair.template.render(question, embedded_pair.tokenizer))
-    asked = teacher.IRTeacher(embedded_pair.target_xml)
-    targets = asked.targets(prompt, trace.token_ids)
-    assert targets.tokens.shape == targets.probabilities.shape == (len(trace.token_ids), teacher.TOP)
-    assert tuple(targets.tokens[:, 0]) == trace.token_ids
-    assert (np.diff(targets.probabilities, axis=1) <= 0).all()
-    assert (targets.probabilities.sum(1, dtype=np.float64) <= 1.005).all()
+    soft = ask_ir(embedded_pair.target_xml)(prompt, trace.token_ids)
+    assert soft.tokens.shape == soft.probabilities.shape == (len(trace.token_ids), TOP)
+    assert tuple(soft.tokens[:, 0]) == trace.token_ids
+    assert (np.diff(soft.probabilities, axis=1) <= 0).all()
+    assert (soft.probabilities.sum(1, dtype=np.float64) <= 1.005).all()
     emitted = [one.emitted.target_probability for one in trace.rounds if one.emitted]
     places = np.cumsum([len(one.tokens) for one in trace.rounds])[: len(emitted)] - 1
-    assert targets.probabilities[places, 0] == pytest.approx(emitted, abs=2e-3)
+    assert soft.probabilities[places, 0] == pytest.approx(emitted, abs=2e-3)
 
 
-def test_soft_labels_are_asked_for_with_the_whole_prompt(tmp_path):
-    from specdemo.training import teacher
+def test_a_gguf_target_continues_prompts_the_same_in_any_batch(embedded_pair, tmp_path):
+    from specdemo.training.target import Request, open_target
+
+    target = open_target("embedded", tmp_path)
+    prompts = ["Name three colours.", "What is 3 plus 4?", "Who wrote Hamlet?"]
+    requests = [
+        Request(tuple(target.template.render(one, target.tokenizer)), 12, 0.0, 0) for one in prompts
+    ]
+    writer = target.writer("cpu")
+    together = writer.write(requests)
+    assert together == [writer.write([request])[0] for request in requests]
+    assert all(0 < len(answer) <= 12 for answer in together)
+
+
+def test_soft_labels_are_asked_for_once_and_with_the_whole_prompt(tmp_path):
+    from specdemo.training.generate import add_soft_labels
 
     asked = []
 
-    class Listening:
-        def targets(self, prompt, answer):
-            asked.append((prompt, answer))
-            return teacher.Targets(np.zeros((len(answer), 2), np.int32), np.ones((len(answer), 2), np.float16))
+    def ask(prompt, answer):
+        asked.append((prompt, answer))
+        ones = np.ones((len(answer), 2))
+        return corpus.SoftLabels(ones.astype(np.int32), ones.astype(np.float16))
 
     said = Conversation("", True, tuple(range(200)), (1, 2, 3))
     lesson = corpus.lesson(said, prompt_tokens=8)
-    soft = teacher.soft_labels(Listening(), [said], [lesson], 640, tmp_path / "kept", lambda _: None)
-    assert asked == [(said.prompt, lesson.answer)]
-    assert len(soft.of([0]).tokens) == len(corpus.make_batch([lesson], 640).labels)
-    teacher.soft_labels(Listening(), [said], [lesson], 640, tmp_path / "kept", lambda _: None)
-    assert len(asked) == 1, "what is on disk is not asked for again"
+    for _ in range(2):
+        [labelled] = add_soft_labels(ask, [said], [lesson], tmp_path / "kept")
+    assert asked == [(said.prompt, lesson.answer)], "what is on disk is not asked for again"
+    assert labelled.prompt == lesson.prompt
+    batch = corpus.make_batch([labelled], 640)
+    assert len(batch.soft.tokens) == len(batch.labels) == 3
 
 
 def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp_path):
@@ -238,11 +231,42 @@ def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp
     assert path.read_text(encoding="utf-8") == text.read_text(encoding="utf-8")
 
 
-def test_another_setting_does_not_continue_an_earlier_run(target, text, trained):
-    from specdemo.training.run import train_draft
+def test_a_seed_always_gives_the_same_instructions():
+    answers = ["It was red; so they said: yes. " * 20, "End of a text. " * 30]
+    made = [prompts.instruction(1, index, texts) for index in range(300) for texts in ([], answers)]
+    assert {one.kind for one in made} == set(prompts.MIX)
+    text = "\n".join(f"{one.kind} {one.text} {one.opening}" for one in made)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "881d5e6b6f3e3cde"
 
-    with pytest.raises(BadChoice, match="another passes"):
-        train_draft(settings(target, text, trained.folder, passes=5))
+
+def test_another_setting_does_not_continue_an_earlier_run(target, text, trained, draft):
+    with pytest.raises(BadInput, match="another passes"):
+        train_draft(settings(target, text, draft, passes=5))
+
+
+def test_a_target_with_too_few_layers_is_bad_input(target, text, tmp_path):
+    with pytest.raises(BadInput, match="--layers 4: the target has 3"):
+        train_draft(settings(target, text, tmp_path / "draft", layers=4))
+
+
+def test_the_command_names_an_option_that_cannot_be_used(capsys, tmp_path):
+    from specdemo import cli
+
+    assert cli.main(["train-draft", "--target", "x", "--out", "y", "--tokens", "5"]) == 2
+    assert "--tokens" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert cli.main(["train-draft", "--target", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "is no earlier run" in capsys.readouterr().err
+
+
+def test_held_back_prompts_are_greedy_and_never_trained_on():
+    from specdemo.training.run import split
+
+    said = [Conversation("", index % 3 > 0, (index % 40,), (1,)) for index in range(200)]
+    held, train = split([*said, Conversation("", True, (99,), ())])
+    assert held and all(one.greedy for one in held)
+    assert not {one.prompt for one in held} & {one.prompt for one in train}
+    assert all(one.answer for one in train)
 
 
 def test_rounds_are_counted_as_greedy_decoding_would_emit_them():
@@ -267,7 +291,8 @@ def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end():
     assert lesson.weights[:3] == (1.0,) * 3 and max(lesson.weights[3:]) < 0.2
     batch = corpus.make_batch([lesson, Conversation("", True, (8,), (9,))], 640)
     assert batch.tokens.shape == (2, 15)
-    assert batch.weights.tolist() == pytest.approx([*lesson.weights, 1.0])
+    assert batch.labels.tolist() == [7, 1, 2, 3, 4, 9]
+    assert batch.weights[batch.answered].tolist() == pytest.approx([*lesson.weights, 1.0])
 
 
 def test_written_conversations_come_back_without_weights(tmp_path):
@@ -276,66 +301,78 @@ def test_written_conversations_come_back_without_weights(tmp_path):
     assert corpus.read(tmp_path / "text.jsonl") == [said]
 
 
-def test_phrases_guess_the_usual_continuation_and_come_back_from_disk(tmp_path):
-    from specdemo.training.phrases import count_phrases
-    from specdemo.models.embedded_draft import phrases
+def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk(tmp_path):
+    from specdemo.models import ngrams
+    from specdemo.training.export import count_ngrams
 
     said = [
         Conversation("", True, (9, 9, 9, 9), (1, 2, 3, 1, 2, 4)),
         Conversation("", True, (9, 9, 9, 9), (5, 2, 4)),
     ] * 3
-    table = count_phrases(said)
+    table = count_ngrams(said)
     assert table.guess([2])[0] == 4
     assert table.guess([9, 9, 1, 2])[0] == 3
     assert table.guess([77]) is None
     assert 0 < table.guess([2])[1] < 1
-    table.save(tmp_path / "phrases.npz")
-    again = phrases.load(tmp_path / "phrases.npz")
+    table.save(tmp_path / "ngrams.npz")
+    again = ngrams.load(tmp_path / "ngrams.npz")
     for context in ([2], [9, 9, 1, 2], [1, 2], [77], [9, 9, 9, 9]):
         assert again.guess(context) == table.guess(context)
 
 
-def test_batches_hold_every_conversation_once_a_pass():
-    conversations = [Conversation("", True, (1,) * (1 + i % 7), (2,) * (1 + i % 5)) for i in range(100)]
-    seen, order = [], corpus.batches(conversations, tokens=64, longest=16, seed=0, pool=32)
-    while len(seen) < len(conversations):
-        seen += next(order)
+def test_batches_hold_every_conversation_once_a_pass(monkeypatch):
+    monkeypatch.setattr(corpus, "POOL", 32)
+    said = [Conversation("", True, (1,) * (1 + i % 7), (2,) * (1 + i % 5)) for i in range(100)]
+    seen, order = [], corpus.batches(said, tokens=64, longest=16, seed=0)
+    while len(seen) < len(said):
+        members = next(order)
+        assert len(members) * max(len(said[i]) for i in members) <= 64
+        seen += members
     assert sorted(seen) == list(range(100))
 
 
-def test_the_embedded_draft_is_the_same_file_each_time(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    embedded_draft = pytest.importorskip("specdemo.models.embedded_draft")
-    own = gguf.GGUFReader(embedded_draft._LAYERS)
-    width = len(next(tensor for tensor in own.tensors if tensor.name == "output_norm.weight").data)
+def test_a_drafts_layers_and_its_targets_tensors_make_one_gguf_file(tmp_path):
+    from transformers import LlamaForCausalLM
+
+    from specdemo.models import gguf_files
+    from specdemo.training.export import write_layers
+
+    write_llama_pair(tmp_path / "target", tmp_path / "llama")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "llama")
+    layers = [tmp_path / "layers.gguf", tmp_path / "again.gguf"]
+    for path in layers:
+        write_layers(model, path)
+    assert layers[0].read_bytes() == layers[1].read_bytes()
+    own = {tensor.name: tensor for tensor in gguf.GGUFReader(layers[0]).tensors}
+    assert len(own) == 2 * 9 + 1
+    made = gguf.quants.dequantize(own["blk.1.attn_q.weight"].data, gguf.GGMLQuantizationType.Q8_0)
+    weight = model.model.layers[1].self_attn.q_proj.weight.detach().numpy()
+    # Heads of 16 rows: GGUF keeps the two of a rotary pair together, torch half a head apart.
+    assert made[:4] == pytest.approx(weight[[0, 8, 1, 9]], abs=0.01)
+
     target = tmp_path / "target.gguf"
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_block_count(30)
     writer.add_string("general.name", "stands in for the wheel's")
-    writer.add_tensor("token_embd.weight", np.ones((8, width), np.float32))
-    writer.add_tensor("blk.0.attn_norm.weight", np.ones(width, np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    for name in ("token_embd.weight", "blk.0.attn_norm.weight", "output_norm.weight"):
+        writer.add_tensor(name, np.ones((8, 64) if "embd" in name else 64, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    files = [tmp_path / "first.gguf", tmp_path / "second.gguf"]
-    for file in files:
-        embedded_draft.build_draft_gguf(target, file)
-        time.sleep(0.01)
-    assert files[0].read_bytes() == files[1].read_bytes()
-    made = gguf.GGUFReader(files[0])
-    blocks = {tensor.name.split(".")[1] for tensor in made.tensors if tensor.name.startswith("blk.")}
-    assert int(made.fields["llama.block_count"].parts[-1][0]) == len(blocks)
-    assert made.fields["general.name"].contents() == "stands in for the wheel's"
-    theirs = {tensor.name: bytes(tensor.data) for tensor in own.tensors}
-    for tensor in made.tensors:
-        expected = theirs.get(tensor.name, np.ones((8, width), np.float32).tobytes())
-        assert bytes(tensor.data) == expected, tensor.name
+    gguf_files.write_draft(
+        gguf_files.read(target), gguf_files.read(layers[0]), tmp_path / "draft.gguf"
+    )
+    whole = gguf.GGUFReader(tmp_path / "draft.gguf")
+    assert whole.fields["llama.block_count"].contents() == 2
+    assert whole.fields["general.name"].contents() == "stands in for the wheel's"
+    expected = {name: bytes(tensor.data) for name, tensor in own.items()}
+    expected["token_embd.weight"] = np.ones((8, 64), np.float32).tobytes()
+    assert {tensor.name: bytes(tensor.data) for tensor in whole.tensors} == expected
 
 
 def test_the_embedded_drafts_head_tokens_are_ids_without_repetition():
-    embedded_draft = pytest.importorskip("specdemo.models.embedded_draft")
-    tokens = embedded_draft.head_tokens()
-    assert tokens.dtype == np.int64
-    assert len(np.unique(tokens)) == len(tokens) <= 49_152
+    from specdemo.models import embedded
+
+    tokens = np.load(embedded.DRAFT / "head_tokens.npy")
+    assert len(np.unique(tokens)) == len(tokens) <= tokens.max() + 1 <= 49_152

@@ -1,4 +1,1 @@
-"""Make a draft for a target from nothing but the target: its own text, its own first layers, its own tokenizer.
-
-`run.train_draft` is the whole run; `command` puts it on the command line. Nothing here is imported by the page.
-"""
+"""Trains a draft for a target on text that the target writes; `run.train_draft` is all of it."""

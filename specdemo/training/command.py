@@ -1,91 +1,109 @@
-"""`specdemo train-draft`: options in, one line of progress, figures out."""
+"""`specdemo train-draft`: the settings of a training run, and the command that starts one."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from specdemo.training.settings import DEVICES, LABELS, TrainProgress, TrainSettings
+import click
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from specdemo.cli import real_number, whole_number
-
-    defaults = TrainSettings("", Path())
-    parser.add_argument("--target", required=True, metavar="DIR_OR_REPO",
-                        help="the model to draft for: a folder with a PyTorch checkpoint or a GGUF file, "
-                        "a Hub repository, or embedded")  # fmt: skip
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR",
-                        help="the folder to make; repeat the command to continue an interrupted run")  # fmt: skip
-    parser.add_argument("--tokens", type=whole_number(1000), default=defaults.tokens, metavar="N",
-                        help=f"answer tokens of text that the target writes (default {defaults.tokens})")  # fmt: skip
-    parser.add_argument("--minutes", type=real_number(0, 100_000, open_below=True), default=None, metavar="M",
-                        help="how long to train, beside the writing of text (default: by --passes)")  # fmt: skip
-    parser.add_argument("--passes", type=real_number(0, 1000, open_below=True), default=defaults.passes, metavar="P",
-                        help=f"how often the text is read (default {defaults.passes:g})")  # fmt: skip
-    parser.add_argument("--device", choices=DEVICES, default=defaults.device, help="where to train (default auto)")
-    parser.add_argument("--layers", type=whole_number(1), default=defaults.layers, metavar="N",
-                        help=f"decoder layers of the draft (default {defaults.layers})")  # fmt: skip
-    parser.add_argument("--labels", choices=LABELS, default=defaults.labels,
-                        help="learn the text's tokens (hard) or the target's probabilities (soft); "
-                        "auto: soft on a GPU, but for GGUF")  # fmt: skip
-    parser.add_argument("--head-tokens", type=whole_number(1), default=defaults.head_tokens, metavar="N",
-                        help=f"frequent tokens the draft chooses from (default {defaults.head_tokens})")  # fmt: skip
-    parser.add_argument("--prompt-tokens", type=whole_number(1), default=None, metavar="N",
-                        help="train with the last N tokens of a prompt only; 64 are enough for two layers "
-                        "(default: all)")  # fmt: skip
-    parser.add_argument("--text", type=Path, default=None, metavar="FILE",
-                        help="conversations to learn from (JSONL) in place of writing some")  # fmt: skip
-    parser.add_argument("--seed", type=whole_number(0, 2**31), default=0, metavar="S", help="default 0")
+from specdemo.cli import FiniteRange
 
 
-def main(args: argparse.Namespace) -> int:
-    from specdemo.training.run import train_draft
+def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = None) -> Any:
+    """A setting that is an option of the command."""
+    return field(default=default, metadata={"metavar": metavar, "help": help, "type": type})
 
-    settings = TrainSettings(
-        target=args.target,
-        out=args.out,
-        tokens=args.tokens,
-        minutes=args.minutes,
-        passes=args.passes,
-        device=args.device,
-        layers=args.layers,
-        labels=args.labels,
-        head_tokens=args.head_tokens,
-        prompt_tokens=args.prompt_tokens,
-        text=args.text,
-        seed=args.seed,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """What a training run does; the command offers the settings that have help.
+
+    Of the others, `answer_tokens` is the longest answer written, and `batch_tokens` the size of a
+    step with its padding, in `parts` equal parts. `learning_rate` is reached after `warmup_steps`
+    and falls over the last `decay` of the run; `average` is the decay of the average of weights.
+    """
+
+    target: str = _option(
+        "DIR_OR_REPO",
+        "The model to draft for: a folder with a PyTorch checkpoint or one GGUF file, a Hub "
+        "repository, or embedded.",
     )
-    line = _ProgressLine()
-    try:
-        result = train_draft(settings, line)
-    finally:
-        line.close()
-    before, after = result.before, result.after
-    print(
-        f"{result.folder} holds the draft: agreement with the target on {after.tokens:,} held-back tokens "
-        f"{after.agreement:.3f} (untrained {before.agreement:.3f}); its card is {result.folder / 'README.md'}"
+    out: Path = _option(
+        "DIR",
+        "The folder to make; repeat the command to continue an interrupted run.",
+        type=click.Path(path_type=Path),
     )
-    return 0
+    tokens: int = _option(
+        "N", "Answer tokens of text that the target writes.", 400_000, click.IntRange(1000)
+    )
+    minutes: float | None = _option(
+        "M",
+        "How long to train, beside the writing of text (default: by --passes).",
+        None,
+        FiniteRange(0, 100_000, min_open=True),
+    )
+    passes: float = _option(
+        "P", "How often the text is read.", 3.0, FiniteRange(0, 1000, min_open=True)
+    )
+    device: str = _option(None, "Where to train.", "auto", click.Choice(("auto", "cpu", "cuda")))
+    layers: int = _option("N", "Decoder layers of the draft.", 2, click.IntRange(1))
+    labels: str = _option(
+        None,
+        "Learn the text's tokens (hard) or the target's probabilities (soft); auto: soft on a GPU, "
+        "but for a GGUF target.",
+        "auto",
+        click.Choice(("auto", "hard", "soft")),
+    )
+    head_tokens: int = _option(
+        "N", "Frequent tokens that the draft chooses from.", 16_384, click.IntRange(1)
+    )
+    prompt_tokens: int | None = _option(
+        "N",
+        "Train with the last N tokens of a prompt only; 64 are enough for two layers "
+        "(default: all).",
+        None,
+        click.IntRange(1),
+    )
+    text: Path | None = _option(
+        "FILE",
+        "Conversations to learn from (JSONL: kind, greedy, prompt, answer) instead of new ones.",
+        None,
+        click.Path(path_type=Path, exists=True, dir_okay=False),
+    )
+    seed: int = _option("S", "Seed of text and training.", 0, click.IntRange(0, 2**31))
+    answer_tokens: int = 160
+    batch_tokens: int = 2560
+    parts: int = 4
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    decay: float = 0.35
+    average: float = 0.98
+    checkpoint_seconds: float = 200.0
 
 
-class _ProgressLine:
-    """Redraws one line on a terminal; elsewhere prints a line when the stage changes and every five percent."""
+def _options(command: Callable) -> Callable:
+    """The options of TrainSettings; those without a default are required."""
+    for entry in reversed(fields(TrainSettings)):
+        if entry.metadata:
+            given = entry.metadata | (
+                {"required": True} if entry.default is MISSING else {"default": entry.default}
+            )
+            command = click.option("--" + entry.name.replace("_", "-"), **given)(command)
+    return command
 
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._last: tuple[str, int] | None = None
 
-    def __call__(self, progress: TrainProgress) -> None:
-        mark = (progress.stage, int(20 * progress.done / progress.total) if progress.total else 0)
-        if self._live:
-            changed = self._last is not None and self._last[0] != progress.stage
-            print(("\n" if changed else "\r") + progress.line.ljust(78), end="", file=sys.stderr, flush=True)
-        elif mark != self._last:
-            print(progress.line, file=sys.stderr, flush=True)
-        self._last = mark
+@click.command()
+@_options
+def train_draft(**options: Any) -> None:
+    from specdemo.training import run
 
-    def close(self) -> None:
-        if self._live and self._last:
-            print(file=sys.stderr)
+    settings = TrainSettings(**options)
+    result = run.train_draft(settings)
+    click.echo(
+        f"{settings.out} holds the draft: agreement with the target on {result.after.tokens:,} "
+        f"held-back tokens {result.after.agreement:.3f} (untrained {result.before.agreement:.3f}); "
+        f"its card is {settings.out / 'README.md'}"
+    )

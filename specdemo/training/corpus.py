@@ -1,26 +1,41 @@
-"""Conversations as token ids, and the fixed order in which training reads them. Knows numpy only."""
+"""Conversations as token ids: files, the weights of their tokens, and batches in a fixed order."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+LONGEST = 2048
+"""Tokens of a conversation that the target is asked about and that evaluation reads."""
 LONGEST_MATCH = 4
+"""Tokens of the longest context of n-gram lookup."""
 LOOP = 16
-"""Tokens."""
+"""Tokens that an answer may repeat itself before the rest of it is cut."""
+POOL = 512
+"""Conversations that are sorted by length together."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class SoftLabels:
+    """Per answer token the target's likeliest tokens, int32 [n, k], and their probabilities,
+    float16 [n, k]."""
+
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """One prompt and the target's answer to it.
 
-    `greedy` says that every answer token is the target's most likely one, so agreement can be read off the text.
-    `prompt` holds the whole chat template up to the answer, `answer` includes the end token where there was one.
-    `weights` say how much each answer token counts in training, all alike where there are none.
+    `greedy` says that every answer token is the target's most likely one, so agreement can be
+    counted on the text. `prompt` holds the whole chat template up to the answer, `answer` includes
+    the end token if there was one. `weights` are those of the answer tokens in the loss (empty: all
+    are 1), `soft` the target's probabilities where they are known.
     """
 
     kind: str
@@ -28,147 +43,144 @@ class Conversation:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     weights: tuple[float, ...] = ()
+    soft: SoftLabels | None = None
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Conversations padded on the right to one length.
-
-    Attributes:
-        tokens: int64 [rows, length].
-        rows, columns: int64 [n], the positions whose next token is an answer token.
-        labels: int64 [n], those next tokens.
-        weights: float32 [n], how much each counts in the loss.
-    """
+    """Conversations padded on the right: tokens, int64 [rows, length], and their weights in the
+    loss, float32 [rows, length], above 0 for answer tokens only, the labels."""
 
     tokens: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    labels: np.ndarray
     weights: np.ndarray
+    soft: SoftLabels | None
+
+    @property
+    def answered(self) -> np.ndarray:
+        """Where the labels are, bool [rows, length]."""
+        return self.weights > 0
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [n], row by row."""
+        return self.tokens[self.answered]
 
 
 def write(path: Path, conversations: Iterable[Conversation]) -> None:
-    """Append conversations to a JSONL file."""
+    """Append conversations to a JSONL file, without weights and probabilities."""
     with path.open("a", encoding="utf-8") as file:
-        for conversation in conversations:
-            row = asdict(conversation)
-            del row["weights"]
-            file.write(json.dumps(row) + "\n")
+        for one in conversations:
+            row = {"kind": one.kind, "greedy": one.greedy, "prompt": one.prompt}
+            file.write(json.dumps(row | {"answer": one.answer}) + "\n")
 
 
 def read(path: Path) -> list[Conversation]:
-    """All whole lines of a JSONL file; a line cut short by a kill is left out. An answer may be empty."""
+    """All whole lines of a JSONL file; a line that was cut short is left out."""
     conversations = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            conversations.append(Conversation(row["kind"], row["greedy"], tuple(row["prompt"]), tuple(row["answer"])))
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        prompt, answer = tuple(row["prompt"]), tuple(row["answer"])
+        conversations.append(Conversation(row["kind"], row["greedy"], prompt, answer))
     return conversations
 
 
-def frequent_tokens(conversations: Iterable[Conversation], vocabulary: int, count: int) -> np.ndarray:
-    """The `count` most frequent ids of the answers (ties: lower id first), most frequent first, int64 [<= count].
+def frequent_tokens(
+    conversations: Iterable[Conversation], vocabulary: int, count: int
+) -> np.ndarray:
+    """The `count` most frequent ids of the answers, most frequent first, ties and ids that never
+    occur in order of id: int64 [min(count, vocabulary)]."""
+    answers = np.concatenate([np.asarray(one.answer, np.int64) for one in conversations])
+    return np.argsort(-np.bincount(answers, minlength=vocabulary), kind="stable")[:count]
 
-    Ids that never occur follow in order of id, so the list is as long as asked for wherever the vocabulary is.
-    """
-    counts = np.zeros(vocabulary, np.int64)
-    for conversation in conversations:
-        np.add.at(counts, np.asarray(conversation.answer, np.int64), 1)
-    return np.argsort(-counts, kind="stable")[:count]
+
+def cut(conversation: Conversation, longest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prompt and answer in at most `longest` tokens: the answer's end goes first, then the
+    prompt's beginning."""
+    answer = conversation.answer
+    if len(conversation) > longest:
+        answer = answer[: longest // 2]
+    return conversation.prompt[len(answer) - longest :], answer
 
 
 def make_batch(conversations: Sequence[Conversation], longest: int) -> Batch:
-    """Pad conversations to the longest of them, cut to `longest` tokens."""
-    cut = [cut_prompt(conversation, longest) for conversation in conversations]
-    tokens = np.zeros((len(cut), max(len(prompt) + len(answer) for prompt, answer in cut)), np.int64)
-    rows, columns, labels, weights = [], [], [], []
-    for row, ((prompt, answer), conversation) in enumerate(zip(cut, conversations, strict=True)):
-        tokens[row, : len(prompt)] = prompt
-        tokens[row, len(prompt) : len(prompt) + len(answer)] = answer
-        rows.append(np.full(len(answer), row))
-        columns.append(np.arange(len(prompt) - 1, len(prompt) + len(answer) - 1))
-        labels.append(np.asarray(answer, np.int64))
-        counts = conversation.weights[: len(answer)] or np.ones(len(answer))
-        weights.append(np.asarray(counts, np.float32))
-    return Batch(tokens, *(np.concatenate(one) for one in (rows, columns, labels, weights)))
+    """Pad conversations to the longest of them, each cut to `longest` tokens."""
+    pairs = [cut(one, longest) for one in conversations]
+    tokens = np.zeros((len(pairs), max(len(prompt + answer) for prompt, answer in pairs)), np.int64)
+    weights = np.zeros(tokens.shape, np.float32)
+    for row, ((prompt, answer), one) in enumerate(zip(pairs, conversations, strict=True)):
+        begin, end = len(prompt), len(prompt) + len(answer)
+        tokens[row, :end] = prompt + answer
+        weights[row, begin:end] = one.weights[: len(answer)] or 1
+    soft = [one.soft for one in conversations]
+    if None in soft:
+        return Batch(tokens, weights, None)
+    lengths = [len(answer) for _, answer in pairs]
+    rows = [labels.tokens[:end] for labels, end in zip(soft, lengths, strict=True)]
+    likely = [labels.probabilities[:end] for labels, end in zip(soft, lengths, strict=True)]
+    return Batch(tokens, weights, SoftLabels(np.concatenate(rows), np.concatenate(likely)))
 
 
-def cut_prompt(conversation: Conversation, longest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt and answer in at most `longest` tokens: the answer's end goes first, then the prompt's beginning."""
-    answer = conversation.answer[: longest // 2] if len(conversation) > longest else conversation.answer
-    room = longest - len(answer)
-    return conversation.prompt[-room:], answer
-
-
-def lookup_hits(prompt: Sequence[int], answer: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """What prompt lookup would have guessed at each answer token.
+def lookup_hits(conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
+    """What n-gram lookup would have proposed at each answer token.
 
     Returns:
-        int64 [answer tokens], how many of the last tokens (up to LONGEST_MATCH) occurred in a row before; and bool
-        [answer tokens], whether what followed them last time is the answer's token.
+        int64 [answer tokens], how many of the last tokens (up to LONGEST_MATCH) occurred in a row
+        before; and bool [answer tokens], whether what followed them last time is right.
     """
-    text = (*prompt, *answer)
+    text = conversation.prompt + conversation.answer
     followed: dict[tuple[int, ...], int] = {}
     lengths, right = [], []
     for at in range(1, len(text)):
         endings = [text[at - n : at] for n in range(min(LONGEST_MATCH, at), 0, -1)]
-        if at >= len(prompt):
+        if at >= len(conversation.prompt):
             known = next((ending for ending in endings if ending in followed), ())
             lengths.append(len(known))
-            right.append(bool(known) and followed[known] == text[at])
+            right.append(followed.get(known) == text[at])
         followed.update(dict.fromkeys(endings, text[at]))
     return np.array(lengths, np.int64), np.array(right, bool)
 
 
 def lesson(conversation: Conversation, prompt_tokens: int | None = None) -> Conversation:
-    """A conversation as training reads it: weighted, without loops, with the last `prompt_tokens` of its prompt.
+    """A conversation as training reads it: weighted, without loops, with the last `prompt_tokens`
+    of its prompt.
 
-    What prompt lookup guesses for nothing, from all of the prompt, is worth little to learn. Small models run in circles
-    under greedy decoding: once an answer has repeated itself for LOOP tokens, the rest of it teaches nothing that lookup
-    does not know.
+    What n-gram lookup proposes rightly is drafted by lookup, so those tokens weigh little. Small
+    models repeat themselves under greedy decoding: after LOOP repeated tokens the answer ends.
     """
-    lengths, right = lookup_hits(conversation.prompt, conversation.answer)
+    lengths, right = lookup_hits(conversation)
     weights = np.where(lengths < 2, 1.0, np.where(right, 0.15, 0.5))
-    end = _looping_since((lengths == LONGEST_MATCH) & right)
+    repeated = (lengths == LONGEST_MATCH) & right
+    loops = np.flatnonzero(np.convolve(repeated, np.ones(LOOP), "valid") == LOOP)
+    end = loops[0] + LOOP if len(loops) else len(repeated)
     prompt = conversation.prompt if prompt_tokens is None else conversation.prompt[-prompt_tokens:]
-    return replace(conversation, prompt=prompt, answer=conversation.answer[:end], weights=tuple(weights[:end].tolist()))
-
-
-def _looping_since(repeated: np.ndarray) -> int:
-    """After how many tokens LOOP of them in a row were repeated; all of them if that never happens."""
-    run = 0
-    for at, one in enumerate(repeated):
-        run = run + 1 if one else 0
-        if run == LOOP:
-            return at + 1
-    return len(repeated)
+    answer, weights = conversation.answer[:end], tuple(weights[:end].tolist())
+    return replace(conversation, prompt=prompt, answer=answer, weights=weights)
 
 
 def batches(
-    conversations: Sequence[Conversation], *, tokens: int, longest: int, seed: int, pool: int = 512
+    conversations: Sequence[Conversation], tokens: int, longest: int, seed: int
 ) -> Iterator[list[int]]:
-    """Endless lists of indices into `conversations`, each list at most `tokens` tokens when padded.
+    """Endless lists of indices into `conversations`, each at most `tokens` tokens when padded.
 
-    Every epoch is a new order drawn from (seed, epoch). Within a pool conversations of like length go together, which
-    keeps padding near 5 %; the batches of a pool are then shuffled.
+    Every epoch is a new order drawn from (seed, epoch). Within a pool, conversations of similar
+    length go together, which keeps padding near 5 %; the batches of a pool are then shuffled.
     """
     epoch = 0
     while True:
         rng = np.random.default_rng([seed, epoch])
         order = rng.permutation(len(conversations))
-        for start in range(0, len(order), pool):
-            members = order[start : start + pool]
+        for start in range(0, len(order), POOL):
+            members = order[start : start + POOL]
             lengths = np.array([min(len(conversations[i]), longest) for i in members])
             groups: list[list[int]] = [[]]
             for position in np.argsort(lengths, kind="stable"):
-                # Sorted by length, so the newcomer is the longest of its group and sets the padded size.
+                # Sorted by length, so the last one of a group sets its padded size.
                 if groups[-1] and (len(groups[-1]) + 1) * lengths[position] > tokens:
                     groups.append([])
                 groups[-1].append(int(members[position]))

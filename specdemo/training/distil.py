@@ -1,251 +1,297 @@
-"""The distillation itself: batches in a fixed order, one optimizer step each, checkpoints that continue exactly.
+"""The draft, the target's first layers between its frozen embedding and head, and its training.
 
-The compute is spent where it counts: the head scores only the tokens that are likely or occur in the step (a few
-thousand of 50,000), only where an answer token is predicted. A step is cut into equal parts that worker threads take
-one at a time, each computing on one core: where other programs use the machine, the free cores do the work and no
-thread waits for one that was put aside inside every matrix product. Tokens that prompt lookup guesses for nothing count
-little: an engine drafts those by lookup.
+A step is cut into equal parts, and each worker thread computes parts on one core: on a machine that
+other programs share, no thread waits for another inside every matrix product.
 """
 
 from __future__ import annotations
 
+import copy
 import os
-import statistics
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from tqdm import tqdm
 
-from specdemo.training import corpus, draft
+from specdemo.errors import BadInput
+from specdemo.training import corpus
 from specdemo.training.corpus import Batch, Conversation
-from specdemo.training.settings import Report, TrainProgress, TrainSettings
-from specdemo.training.teacher import SoftLabels
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from specdemo.training.command import TrainSettings
 
 LONGEST = 640
+"""Tokens of a conversation that training reads."""
 LIKELY, NEGATIVES = 2048, 1024
-"""Scored in every step: the most frequent tokens, and this many drawn anew from the other frequent ones."""
+"""Ids scored in every step: the most frequent ones, and some drawn from the other frequent ones."""
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How far training came; `seconds` counts only time in which the process ran."""
+def build_draft(target: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """A model of the target's class with its first `layers` layers; those and the final norm train.
 
-    steps: int
-    tokens: int
-    seconds: float
-    resumed: bool
+    The first layers start better than the first and the last (docs/results/draft-training.md): the
+    last one adds as much to the residual stream as all before it, noise if those are missing.
+
+    Raises:
+        BadInput: the architecture is not supported, or the target has fewer layers.
+    """
+    available = len(_decoder_layers(target))
+    if layers > available:
+        raise BadInput(f"--layers {layers}: the target has {available}; choose 1 to {available}.")
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    draft = type(target)(config).to(target.dtype)
+    wanted = draft.state_dict().keys()
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if k in wanted})
+    draft.requires_grad_(False)
+    for part in (*_decoder_layers(draft), _final_norm(draft)):
+        part.requires_grad_(True)
+    return draft
+
+
+def _decoder_layers(model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+    head = model.get_output_embeddings()
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None or _final_norm(model) is None or head is None or head.bias is not None:
+        raise BadInput(
+            "train-draft makes drafts for Llama-like and GPT-NeoX targets; "
+            f"{type(model).__name__} is built differently."
+        )
+    return layers
+
+
+def _final_norm(model: PreTrainedModel) -> torch.nn.Module | None:
+    base = model.base_model
+    return getattr(base, "norm", None) or getattr(base, "final_layer_norm", None)
+
+
+def logits(model: PreTrainedModel, batch: Batch, candidates: np.ndarray) -> torch.Tensor:
+    """The draft's logits of `candidates` (int64 [m]) for the labels of a batch, [labels, m]."""
+    import torch
+
+    tokens = torch.from_numpy(batch.tokens).to(model.device)
+    states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    rows = torch.from_numpy(candidates).to(model.device)
+    head = model.get_output_embeddings().weight.detach()[rows]
+    return states[:, :-1][torch.from_numpy(batch.answered[:, 1:])] @ head.T
+
+
+def scale_final_norm(
+    model: PreTrainedModel, conversations: Sequence[Conversation], frequent: np.ndarray
+) -> float:
+    """Scale the final norm so that the loss of the untrained draft is least; returns the scale.
+
+    After a few layers the residual stream has other proportions than after all of them, and the
+    target's norm then gives logits that are far too sure.
+    """
+    import torch
+
+    batch = corpus.make_batch(conversations[:8], LONGEST)
+    candidates = np.union1d(frequent, batch.labels)
+    labels = torch.from_numpy(np.searchsorted(candidates, batch.labels)).to(model.device)
+    loss = torch.nn.functional.cross_entropy
+    with torch.no_grad():
+        scores = logits(model, batch, candidates)
+        scale = min((1.0, 0.3, 0.1), key=lambda scale: float(loss(scale * scores, labels)))
+        for parameter in _final_norm(model).parameters():
+            parameter.mul_(scale)
+    return scale
 
 
 @dataclass(slots=True)
-class _State:
-    step: int = 0
+class Progress:
+    """How far training came. `tokens` counts padding too; `seconds` leaves out pauses of the
+    process; `agreement` is a moving average of the share of labels that the draft predicts."""
+
+    steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     agreement: float = 0.0
 
+    def add_step(self, agreement: float, tokens: int, seconds: float) -> None:
+        """A pause (a stopped process, a sleeping laptop) counts as one slow step."""
+        slowest = 3 * self.seconds / self.steps if self.steps else 60
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += min(seconds, slowest)
+        self.agreement += (agreement - self.agreement) * max(0.05, 1 / self.steps)
 
-def distil(
-    model,
-    conversations: Sequence[Conversation],
-    frequent: np.ndarray,
-    settings: TrainSettings,
-    checkpoint: Path,
-    report: Report,
-    soft: SoftLabels | None = None,
-) -> Outcome:
-    """Train `model` in place and leave it with the running average of its weights.
+
+class Distillation:
+    """Trains a draft in place.
 
     Args:
-        model: from `draft.build_draft`, on the device to train on.
-        conversations: the text to learn from; none of it is held back here.
-        frequent: int64 [n], the ids the draft competes over, most frequent first.
-        settings: what to do; `minutes` None makes the result depend on nothing but text, settings and hardware.
-        checkpoint: written every `settings.checkpoint_seconds`, read at the start if it is there.
-        soft: the target's probabilities; None learns the text's own tokens.
+        model: from `build_draft`, on the device to train on.
+        frequent: int64 [n], the ids that the draft may propose, most frequent first.
+        settings: with `minutes` None the result depends on text, settings and hardware alone.
+        checkpoint: read if it is there; written every `checkpoint_seconds`.
     """
-    device = next(model.parameters()).device
-    parameters = draft.trainable(model)
-    averages = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    state = _State()
-    resumed = _load(checkpoint, state, parameters, averages, optimizer)
-    part_tokens = settings.batch_tokens // settings.parts
-    longest = min(LONGEST, part_tokens)
-    total_steps = _steps(conversations, settings, longest)
-    order = islice(corpus.batches(conversations, tokens=part_tokens, longest=longest, seed=settings.seed),
-                   state.step * settings.parts, None)  # fmt: skip
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    scorer = _Scorer(model, torch.from_numpy(frequent), vocabulary, device, soft, settings.seed)
-    pace, saved = _Pace(), state.seconds
-    with _workers(settings.parts, device) as workers:
-        while (done := _fraction(state, settings, total_steps)) < 1:
-            rate = _rate(done, state.step, settings)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            numbers = [next(order) for _ in range(settings.parts)]
-            parts = [corpus.make_batch([conversations[i] for i in part], longest) for part in numbers]
-            right, labels = scorer.gradients(workers, parameters, numbers, parts, state.step)
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            state.step += 1
-            # The average is young at first: it must not remember weights that were never trained.
-            keep = min(settings.average, state.step / (state.step + 10))
-            for average, parameter in zip(averages, parameters, strict=True):
-                average.lerp_(parameter.detach(), 1 - keep)
-            state.agreement += (right / labels - state.agreement) * max(0.05, 1 / state.step)
-            state.tokens += sum(part.tokens.size for part in parts)
-            state.seconds += pace.step()
-            if state.seconds - saved >= settings.checkpoint_seconds:
-                _save(checkpoint, state, parameters, averages, optimizer)
-                saved = state.seconds
-            left = state.seconds * (1 - done) / max(done, 1e-9)
-            report(TrainProgress("Training", done, 1.0, state.agreement, left))
-    _save(checkpoint, state, parameters, averages, optimizer)
-    for parameter, average in zip(parameters, averages, strict=True):
-        parameter.data.copy_(average)
-    return Outcome(state.step, state.tokens, state.seconds, resumed)
 
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lessons: Sequence[Conversation],
+        frequent: np.ndarray,
+        settings: TrainSettings,
+        checkpoint: Path,
+    ) -> None:
+        import torch
 
-class _Scorer:
-    """The loss of a step's parts and its gradients."""
+        self._model, self._lessons, self._frequent = model, lessons, frequent
+        self._settings, self._checkpoint = settings, checkpoint
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._averages = [one.detach().clone() for one in self._parameters]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self._part_tokens = settings.batch_tokens // settings.parts
+        self._longest = min(LONGEST, self._part_tokens)
+        read = settings.passes * sum(min(len(one), self._longest) for one in lessons)
+        self._steps = max(1, round(read / settings.batch_tokens))
+        self._progress = Progress()
+        if checkpoint.is_file():
+            self._load()
 
-    def __init__(self, model, frequent, vocabulary: int, device, soft: SoftLabels | None, seed: int) -> None:
-        self._model, self._frequent, self._device, self._soft, self._seed = model, frequent, device, soft, seed
-        self._places = torch.full((vocabulary,), -1, dtype=torch.long)
+    def run(self) -> Progress:
+        """Train to the end and leave the draft with the running average of its weights."""
+        import torch
 
-    def gradients(self, workers, parameters, numbers, parts: Sequence[Batch], step: int) -> tuple[int, int]:
-        """Set every parameter's gradient. Returns how many labels the draft had right, of how many."""
-        soft = [self._soft.of(part) if self._soft else None for part in numbers]
-        candidates = self._candidates(parts, soft, step)
-        self._places.fill_(-1)
-        self._places[candidates] = torch.arange(len(candidates))
-        rows = draft.head_rows(self._model, candidates.to(self._device))
-        labels = sum(len(part.labels) for part in parts)
+        settings, progress = self._settings, self._progress
+        order = islice(
+            corpus.batches(self._lessons, self._part_tokens, self._longest, settings.seed),
+            progress.steps * settings.parts,
+            None,
+        )
+        gpu = self._model.device.type == "cuda"
+        count = 1 if gpu else min(settings.parts, os.cpu_count() or 1)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        saved, clock = progress.seconds, time.monotonic()
+        bar = tqdm(total=1.0, desc="Training", bar_format=BAR)
+        with bar, ThreadPoolExecutor(count, "train", torch.set_num_threads, (1,)) as workers:
+            while (done := self._done()) < 1:
+                bar.update(done - bar.n)
+                numbers = [next(order) for _ in range(settings.parts)]
+                agreement, tokens = self._step(numbers, done, workers)
+                clock, before = time.monotonic(), clock
+                progress.add_step(agreement, tokens, clock - before)
+                self._update_averages()
+                bar.set_postfix(agreement=f"{progress.agreement:.3f}")
+                if progress.seconds - saved >= settings.checkpoint_seconds:
+                    self._save()
+                    saved = progress.seconds
+            bar.update(1 - bar.n)
+        torch.set_num_threads(threads)
+        self._save()
+        for parameter, average in zip(self._parameters, self._averages, strict=True):
+            parameter.data.copy_(average)
+        return progress
+
+    def _done(self) -> float:
+        """From 0 to 1: by time if minutes were given, else by steps."""
+        if self._settings.minutes is not None:
+            return self._progress.seconds / (60 * self._settings.minutes)
+        return self._progress.steps / self._steps
+
+    def _step(
+        self, numbers: Sequence[Sequence[int]], done: float, workers: Executor
+    ) -> tuple[float, int]:
+        """One optimizer step; returns the share of labels predicted, and the tokens read."""
+        import torch
+
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate(done)
+        parts = [
+            corpus.make_batch([self._lessons[i] for i in part], self._longest) for part in numbers
+        ]
         weight = float(sum(part.weights.sum() for part in parts))
-        jobs = [
-            workers.submit(self._part, parameters, part, targets, rows, weight)
-            for part, targets in zip(parts, soft, strict=True)
-        ]
+        candidates = self._candidates(parts)
+        jobs = [workers.submit(self._gradients, part, candidates, weight) for part in parts]
         results = [job.result() for job in jobs]
-        for index, parameter in enumerate(parameters):
-            # Summed in the order of the parts, whoever finished first, so that a rerun gives the same bits.
+        for index, parameter in enumerate(self._parameters):
+            # Summed in the order of the parts, whichever ends first: a rerun gives the same bits.
             parameter.grad = sum(gradients[index] for gradients, _ in results)
-        return sum(right for _, right in results), labels
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        labels = sum(len(part.labels) for part in parts)
+        right = sum(count for _, count in results)
+        return right / labels, sum(part.tokens.size for part in parts)
 
-    def _candidates(self, parts, soft, step: int) -> torch.Tensor:
-        rare = self._frequent[LIKELY:]
-        generator = torch.Generator().manual_seed(1_000_003 * self._seed + step)
-        drawn = rare[torch.randperm(len(rare), generator=generator)[:NEGATIVES]]
-        seen = [torch.from_numpy(part.labels) for part in parts]
-        likely = [
-            torch.from_numpy(targets.tokens.astype(np.int64)).flatten() for targets in soft if targets is not None
-        ]
-        return torch.cat([self._frequent[:LIKELY], drawn, *seen, *likely]).unique()
+    def _rate(self, done: float) -> float:
+        """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
+        arXiv 2404.06395)."""
+        settings = self._settings
+        rising = min(1.0, (self._progress.steps + 1) / settings.warmup_steps)
+        return settings.learning_rate * rising * min(1.0, max(0.02, (1 - done) / settings.decay))
 
-    def _part(self, parameters, part: Batch, targets, rows, weight: float):
-        logits = draft.hidden(self._model, part, self._device) @ rows.T
-        wanted = self._places[torch.from_numpy(part.labels)].to(self._device)
-        if targets is None:
-            losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+    def _candidates(self, parts: Sequence[Batch]) -> np.ndarray:
+        """The ids that a step scores, rising: frequent ones, some drawn, and all of its labels."""
+        rng = np.random.default_rng([self._settings.seed, self._progress.steps])
+        drawn = rng.permutation(self._frequent[LIKELY:])[:NEGATIVES]
+        labels = [part.labels for part in parts]
+        soft = [part.soft.tokens.ravel() for part in parts if part.soft]
+        return np.unique(np.concatenate([self._frequent[:LIKELY], drawn, *labels, *soft]))
+
+    def _gradients(
+        self, part: Batch, candidates: np.ndarray, weight: float
+    ) -> tuple[Sequence[torch.Tensor], int]:
+        """Gradients of the cross-entropy to the labels, or to the target's probabilities if the
+        part has them, divided by `weight`; and how many labels are predicted."""
+        import torch
+
+        def tensor(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values).to(self._model.device)
+
+        scores = logits(self._model, part, candidates)
+        wanted = tensor(np.searchsorted(candidates, part.labels))
+        if part.soft is None:
+            losses = torch.nn.functional.cross_entropy(scores, wanted, reduction="none")
         else:
-            places = self._places[torch.from_numpy(targets.tokens.astype(np.int64))].to(self._device)
-            likely = torch.from_numpy(targets.probabilities.astype(np.float32)).to(self._device)
-            losses = -(likely * logits.log_softmax(1).gather(1, places)).sum(1)
-        loss = (losses * torch.from_numpy(part.weights).to(self._device)).sum() / weight
-        gradients = torch.autograd.grad(loss, parameters)
-        return gradients, int((logits.detach().argmax(1) == wanted).sum())
+            places = tensor(np.searchsorted(candidates, part.soft.tokens))
+            likely = tensor(part.soft.probabilities.astype(np.float32))
+            losses = -(likely * scores.log_softmax(1).gather(1, places)).sum(1)
+        loss = (losses * tensor(part.weights[part.answered])).sum() / weight
+        gradients = torch.autograd.grad(loss, self._parameters)
+        return gradients, int((scores.detach().argmax(1) == wanted).sum())
 
+    def _update_averages(self) -> None:
+        # The average is young at first: it must not remember weights that were never trained.
+        keep = min(self._settings.average, self._progress.steps / (self._progress.steps + 10))
+        for average, parameter in zip(self._averages, self._parameters, strict=True):
+            average.lerp_(parameter.detach(), 1 - keep)
 
-class _Pace:
-    """Seconds of a step, in which a pause (a stopped process, a sleeping laptop) counts as one slow step at most."""
+    def _save(self) -> None:
+        """Everything that a run continues from; draws depend on the seed and the step alone."""
+        import torch
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._recent: list[float] = []
+        held = {
+            "progress": asdict(self._progress),
+            "parameters": [parameter.detach() for parameter in self._parameters],
+            "averages": self._averages,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        partial = self._checkpoint.with_name(self._checkpoint.name + ".partial")
+        torch.save(held, partial)
+        os.replace(partial, self._checkpoint)
 
-    def step(self) -> float:
-        now = time.monotonic()
-        self._recent = [*self._recent[-49:], now - self._last]
-        self._last = now
-        return min(self._recent[-1], 3 * statistics.median(self._recent))
+    def _load(self) -> None:
+        import torch
 
-
-@contextmanager
-def _workers(parts: int, device: torch.device) -> Iterator[ThreadPoolExecutor]:
-    """Threads that each compute on one core; on a GPU one thread that gives it the parts in turn."""
-    before = torch.get_num_threads()
-    count = 1 if device.type == "cuda" else min(parts, os.cpu_count() or 1)
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)
-
-
-def _steps(conversations: Sequence[Conversation], settings: TrainSettings, longest: int) -> int:
-    tokens = sum(min(len(conversation), longest) for conversation in conversations)
-    return max(1, round(settings.passes * tokens / settings.batch_tokens))
-
-
-def _fraction(state: _State, settings: TrainSettings, total_steps: int) -> float:
-    """From 0 to 1: by time if minutes were given, else by steps."""
-    if settings.minutes is not None:
-        return state.seconds / (60 * settings.minutes)
-    return state.step / total_steps
-
-
-def _rate(done: float, step: int, settings: TrainSettings) -> float:
-    """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD, arXiv 2404.06395)."""
-    rate = settings.learning_rate * min(1.0, (step + 1) / settings.warmup_steps)
-    return rate * min(1.0, max(0.02, (1 - done) / settings.decay))
-
-
-def _save(path: Path, state: _State, parameters, averages, optimizer) -> None:
-    """Everything a run continues from. There is no RNG state: random draws depend on the seed and the step alone."""
-    held = {
-        "state": {name: getattr(state, name) for name in _State.__slots__},
-        "parameters": [parameter.detach() for parameter in parameters],
-        "averages": averages,
-        "optimizer": optimizer.state_dict(),
-    }
-    partial = path.with_name(path.name + ".partial")
-    torch.save(held, partial)
-    os.replace(partial, path)
-
-
-def _load(path: Path, state: _State, parameters, averages, optimizer) -> bool:
-    if not path.is_file():
-        return False
-    held = torch.load(path, map_location=parameters[0].device)
-    for name, value in held["state"].items():
-        setattr(state, name, value)
-    for mine, theirs in zip([*parameters, *averages], [*held["parameters"], *held["averages"]], strict=True):
-        mine.data.copy_(theirs)
-    optimizer.load_state_dict(held["optimizer"])
-    return True
-
-
-def start_norm(model, conversations: Sequence[Conversation], frequent: np.ndarray) -> float:
-    """Scale the final norm so that the untrained draft is least wrong, and return the scale.
-
-    The few first layers leave a residual stream of other proportions than all of them, and the norm's weights, made for
-    those, give logits that are far too sure.
-    """
-    device = next(model.parameters()).device
-    batch = corpus.make_batch(conversations[:8], LONGEST)
-    tokens = np.union1d(frequent, batch.labels)
-    labels = torch.from_numpy(np.searchsorted(tokens, batch.labels)).to(device)
-    with torch.no_grad():
-        logits = draft.hidden(model, batch, device) @ draft.head_rows(model, torch.from_numpy(tokens).to(device)).T
-        losses = {s: float(torch.nn.functional.cross_entropy(s * logits, labels)) for s in (1.0, 0.3, 0.1)}
-        scale = min(losses, key=losses.get)
-        for parameter in draft.final_norm(model).parameters():
-            parameter.mul_(scale)
-    return scale
+        held = torch.load(self._checkpoint, map_location=self._model.device)
+        mine = [*self._parameters, *self._averages]
+        for tensor, kept in zip(mine, held["parameters"] + held["averages"], strict=True):
+            tensor.data.copy_(kept)
+        self._optimizer.load_state_dict(held["optimizer"])
+        self._progress = Progress(**held["progress"])

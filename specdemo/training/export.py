@@ -1,57 +1,148 @@
-"""A trained draft as OpenVINO IR in int8 with its tokenizer, in the folder the user named."""
+"""What a run leaves: the draft as OpenVINO IR in int8, its n-gram table, and the card."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import jinja2
+import numpy as np
+
+from specdemo.models import export, gguf_files
+from specdemo.models.ngrams import LONGEST, NGramTable, pack
+from specdemo.training.corpus import Conversation
 from specdemo.training.target import Target
-from specdemo.models.errors import ZooError
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedModel
 
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "chat_template.jinja",
-    "generation_config.json",
-)  # fmt: skip
+    "tokenizer.json tokenizer_config.json special_tokens_map.json tokenizer.model "
+    "chat_template.jinja generation_config.json"
+).split()
+RARE = 2
+"""A context seen less often is left out of the n-gram table, unless it is a single token."""
+SAME = 0.08
+"""A longer context is left out if it proposes the shorter one's token, with a probability that
+differs less."""
 
 
-def export_draft(model, target: Target, out: Path, work: Path) -> None:
-    """Put IR of `model` into `out`; `work` keeps the checkpoint it was made from.
+def export_draft(model: PreTrainedModel, target: Target, out: Path, work: Path) -> None:
+    """Put IR of `model` into `out`; `work` keeps the checkpoint that it was made from.
 
-    A draft of a checkpoint goes through optimum-intel. One of a GGUF target is joined with the target's own tensors,
-    and openvino_genai makes its IR, as it made the target's.
+    A draft of a checkpoint is exported by optimum-intel. The layers of a draft of a GGUF target are
+    joined with the target's own tensors, which openvino_genai converts as it converted the target.
+    Raises FetchError.
     """
     made = work / "ir"
     shutil.rmtree(made, ignore_errors=True)
-    if target.gguf:
-        _from_gguf(model, target.gguf, made, work)
+    if target.ir_folder:
+        layers, joined = work / "layers.gguf", work / "draft.gguf"
+        write_layers(model, layers)
+        gguf_files.write_draft(gguf_files.read(target.weights), gguf_files.read(layers), joined)
+        export.convert_gguf(joined, made)
+        joined.unlink()
     else:
-        _from_checkpoint(model, target.folder, made, work)
+        checkpoint = work / "checkpoint"
+        model.save_pretrained(checkpoint)
+        for name in _TOKENIZER_FILES:
+            if (target.weights / name).is_file():
+                shutil.copyfile(target.weights / name, checkpoint / name)
+        export.export(checkpoint, made, export.ExportSettings("int8"), name="the draft")
     for path in made.iterdir():
         os.replace(path, out / path.name)
     made.rmdir()
 
 
-def _from_checkpoint(model, source: Path, made: Path, work: Path) -> None:
-    from specdemo.models.export import ExportSettings, export
+def write_layers(draft: LlamaForCausalLM, out: Path) -> None:
+    """Write the layers (Q8_0) and norms (float32) of a Llama-like draft as GGUF, without embedding
+    and head. The same weights give the same bytes."""
+    import gguf
 
-    checkpoint = work / "checkpoint"
-    model.save_pretrained(checkpoint)
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, checkpoint / name)
-    export(checkpoint, made, ExportSettings("int8"), name="the draft")
+    config = draft.config
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    partial = out.with_name(out.name + ".partial")
+    writer = gguf.GGUFWriter(partial, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    for name, tensor in draft.state_dict().items():
+        if not name.startswith(("model.layers.", "model.norm.")):
+            continue
+        value, kind = tensor.detach().float().numpy(), None
+        if value.ndim == 2:
+            projection = name.split(".")[-2]
+            if projection in heads:
+                value = interleaved(value, heads[projection])
+            kind = gguf.GGMLQuantizationType.Q8_0
+            value = gguf.quants.quantize(np.ascontiguousarray(value), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), value, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    os.replace(partial, out)
 
 
-def _from_gguf(model, gguf: Path, made: Path, work: Path) -> None:
-    from specdemo.training.gguf_layers import write_layers
-    from specdemo.models import child
-    from specdemo.models.embedded_draft import build_draft_gguf
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection [rows, columns] in GGUF's order: the two of a rotary pair
+    beside each other, not half a head apart."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
 
-    layers, joined = work / "layers.gguf", work / "draft.gguf"
-    write_layers(model, layers)
-    build_draft_gguf(gguf, joined, layers)
-    code, said = child.run_module("specdemo.models.convert", [str(joined), str(made)], log=work / "convert.log")
-    if code != 0:
-        raise ZooError(f"The draft could not be converted to OpenVINO IR: {said.strip()[-200:]}")
-    joined.unlink()
+
+def count_ngrams(conversations: Iterable[Conversation]) -> NGramTable:
+    """The n-gram table of the answers: the likeliest token after one to LONGEST tokens.
+
+    Its probability is smoothed over shorter contexts. Token ids must be below 65,536.
+    """
+    following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for one in conversations:
+        text = one.prompt[-LONGEST:] + one.answer
+        for at in range(LONGEST, len(text)):
+            for length in range(1, LONGEST + 1):
+                following[text[at - length : at]][text[at]] += 1
+    best: dict[tuple[int, ...], tuple[int, float]] = {}
+    entries: list[dict[int, tuple[int, int]]] = [{} for _ in range(LONGEST)]
+    for context in sorted(following, key=len):
+        if len(context) > 1 and following[context].total() < RARE:
+            continue
+        candidates = [token for token, _ in following[context].most_common(4)]
+        shorter = best.get(context[1:])
+        if shorter:
+            candidates.append(shorter[0])
+        guesses = [(token, _smoothed(following, context, token)) for token in candidates]
+        token, probability = best[context] = max(guesses, key=itemgetter(1))
+        if not shorter or shorter[0] != token or abs(shorter[1] - probability) > SAME:
+            entries[len(context) - 1][int(pack(context))] = token, round(255 * probability)
+    tables = [sorted(table.items()) for table in entries]
+    return NGramTable(
+        tuple(np.array([key for key, _ in table], np.uint64) for table in tables),
+        tuple(np.array([token for _, (token, _) in table], np.uint16) for table in tables),
+        tuple(np.array([level for _, (_, level) in table], np.uint8) for table in tables),
+    )
+
+
+def _smoothed(
+    following: dict[tuple[int, ...], Counter[int]], context: tuple[int, ...], token: int
+) -> float:
+    """The probability of `token` after `context` by Witten and Bell's smoothing."""
+    if not context:
+        return 0.0
+    counts = following[context]
+    own = counts.total() / (counts.total() + len(counts))
+    shorter = _smoothed(following, context[1:], token)
+    return own * counts[token] / counts.total() + (1 - own) * shorter
+
+
+def write_card(folder: Path, facts: dict[str, Any]) -> None:
+    """Write card.json, which is `facts`, and README.md, their summary, into `folder`."""
+    (folder / "card.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    template = jinja2.Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8"))
+    (folder / "README.md").write_text(template.render(facts) + "\n", encoding="utf-8")

