@@ -1,8 +1,8 @@
-"""The API in front of a real pair, and the session that is somewhere else: the same answers as without."""
+"""The API in front of a real pair, and the remote session: the same answers as without."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import inspect
 import threading
 import time
@@ -10,15 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from serving_fakes import served
+from fakes import FakeSession, served
 
-from specdemo.trace import BaselineToken, Round, Settings, Trace
-from specdemo.serving.client import EngineError, RemoteSession, RequestError, engine_url
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.serving.client import RemoteSession, server_url
 from specdemo.session import Session
-from specdemo.models.errors import BadChoice
+from specdemo.settings import Settings
+from specdemo.trace import BaselineToken, Trace
 
-PROMPTS = ["Explain the difference between fission and fusion", "List five fruits.", "What is 17 times 23?",
-           "Write a haiku about rain.", "Name three colours.", "def fibonacci(n):"]  # fmt: skip
+PROMPTS = [
+    "Explain the difference between fission and fusion",
+    "List five fruits.",
+    "What is 17 times 23?",
+    "Write a haiku about rain.",
+    "Name three colours.",
+    "def fibonacci(n):",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def session(tiny_llama_pair):
 
 @pytest.fixture(scope="module")
 def server(session, tiny_llama_pair):
-    with served(session, tiny_llama_pair, ongoing=8, waiting=8, longest=2000) as running:
+    with served(session, tiny_llama_pair) as running:
         yield running
 
 
@@ -57,15 +65,27 @@ def answered(session, prompt, settings) -> Trace:
 
 
 def test_clients_at_once_get_what_the_session_says_to_one_alone(client, session):
-    alone = {prompt: answered(session, prompt, Settings(max_new_tokens=24)).text for prompt in PROMPTS}
+    alone = {
+        prompt: answered(session, prompt, Settings(max_new_tokens=24)).text for prompt in PROMPTS
+    }
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = list(pool.map(lambda prompt: chat(client, prompt, max_tokens=24, temperature=0), PROMPTS))
-    assert [answer.choices[0].message.content for answer in answers] == [alone[prompt] for prompt in PROMPTS]
+        answers = list(
+            pool.map(lambda prompt: chat(client, prompt, max_tokens=24, temperature=0), PROMPTS)
+        )
+    assert [answer.choices[0].message.content for answer in answers] == [
+        alone[prompt] for prompt in PROMPTS
+    ]
     assert all(answer.model_extra["speculative"]["certified"] is None for answer in answers)
 
 
 def test_an_answer_is_certified_if_asked_for(client):
-    answer = chat(client, PROMPTS[0], max_tokens=16, temperature=0, extra_body={"speculative": {"certify": True}})
+    answer = chat(
+        client,
+        PROMPTS[0],
+        max_tokens=16,
+        temperature=0,
+        extra_body={"speculative": {"certify": True}},
+    )
     assert answer.model_extra["speculative"]["certified"]
 
 
@@ -102,15 +122,29 @@ def test_a_remote_session_yields_the_rounds_and_the_trace_of_a_session_here(remo
     here = answered(session, PROMPTS[1], settings)
     assert all(isinstance(one, Round) for one in rounds) and tuple(rounds) == trace.rounds
     assert (trace.token_ids, trace.text, trace.settings) == (here.token_ids, here.text, settings)
-    assert trace.pair.target == here.pair.target and trace.certificate.certified
+    assert trace.pair == here.pair
+    *_, certified = remote.answer(PROMPTS[1], settings, certify=True)
+    assert certified.certificate.certified
 
 
-def test_a_remote_session_runs_the_baseline_too(remote):
-    trace = answered(remote, PROMPTS[1], Settings(max_new_tokens=20))
-    *tokens, compared = remote.baseline(trace)
-    assert all(isinstance(one, BaselineToken) for one in tokens)
-    assert tuple(one.id for one in tokens) == trace.token_ids
-    assert compared.identical and compared.baseline.tokens == tuple(tokens)
+def test_a_remote_race_yields_rounds_then_baseline_tokens_then_the_trace(remote):
+    *events, trace = remote.race(PROMPTS[1], Settings(max_new_tokens=20))
+    rounds = tuple(one for one in events if isinstance(one, Round))
+    tokens = tuple(one for one in events if isinstance(one, BaselineToken))
+    assert (*rounds, *tokens) == tuple(events) and rounds == trace.rounds
+    assert trace.baseline.tokens == tokens and trace.identical
+
+
+def test_stopping_a_remote_race_in_its_baseline_keeps_what_had_come(remote, session):
+    stop = threading.Event()
+    events = remote.race(PROMPTS[1], Settings(max_new_tokens=200), stop=stop)
+    for event in events:
+        if isinstance(event, BaselineToken):
+            stop.set()
+            break
+    *_, trace = events
+    assert trace.finish_reason == "length" and len(trace.token_ids) == 200
+    assert trace.identical is None and len(trace.baseline.tokens) < 200
 
 
 def test_stopping_a_remote_answer_frees_its_place_and_keeps_what_had_come(remote, session):
@@ -127,44 +161,60 @@ def test_stopping_a_remote_answer_frees_its_place_and_keeps_what_had_come(remote
 
 
 def test_a_remote_refusal_is_the_engines_own_sentence(remote):
-    with pytest.raises(RequestError, match="The instruction is empty"):
+    with pytest.raises(BadInput, match="is empty; write a question or a task"):
         list(remote.answer("  ", Settings()))
-    with pytest.raises(RequestError, match="draft tokens is 99"):
-        list(remote.answer("Hi", Settings(draft_tokens=99)))
-
-
-def test_a_trace_of_another_model_is_not_followed(remote):
-    trace = answered(remote, PROMPTS[1], Settings(max_new_tokens=4))
-    wrong = dataclasses.replace(trace.rounds[0].emitted, id=10**6)
-    bad = dataclasses.replace(trace, rounds=(dataclasses.replace(trace.rounds[0], emitted=wrong),))
-    with pytest.raises(RequestError, match="token ids that this model has not"):
-        list(remote.baseline(bad))
+    with pytest.raises(BadInput, match="at most 2047 tokens"):
+        list(remote.answer("Hi", Settings(max_new_tokens=4000)))
 
 
 def test_an_engine_that_is_not_there_is_said_in_a_sentence():
-    with pytest.raises(EngineError, match="No engine answers at http://127.0.0.1:9"):
+    with pytest.raises(RequestFailed, match="No server answers at http://127.0.0.1:9"):
         RemoteSession("http://127.0.0.1:9")
     for url in ("127.0.0.1:8000", "ftp://x", "http://"):
-        with pytest.raises(BadChoice, match="not the address of an engine"):
-            engine_url(url)
+        with pytest.raises(BadInput, match="not the address of a server"):
+            server_url(url)
 
 
 def test_the_page_offers_the_engines_pair_and_no_other(server, session):
-    from specdemo.ui.controls import InputError, Models
-    from specdemo.ui.remote import RemoteOffer
+    from specdemo.settings import ModelChoice
+    from specdemo.ui.choice import RemoteOffer
 
     offer = RemoteOffer(server.url)
-    [offered] = offer.pairs()
-    assert offered.value == "tiny-llama" and server.url in offered.title
-    with offer.open_session(offer.resolve(Models("tiny-llama", device="GPU")), lambda *_: None) as opened:
+    [(title, name)] = offer.pairs()
+    assert name == "tiny-llama" and server.url in title
+    chosen = offer.resolve(ModelChoice("tiny-llama", device="GPU"))
+    with offer.open_session(chosen, lambda *_: None) as opened:
         assert opened.info == session.info
-    with pytest.raises(InputError, match="has the pair tiny-llama only"):
-        offer.resolve(Models("dolly-3b"))
+    with pytest.raises(BadInput, match="only pair is tiny-llama"):
+        offer.resolve(ModelChoice("dolly-3b"))
 
 
-def test_a_remote_session_takes_what_a_session_takes():
+def test_remote_and_fake_sessions_take_what_a_session_takes():
     def taken(method) -> set[str]:
         return set(inspect.signature(method).parameters)
 
-    assert taken(Session.answer) - {"prompt"} == taken(RemoteSession.answer)
-    assert taken(Session.baseline) == taken(RemoteSession.baseline)
+    assert taken(Session.answer) == taken(RemoteSession.answer) == taken(FakeSession.answer)
+    assert taken(Session.race) == taken(RemoteSession.race) == taken(FakeSession.race)
+
+
+def test_a_remote_session_answers_a_prompt_of_token_ids(remote, session):
+    prompt, settings = (5, 6, 7), Settings(max_new_tokens=8)
+    *_, there = remote.answer("title", settings, prompt=prompt)
+    *_, here = session.answer("title", settings, prompt=prompt)
+    assert (there.token_ids, there.instruction) == (here.token_ids, "title")
+
+
+def test_requests_beyond_those_at_work_and_waiting_are_refused(tiny_llama_pair):
+    with contextlib.closing(Session(tiny_llama_pair, active=1, waiting=1)) as session:
+        first = session.answer(PROMPTS[0], Settings(max_new_tokens=1900))
+        next(first)
+        second = session.answer(PROMPTS[1], Settings(max_new_tokens=4))
+        waiting = threading.Thread(target=list, args=(second,))
+        waiting.start()
+        while not session.load.waiting:
+            time.sleep(0.01)
+        with pytest.raises(Busy, match="1 requests are waiting"):
+            list(session.answer(PROMPTS[2], Settings(max_new_tokens=4)))
+        first.close()
+        waiting.join(30)
+        assert not waiting.is_alive() and session.load.active == 0

@@ -1,4 +1,4 @@
-"""What becomes of requests when replicas die, are full or are not there: the gateway's part, against scripted replicas."""
+"""The gateway against scripted replicas that die, are full or are missing; options; the plan."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from contextlib import aclosing
 import pytest
 
 from specdemo import cli
-from specdemo.trace import EmittedToken, PairInfo, Round, Settings, Trace
-from specdemo.serving.backend import Busy, NotReady
-from specdemo.serving.cluster import require_cores
-from specdemo.serving.drill import report
-from specdemo.serving.generation import Description, Done, Interrupted, Progress, Refused, Request, Started
-from specdemo.serving.local import bound_socket
-from specdemo.serving.metrics import Metrics
+from specdemo.engine.rounds import EmittedToken, Round
+from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.metrics import Metrics
+from specdemo.serving import load
+from specdemo.serving.backend import Description, Done, NotReady, Piece, Started
 from specdemo.serving.options import ServeOptions
-from specdemo.serving.plan import Demand, Measured, best_level, plan
+from specdemo.serving.plan import Measured, best_level, plan
 from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
-from specdemo.serving.traffic import Asked, level
-from specdemo.models.errors import BadChoice
+from specdemo.serving.schema import Job
+from specdemo.serving.server import bound_socket, require_cores
+from specdemo.settings import Settings
+from specdemo.trace import PairInfo, Trace
+from tools.drill import Asked, Drilled, Phase, report, seen_between
 
 
 class Died(Exception): ...
@@ -34,14 +35,14 @@ class Impossible(Exception): ...
 
 PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
-BEGUN = [Started(3)]
-SAID = [Progress((Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0),), "a")]
-OVER = [Done("", "length", TRACE)]
-REQUEST = Request(Settings(), text="q")
+BEGUN = Started(3)
+SAID = Piece(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
+OVER = Done("", "length", TRACE)
+JOB = Job(Settings(), text="q")
 
 
 class Stream:
-    """What one call of a replica yields, or raises, one after another; a number is a wait in seconds."""
+    """What one call of a replica yields or raises, in turn; a number is a wait in seconds."""
 
     def __init__(self, script):
         self._script = iter(script)
@@ -83,7 +84,7 @@ class Handle:
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
         self.replicas = replicas
-        self.generate = self.baseline = self
+        self.answer = self
 
     def options(self, *, stream):
         return self
@@ -95,22 +96,26 @@ class Handle:
     def broadcast(self, method):
         text = Metrics().text().decode()
         told = {
-            "report": [ReplicaReport(f"r{at}", "node", at, at, text) for at in range(self.replicas)],
+            "report": [
+                ReplicaReport(f"r{at}", "node", at, at, text) for at in range(self.replicas)
+            ],
             "describe": [Description(PAIR, 512, 100, 1)] * self.replicas,
         }[method]
         return Told([*told, Died()])
 
 
 def backend(handle: Handle, start_seconds: float = 5.0) -> ReplicaBackend:
-    return ReplicaBackend(handle, Failures(Died, Full, Impossible, Exception), start_seconds=start_seconds)
+    return ReplicaBackend(
+        handle, Failures(Died, Full, Impossible, Exception), start_seconds=start_seconds
+    )
 
 
 def events(handle: Handle, **more) -> list:
     async def collect():
         found = []
-        async with aclosing(backend(handle, **more).generate(REQUEST)) as batches:
-            async for batch in batches:
-                found += batch
+        async with aclosing(backend(handle, **more).answer(JOB)) as coming:
+            async for event in coming:
+                found.append(event)
         return found
 
     return asyncio.run(collect())
@@ -120,13 +125,13 @@ def events(handle: Handle, **more) -> list:
 def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
     handle = Handle(before, [BEGUN, SAID, OVER])
     found = events(handle)
-    assert found == [*BEGUN, *SAID, *OVER], "and its beginning is told once"
+    assert found == [BEGUN, SAID, OVER], "and its beginning is told once"
     assert handle.calls == 2 and all(stream.cancelled for stream in handle.streams)
 
 
 def test_an_answer_whose_replica_dies_after_it_has_said_something_ends_with_a_clear_error():
     handle = Handle([BEGUN, SAID, Died], [BEGUN, SAID, OVER])
-    with pytest.raises(Interrupted, match="has died; send the request again"):
+    with pytest.raises(RequestFailed, match="has died; send the request again"):
         events(handle)
     assert handle.calls == 1, "what the client has read is not repeated"
 
@@ -140,7 +145,13 @@ def test_a_request_that_kills_every_replica_is_given_up():
 
 @pytest.mark.parametrize(
     ("script", "replicas", "raised"),
-    [([Full], 1, Busy), ([Impossible], 0, NotReady), ([[]], 0, Interrupted), ([5.0], 1, Busy), ([5.0], 0, NotReady)],
+    [
+        ([Full], 1, Busy),
+        ([Impossible], 0, NotReady),
+        ([[]], 0, RequestFailed),
+        ([5.0], 1, Busy),
+        ([5.0], 0, NotReady),
+    ],
 )
 def test_no_replica_to_answer_is_told_apart_from_busy_ones(script, replicas, raised):
     script = [] if script == [[]] else script
@@ -151,8 +162,8 @@ def test_no_replica_to_answer_is_told_apart_from_busy_ones(script, replicas, rai
 
 
 def test_what_a_replica_refuses_is_refused_in_its_words():
-    with pytest.raises(Refused, match="too long") as caught:
-        events(Handle([Refused("too long", "prompt", "context_length_exceeded")]))
+    with pytest.raises(BadInput, match="too long") as caught:
+        events(Handle([BadInput("too long", "prompt", "context_length_exceeded")]))
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
 
@@ -160,8 +171,8 @@ def test_leaving_in_the_middle_cancels_the_replicas_work():
     handle = Handle([BEGUN, SAID, OVER])
 
     async def leave():
-        async with aclosing(backend(handle).generate(REQUEST)) as batches:
-            await anext(batches)
+        async with aclosing(backend(handle).answer(JOB)) as coming:
+            await anext(coming)
 
     asyncio.run(leave())
     assert handle.streams[0].cancelled
@@ -174,7 +185,10 @@ def test_health_and_metrics_are_of_the_replicas_that_answer():
 
     health, metrics = asyncio.run(ask(2))
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
-    assert 'specdemo_visitors{replica="r1"} 0.0' in metrics and "specdemo_requests_moved_total 0.0" in metrics
+    assert (
+        'specdemo_visitors{replica="r1"} 0.0' in metrics
+        and "specdemo_requests_moved_total 0.0" in metrics
+    )
     assert asyncio.run(ask(0))[0]["status"] == "loading"
 
 
@@ -202,7 +216,9 @@ def test_options_that_do_not_go_together_are_refused(given, said):
 
 
 def test_replicas_that_this_machine_has_no_cores_for_are_refused():
-    with pytest.raises(BadChoice, match="3 replicas of 2 cores each need 6 cores and this machine has 4"):
+    with pytest.raises(
+        BadInput, match="3 replicas of 2 cores each need 6 cores and this machine has 4"
+    ):
         require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
     require_cores(ServeOptions(replicas=2, cpus_per_replica=2), 4)
 
@@ -210,16 +226,16 @@ def test_replicas_that_this_machine_has_no_cores_for_are_refused():
 def test_tokens_count_when_they_came_and_requests_when_they_ended():
     whole = Asked(since=0.0, pieces=[1.0, 2.0, 3.0, 4.0], tokens=8, ended="finished", until=4.1)
     cut = Asked(since=2.0, pieces=[2.5], ended="interrupted", until=3.0)
-    early, late = level([whole, cut], 0.0, 2.2), level([whole, cut], 2.2, 5.0)
+    early, late = seen_between([whole, cut], 0.0, 2.2), seen_between([whole, cut], 2.2, 5.0)
     assert (early.tokens_per_s * early.seconds, early.finished) == (pytest.approx(4), 0)
-    assert late.tokens_per_s * late.seconds == pytest.approx(4 + 2), "an answer cut off counts as the others do"
+    assert late.tokens_per_s * late.seconds == pytest.approx(4 + 2), (
+        "an answer cut off counts as the others do"
+    )
     assert (late.finished, late.interrupted, late.first_token_p50_s) == (1, 1, 0.5)
 
 
 def test_a_drill_names_each_promise_that_was_not_kept():
-    from specdemo.serving.drill import Drilled, Phase
-
-    phase = Phase("before", (2, 2), level([], 0.0, 1.0))
+    phase = Phase("before", (2, 2), seen_between([], 0.0, 1.0))
     lines = report(Drilled("kill", 4, (phase,), ("A note.",), ("It hung.",)))
     assert lines[-1] == "NOT AS PROMISED: It hung." and "before" in lines[1]
 
@@ -247,7 +263,6 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
     [
         (("--no-ray", "--replicas", "2"), "--replicas"),
         (("--no-ray", "--max-replicas", "2"), "--max-replicas"),
-        (("--no-ray", "--drill", "kill"), "--drill"),
         (("--no-ray", "--json", "x"), "--json"),
         (("--no-ray", "--host", "192.0.2.77"), "--host"),
     ],
@@ -268,8 +283,10 @@ def test_a_port_in_use_is_named(capsys):
 
 
 def test_a_plan_has_replicas_for_the_tokens_and_for_the_answers_in_flight():
-    measured = Measured(visitors=8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9)
-    found = plan(Demand(1000, question_every_s=60, answer_tokens=150), measured, price_per_core_hour=0.04)
+    measured = Measured(
+        visitors=8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9
+    )
+    found = plan(1000, measured, question_every_s=60, answer_tokens=150, price_per_core_hour=0.04)
     assert found.demand_tokens_per_s == 2500
     assert found.answer_s == 0.5 + 150 / 25
     assert found.in_flight == pytest.approx(1000 / 60 * 6.5)
@@ -288,8 +305,29 @@ def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, cap
     text = json.dumps({"levels": levels})
     assert best_level(text, 2, 0).visitors == 8
     (tmp_path / "load.json").write_text(text)
-    assert cli.main(["serve", "--pair", "embedded", "--plan", "1000", "--figures", str(tmp_path / "load.json"),
-                     "--cpus-per-replica", "2"]) == 0  # fmt: skip
+    assert (
+        cli.main(
+            [
+                "serve",
+                "--pair",
+                "embedded",
+                "--plan",
+                "1000",
+                "--figures",
+                str(tmp_path / "load.json"),
+                "--cpus-per-replica",
+                "2",
+            ]
+        )
+        == 0
+    )
     assert "20 replicas, 40 cores, 68.0 GB" in capsys.readouterr().out
-    with pytest.raises(BadChoice, match="--figures"):
+    with pytest.raises(BadInput, match="--figures"):
         best_level("{}", 2, 0)
+
+
+def test_a_request_of_the_load_test_has_finished_or_failed_or_was_left():
+    finished = load.Asked(0.0, [(1.0, 2)], text="x")
+    failed = load.Asked(0.0, error="status 500")
+    assert [one.left for one in (finished, failed, load.Asked(0.0, [(1.0, 2)]))] == [0, 0, 1]
+    assert load.Asked(0.0, [(1.0, 2), (3.0, 9)]).tokens_until(2.0) == 2

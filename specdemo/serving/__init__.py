@@ -1,1 +1,1 @@
-"""The engine behind an API: HTTP in the form of OpenAI's, on one process or on Ray Serve. Decodes nothing itself."""
+"""A session behind an API like OpenAI's, in one process or on Ray Serve. Decodes nothing itself."""

@@ -1,108 +1,224 @@
-"""Who answers for the API: one engine in this process here, replicas elsewhere in `deployment`. No HTTP.
+"""Answers jobs with a session in this process: prompts, stop strings, events for the event loop.
 
-`LocalBackend` runs every answer in a thread of its own and hands its events to the event loop.
+Knows nothing of HTTP. Events are plain data that can be sent to another process (see `replicas`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from specdemo.trace import BaselineToken, Trace
-from specdemo.metrics import Gauges
-from specdemo.serving.generation import Description, Done, Engine, Event, Interrupted, Refused, Request, Waits
-from specdemo.serving.metrics import Metrics, Record
+from specdemo.engine.handle import Waiting
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
+from specdemo.metrics import Gauges, Metrics, Record
+from specdemo.serving.schema import Job
+from specdemo.settings import MAX_NEW_TOKENS
+from specdemo.trace import BaselineToken, PairInfo, Trace
+
+if TYPE_CHECKING:
+    from specdemo.models.load import LoadedPair
+    from specdemo.session import Session
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 LOADING_FAILED = "The model could not be loaded:"
+STALLED = 120.0
+"""Seconds without an event after which an answer counts as stalled."""
+
+TITLE_CHARACTERS = 2000
+"""How much of a conversation's last message or of a text becomes its trace's `instruction`."""
 
 
-class Unavailable(RuntimeError):
-    """The answer cannot be had now; the message is one sentence. `retry_after` is in seconds."""
+class NotReady(Busy):
+    """No model is loaded yet, or none any more. `retry_after` is in seconds."""
 
-    def __init__(self, message: str, retry_after: float = 1.0):
+    def __init__(self, message: str, retry_after: float = 2.0):
         super().__init__(message)
-        self.message, self.retry_after = message, retry_after
+        self.retry_after = retry_after
 
     def __reduce__(self):
-        return type(self), (self.message, self.retry_after)
+        return type(self), (str(self), self.retry_after)
 
 
-class Busy(Unavailable):
-    """As many requests as may wait are waiting."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request has been accepted; it waits to be admitted, or its prompt is being run."""
+
+    prompt_tokens: int
 
 
-class NotReady(Unavailable):
-    """No model is loaded yet, or none is any more."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A round, and the text that is certain to be part of the answer since the one before."""
+
+    round: Round
+    text: str
 
 
-class Backend(Protocol):
-    """What the API needs. Every method may raise NotReady."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end: text held back until now, reason ("stop", "length" or "cancelled") and trace."""
 
-    async def describe(self) -> Description: ...
+    text: str
+    reason: str
+    trace: Trace
 
-    def generate(self, request: Request) -> AsyncIterator[list[Event]]:
-        """The events of an answer, those that came together in one list. Closing it ends the answer within a round.
 
-        Raises Refused, Busy or NotReady before the first list, Interrupted after it.
+Event = Started | Waiting | Piece | BaselineToken | Done
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The model that answers. `context_limit` and `longest` (of one answer) are in tokens."""
+
+    pair: PairInfo
+    context_limit: int
+    longest: int
+    created: int
+
+    @property
+    def model(self) -> str:
+        """The name that clients ask for: the target's."""
+        return self.pair.target
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Changes when the weights do: the same seed then gives another answer."""
+        revision = self.pair.target_revision
+        return f"fp_{hashlib.sha256(revision.encode()).hexdigest()[:12]}" if revision else None
+
+
+@dataclass
+class StopText:
+    """Lets text through up to the first stop string; holds back what may be the start of one."""
+
+    strings: tuple[str, ...]
+    found: bool = False
+    _held: str = field(default="", repr=False)
+
+    def push(self, text: str) -> str:
+        """What of the text so far is certain and new; "" once a string was `found`."""
+        if self.found or not self.strings:
+            return "" if self.found else text
+        self._held += text
+        places = [at for string in self.strings if (at := self._held.find(string)) >= 0]
+        if places:
+            self.found = True
+            return self._held[: min(places)]
+        keep = max(_overlap(self._held, string) for string in self.strings)
+        certain = self._held[: len(self._held) - keep]
+        self._held = self._held[len(certain) :]
+        return certain
+
+    def finish(self) -> str:
+        """What was held back, once nothing more comes."""
+        return "" if self.found else self._held
+
+
+def _overlap(text: str, string: str) -> int:
+    """The length of the longest proper prefix of `string` with which `text` ends."""
+    longest = min(len(string) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)
+
+
+class Engine:
+    """A session with its tokenizer and template. Thread safe as the session is."""
+
+    def __init__(self, session: Session, loaded: LoadedPair):
+        self.session = session
+        self._template, self._tokenizer = loaded.template, loaded.tokenizer
+        longest = min(MAX_NEW_TOKENS, session.context_limit - 1)
+        self.description = Description(
+            session.info, session.context_limit, longest, int(time.time())
+        )
+
+    def answer(self, job: Job, stop: threading.Event, emit: Emit) -> None:
+        """Run a job and `emit` its events. Setting `stop` ends it within a round.
+
+        Raises BadInput or Busy before the first event, RequestFailed when the models fail.
         """
-        ...
+        prompt, title = self._prompt(job)
+        limit = self.description.context_limit
+        if len(prompt) >= limit:
+            raise BadInput(
+                f"This model's maximum context length is {limit} tokens. However, your prompt has "
+                f"{len(prompt)} tokens. Please reduce its length.",
+                "messages" if job.messages else "prompt",
+                "context_length_exceeded",
+            )
+        if job.baseline:
+            events = self.session.race(title, job.settings, stop=stop, on_wait=emit)
+        else:
+            events = self.session.answer(
+                title, job.settings, prompt=prompt, certify=job.certify, stop=stop, on_wait=emit
+            )
+        emit(Started(len(prompt)))
+        text = StopText(job.stop)
+        try:
+            with closing(events):
+                for event in events:
+                    if isinstance(event, Round):
+                        certain = text.push("".join(token.text for token in event.tokens))
+                        if text.found:
+                            stop.set()
+                        emit(Piece(event, certain))
+                    elif isinstance(event, Trace):
+                        reason = "stop" if text.found else event.finish_reason
+                        reason = "length" if reason == "context" else reason
+                        emit(Done(text.finish(), reason, event))
+                    else:
+                        emit(event)
+        except CacheFull as error:
+            raise RequestFailed(str(error)) from error
 
-    def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]: ...
-
-    async def health(self) -> dict[str, Any]:
-        """`status` ("ready", "loading" or "failed") and `replicas`, as JSON."""
-        ...
-
-    async def metrics(self) -> str:
-        """Of every replica, in the Prometheus text format."""
-        ...
+    def _prompt(self, job: Job) -> tuple[tuple[int, ...], str]:
+        """The prompt's ids, and the `instruction` of its trace: all of a single user message."""
+        tokenizer = self._tokenizer
+        if job.messages:
+            try:
+                ids = self._template.render_chat(job.messages, tokenizer)
+            except BadInput as error:
+                raise BadInput(str(error), "messages") from error
+            last = job.messages[-1].content
+            return tuple(ids), last if len(job.messages) == 1 else last[:TITLE_CHARACTERS]
+        if job.text is not None:
+            ids = tokenizer.encode(job.text, special=False, bos=True)
+            if not ids:
+                raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
+            return tuple(ids), job.text[:TITLE_CHARACTERS]
+        last_id = tokenizer.vocabulary_size - 1
+        if not job.tokens or any(not 0 <= id <= last_id for id in job.tokens):
+            message = f"The prompt's tokens must be from 0 to {last_id}, one at least."
+            raise BadInput(message, "prompt")
+        return job.tokens, tokenizer.decode(job.tokens)[:TITLE_CHARACTERS]
 
 
 class LocalBackend:
-    """One engine in this process. `load` makes it, in a thread; until then every request raises NotReady.
+    """One engine in this process. `load` makes it; until then every request raises NotReady.
 
-    At most `ongoing` requests are answered at once and `waiting` more wait for one to end.
+    A request that the session cannot take on raises Busy: its queue is the only limit.
     """
 
-    def __init__(
-        self,
-        load: Callable[[Callable[[str], None]], Engine],
-        *,
-        ongoing: int,
-        waiting: int,
-        stalled_after: float = 120.0,
-    ):
+    def __init__(self, load: Callable[[Callable[[str], None]], Engine]):
         self._load = load
         self._engine: Engine | None = None
         self._failed: str | None = None
         self._line = "The model is being loaded"
-        self._limit = ongoing
-        self._waiting_limit = waiting
-        self._places = asyncio.Semaphore(ongoing)
-        self._present = 0
-        self._stalled_after = stalled_after
         self._stops: set[threading.Event] = set()
         self._progress = time.monotonic()
         self._metrics = Metrics(self._gauges)
 
-    def start(self) -> threading.Thread:
-        """Begin to load."""
-        thread = threading.Thread(target=self.load, name="specdemo-load", daemon=True)
-        thread.start()
-        return thread
-
     def load(self) -> None:
-        """Load now. A failure is kept for those who ask; it is raised again only as what they get."""
+        """Load now. A failure is what every request gets from then on; it is not raised here."""
         try:
             self._engine = self._load(self._report)
         except Exception as error:
@@ -118,136 +234,103 @@ class LocalBackend:
             stop.set()
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close()
+            engine.session.close()
 
     @property
     def in_flight(self) -> int:
-        """Requests that are answered now or wait for it, in threads that may be ending."""
+        """Requests at work or waiting, in threads that may be ending."""
         return len(self._stops)
 
     def stalled(self) -> bool:
-        """Whether something is being answered and nothing has come of it for `stalled_after` seconds."""
-        return bool(self._stops) and time.monotonic() - self._progress > self._stalled_after
+        """Whether something is being answered and had no event for STALLED seconds."""
+        return bool(self._stops) and time.monotonic() - self._progress > STALLED
 
     def ready_engine(self) -> Engine:
         """The engine. Raises NotReady."""
         if self._failed is not None:
             raise NotReady(f"{LOADING_FAILED} {self._failed}", 30)
         if self._engine is None:
-            raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.", 2)
+            raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
         return self._engine
 
     async def describe(self) -> Description:
         return self.ready_engine().description
 
     async def health(self) -> dict[str, Any]:
-        if self._failed is not None:
-            return {"status": "failed", "replicas": 0, "detail": self._failed}
+        """`status` ("ready", "loading" or "failed") and `replicas`, for JSON."""
+        detail = self._failed or ("An answer makes no progress." if self.stalled() else None)
+        if detail:
+            return {"status": "failed", "replicas": 0, "detail": detail}
         if self._engine is None:
             return {"status": "loading", "replicas": 0, "detail": self._line}
-        if self.stalled():
-            return {"status": "failed", "replicas": 0, "detail": "An answer makes no progress any more."}
         return {"status": "ready", "replicas": 1, "in_flight": self.in_flight}
 
     async def metrics(self) -> str:
+        """In the Prometheus text format."""
         return self._metrics.text().decode()
 
     def _gauges(self) -> Gauges:
         engine = self._engine
-        return Gauges(self._present) if engine is None else engine.gauges(self._present)
+        return Gauges.of(engine and engine.session, self.in_flight)
 
-    async def generate(self, request: Request) -> AsyncIterator[list[Event]]:
+    async def answer(self, job: Job) -> AsyncIterator[Event]:
+        """The events of an answer, Done last. Closing it ends the answer within a round.
+
+        Raises BadInput or Busy before the first event, RequestFailed later.
+        """
         engine = self.ready_engine()
-        async with self._place():
-            record = Record(self._metrics)
-            try:
-                async with aclosing(self._stream(lambda stop, note: engine.generate(request, stop, note))) as batches:
-                    async for batch in batches:
-                        for event in batch:
-                            record.saw(event)
-                        yield batch
-                        if isinstance(batch[-1], Done):
-                            return
-                raise Interrupted("The answer ended without an end; this is a fault of the server.")
-            except Refused:
-                record.end("refused")
-                raise
-            except (GeneratorExit, asyncio.CancelledError):  # after the last event as well, and then it has ended
-                record.end("cancelled")
-                raise
-            except Exception as error:
-                record.end("error", error=error)
-                raise
-
-    async def baseline(self, trace: Trace) -> AsyncIterator[list[BaselineToken | Waits | Trace]]:
-        engine = self.ready_engine()
-        async with (
-            self._place(),
-            aclosing(self._stream(lambda stop, note: engine.baseline(trace, stop, note))) as batches,
-        ):
-            async for batch in batches:
-                yield batch
-
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """A place among those that are answered; waits for one. Raises Busy when too many wait already."""
-        if self._present >= self._limit + self._waiting_limit:
-            raise Busy(f"{self._present} requests are being answered or wait already; try again in a moment.")
-        self._present += 1
+        record = Record(self._metrics)
+        work = self._stream(lambda stop, emit: engine.answer(job, stop, emit))
         try:
-            async with self._places:
-                yield
-        finally:
-            self._present -= 1
+            async with aclosing(work) as events:
+                async for event in events:
+                    if isinstance(event, Done):
+                        record.end(event.reason, event.trace)
+                    else:
+                        record.saw(event.round if isinstance(event, Piece) else event)
+                    yield event
+        except (BadInput, Busy):
+            record.end("refused")
+            raise
+        except (GeneratorExit, asyncio.CancelledError):  # ignored after Done
+            record.end("cancelled")
+            raise
+        except Exception as error:
+            record.end("error", error=error)
+            raise
 
-    async def _stream(
-        self, start: Callable[[threading.Event, Callable[[T], None]], Iterator[T]]
-    ) -> AsyncIterator[list[T]]:
-        """What an iterator yields in a thread, or notes between, in lists of what has arrived. Its exceptions are raised
-        here."""
+    async def _stream(self, work: Callable[[threading.Event, Emit], None]) -> AsyncIterator[Event]:
+        """What `work(stop, emit)` emits in a thread of its own; raises what it raises.
+
+        Closing the iterator sets `stop`. This is the only way from the engine to the event loop.
+        """
         loop = asyncio.get_running_loop()
-        stop, arrived = threading.Event(), asyncio.Event()
-        items: deque[T] = deque()
-        ended: list[BaseException | None] = []
+        stop, arrived = threading.Event(), asyncio.Queue()
 
-        def wake() -> None:
+        def put(item: Event | BaseException | None) -> None:
+            self._progress = time.monotonic()
             try:
-                loop.call_soon_threadsafe(arrived.set)
-            except RuntimeError:  # the loop has closed: nobody listens
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
+            except RuntimeError:  # the loop has closed: nobody reads
                 stop.set()
 
-        def arrive(item: T) -> None:
-            self._progress = time.monotonic()
-            items.append(item)
-            wake()
-
         def run() -> None:
-            error: BaseException | None = None
+            end = None
             try:
-                for item in start(stop, arrive):
-                    arrive(item)
-            except BaseException as raised:
-                error = raised
-            finally:
-                self._stops.discard(stop)
-                ended.append(error)
-                wake()
+                work(stop, put)
+            except BaseException as error:
+                end = error
+            self._stops.discard(stop)
+            put(end)
 
         if not self._stops:
             self._progress = time.monotonic()
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
-            while True:
-                await arrived.wait()
-                arrived.clear()
-                over = bool(ended)  # asked before collecting, so that nothing is left behind
-                batch = [items.popleft() for _ in range(len(items))]
-                if batch:
-                    yield batch
-                if over:
-                    break
+            while (item := await arrived.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
         finally:
             stop.set()
-        if ended[0] is not None:
-            raise ended[0]

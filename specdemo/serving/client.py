@@ -1,6 +1,6 @@
-"""A session that is somewhere else: the face of `specdemo.session.Session` over the endpoints of `native`.
+"""A session on another machine: the face of `specdemo.session.Session` over the API of `serve`.
 
-The page and the benchmark use it as they use a session of their own; nothing is decoded here.
+The page uses it as it uses a session of its own; nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -18,130 +18,107 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from specdemo.engine.scheduler import Load, Waiting
-from specdemo.trace import (
-    BaselineToken,
-    PairInfo,
-    Round,
-    Settings,
-    Trace,
-    BadInput,
-    from_json,
-    to_json,
-)
-from specdemo.serving.web import KEY_VARIABLE
-from specdemo.models.errors import BadChoice, ZooError
+from specdemo.engine.handle import Load, Waiting
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.settings import Settings
+from specdemo.trace import Baseline, BaselineToken, PairInfo, Trace, from_json
+
+if TYPE_CHECKING:
+    from specdemo.session import CacheUse
 
 CONNECT, SILENCE = 10.0, 60.0
-"""Seconds to wait for a connection, and for the next line: one comes four times a second, if only an empty one."""
+"""Seconds to wait for a connection, and for the next line: one comes at least every 0.25 s."""
+
+KEY_VARIABLE = "SPECDEMO_API_KEY"
+EVENTS = {
+    "prompt_tokens": TypeAdapter(int),
+    "waiting": TypeAdapter(Waiting),
+    "round": TypeAdapter(Round),
+    "baseline_token": TypeAdapter(BaselineToken),
+}
 
 
-class _NoMeter:
+class NoMeter:
+    """In place of this machine's energy counters, which do not measure the server's."""
+
     available = False
 
     def joules(self) -> None:
         return None
 
 
-if TYPE_CHECKING:
-    from specdemo.session import CacheUse
-
-_rounds = TypeAdapter(tuple[Round, ...])
-_tokens = TypeAdapter(tuple[BaselineToken, ...])
-_pair = TypeAdapter(PairInfo)
-_waiting = TypeAdapter(Waiting)
-
-
-class EngineError(ZooError):
-    """The engine somewhere else cannot be reached, or failed; one sentence for the user."""
-
-
-class NotReadyYet(EngineError):
-    """The engine is there but has not loaded its model yet."""
-
-
-class RequestError(EngineError, ValueError):
-    """A request that the engine refused; its own sentence. Named as the session's, which the page knows by name."""
-
-
 class RemoteSession:
-    """Answers by asking a `specdemo serve` at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
+    """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
 
-    Raises EngineError when it cannot be reached, BadChoice for a URL that is none.
+    Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
+    it cannot be reached. Answers raise the same, with their first event.
     """
 
+    exclusive = False
+    meter = NoMeter
+
     def __init__(self, url: str, key: str | None = None):
-        self.url = engine_url(url)
-        self._lock = threading.Lock()
-        self._active = 0
+        self.url = server_url(url)
+        self._running: set[object] = set()
         key = key or os.environ.get(KEY_VARIABLE, "").strip()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(SILENCE, connect=CONNECT, pool=None)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, limits=limits)
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(SILENCE, connect=CONNECT, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+        )
         with self._reached():
-            response = self._http.get("/specdemo/info")
-        if response.status_code != 200:
-            raise _error_of(response)
+            response = self._http.get("/v1/models")
+        _require_ok(response)
         try:
-            data = response.json()
-            self.info: PairInfo = _pair.validate_python(data["pair"])
-            self.context_limit = int(data["context_limit"])
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise EngineError(f"What answers at {self.url} is not a specdemo engine; start one with "
-                              "`python -m specdemo serve`.") from error  # fmt: skip
+            [model] = response.json()["data"]
+            self.context_limit = int(model["context_length"])
+            names = ("draft", "target_revision", "draft_revision", "numerics_found")
+            known = {name: model[name] for name in names}
+            self.info = PairInfo(name=model["pair"], target=model["id"], **known)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestFailed(
+                f"What answers at {self.url} is not a specdemo server; start one with "
+                "`python -m specdemo serve`."
+            ) from error
 
     def answer(
         self,
         instruction: str,
         settings: Settings,
         *,
+        prompt: tuple[int, ...] | None = None,
+        certify: bool = False,
         stop: threading.Event | None = None,
-        certify: bool = True,
         on_wait: Callable[[Waiting], None] | None = None,
     ) -> Iterator[Round | Trace]:
-        """As Session.answer. A run that is stopped ends with the trace of what had come until then."""
-        body = json.dumps({"instruction": instruction, "settings": dataclasses.asdict(settings), "certify": certify})
-        prompt_tokens = 0
-        rounds: list[Round] = []
-        with closing(self._lines("/specdemo/answer", body, stop, on_wait)) as lines:
-            for line in lines:
-                prompt_tokens = line.get("started", prompt_tokens)
-                for one in _parsed(_rounds, line.get("rounds", [])):
-                    rounds.append(one)
-                    yield one
-                if "trace" in line:
-                    yield _trace(line["trace"])
-                    return
-        yield self._cut_off(instruction, settings, prompt_tokens, rounds)
+        """As Session.answer. A stopped run ends with a trace of what had come: the server's own
+        figures are missing."""
+        return self._run(instruction, settings, prompt, {"certify": certify}, stop, on_wait)
 
-    def baseline(
+    def race(
         self,
-        trace: Trace,
+        instruction: str,
+        settings: Settings,
         *,
         stop: threading.Event | None = None,
         on_wait: Callable[[Waiting], None] | None = None,
-    ) -> Iterator[BaselineToken | Trace]:
-        """As Session.baseline; a run that is stopped ends with the trace as it was given."""
-        with closing(self._lines("/specdemo/baseline", to_json(trace), stop, on_wait)) as lines:
-            for line in lines:
-                yield from _parsed(_tokens, line.get("tokens", []))
-                if "trace" in line:
-                    yield _trace(line["trace"])
-                    return
-        yield trace
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        """As Session.race; a stopped run ends as one of `answer`."""
+        return self._run(instruction, settings, None, {"baseline": True}, stop, on_wait)
 
     @property
     def load(self) -> Load:
-        """The requests of this session; what others ask of the engine is not known here."""
-        return Load(self._active, 0, 0, 0, 0, 0, 0)
+        """The requests of this session; others' are not known here."""
+        return Load(len(self._running), 0, 0, 0, 0, 0, 0)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
-        """None: the caches are the engine's, and its own /metrics tells of them."""
+        """None: the server's own /metrics has them."""
         return {}
 
     def close(self) -> None:
-        """Close the connections; the engine goes on for others."""
+        """Close the connections; the server goes on for others."""
         self._http.close()
 
     def __enter__(self) -> RemoteSession:
@@ -150,100 +127,134 @@ class RemoteSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @staticmethod
-    def meter() -> _NoMeter:
-        """In place of this machine's energy counters, which say nothing of the engine's."""
-        return _NoMeter()
+    def _run(
+        self,
+        instruction: str,
+        settings: Settings,
+        prompt: tuple[int, ...] | None,
+        wanted: dict[str, bool],
+        stop: threading.Event | None,
+        on_wait: Callable[[Waiting], None] | None,
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        extension = {**dataclasses.asdict(settings), "rounds": True, "trace": True, **wanted}
+        body = {"model": self.info.target, "stream": True, "speculative": extension}
+        if prompt is None:
+            path = "/v1/chat/completions"
+            body["messages"] = [{"role": "user", "content": instruction}]
+        else:
+            path, body["prompt"] = "/v1/completions", list(prompt)
+        seen: list[Round | BaselineToken] = []
+        prompt_tokens = 0
+        with closing(self._events(path, body, stop)) as events:
+            for event in events:
+                if isinstance(event, Trace):
+                    yield dataclasses.replace(event, instruction=instruction)
+                    return
+                if isinstance(event, int):
+                    prompt_tokens = event
+                elif not isinstance(event, Waiting):
+                    seen.append(event)
+                    yield event
+                elif on_wait is not None:
+                    on_wait(event)
+        yield self._cut_off(instruction, settings, prompt_tokens, seen)
 
-    def _lines(
-        self, path: str, body: str, stop: threading.Event | None, on_wait: Callable[[Waiting], None] | None
-    ) -> Iterator[dict[str, Any]]:
-        """The JSON objects of a stream, until its end or until `stop` is set. Leaving it ends the work over there."""
-        headers = {"Content-Type": "application/json"}
-        asked = self._http.stream("POST", path, content=body.encode(), headers=headers)
-        with self._counted(), self._reached(), asked as response:
-            if response.status_code != 200:
-                response.read()
-                raise _error_of(response)
-            for text in response.iter_lines():
+    def _events(
+        self, path: str, body: dict[str, Any], stop: threading.Event | None
+    ) -> Iterator[Any]:
+        """What the `speculative` of a stream's chunks holds, to its end or until `stop` is set."""
+        with self._reached(), self._http.stream("POST", path, json=body) as response:
+            _require_ok(response)
+            for line in response.iter_lines():
                 if stop is not None and stop.is_set():
                     return
-                if not text:
+                if not line.startswith("data: {"):
                     continue
-                line = json.loads(text)
-                if "error" in line:
-                    raise EngineError(str(line["error"].get("message")))
-                if on_wait is not None and "waiting" in line:
-                    on_wait(_parsed(_waiting, line["waiting"]))
-                yield line
-                if "trace" in line:
-                    return
-        raise EngineError(f"The engine at {self.url} ended its answer too early; ask again.")
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._lock:
-            self._active += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._active -= 1
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    raise RequestFailed(str(chunk["error"]["message"]))
+                yield from _read(chunk.get("speculative") or {})
+        raise RequestFailed(f"The server at {self.url} ended its answer too early; ask again.")
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
+        """Counts a request; failures of its connection are raised as one sentence."""
+        request = object()
+        self._running.add(request)
         try:
             yield
         except httpx.ConnectError as error:
-            raise EngineError(f"No engine answers at {self.url}; start one with `python -m specdemo serve`.") from error
+            hint = "start one with `python -m specdemo serve`"
+            raise RequestFailed(f"No server answers at {self.url}; {hint}.") from error
         except httpx.TimeoutException as error:
-            raise EngineError(f"The engine at {self.url} has not said anything for too long.") from error
+            raise RequestFailed(f"The server at {self.url} sent nothing for too long.") from error
         except httpx.HTTPError as error:
-            raise EngineError(f"The connection to the engine at {self.url} broke off; ask again.") from error
+            message = f"The connection to the server at {self.url} broke off; ask again."
+            raise RequestFailed(message) from error
+        finally:
+            self._running.discard(request)
 
-    def _cut_off(self, instruction: str, settings: Settings, prompt_tokens: int, rounds: list[Round]) -> Trace:
-        """What is known of a run that was stopped: the server's own figures of it never came."""
+    def _cut_off(
+        self,
+        instruction: str,
+        settings: Settings,
+        prompt_tokens: int,
+        seen: list[Round | BaselineToken],
+    ) -> Trace:
+        """What is known of a stopped run."""
+        rounds = tuple(one for one in seen if isinstance(one, Round))
+        shown = tuple(one for one in seen if isinstance(one, BaselineToken))
+        prefill = rounds[0].verify_seconds if rounds else 0.0
+        tokens = sum(len(one.tokens) for one in rounds)
+        ended = "length" if tokens >= settings.max_new_tokens else "stop"
         return Trace(
             instruction=instruction,
             prompt_tokens=prompt_tokens,
             prompt_reused=0,
             pair=self.info,
             settings=settings,
-            prefill_seconds=rounds[0].verify_seconds if rounds else 0.0,
-            rounds=tuple(rounds),
-            finish_reason="cancelled",
+            prefill_seconds=prefill,
+            rounds=rounds,
+            finish_reason=ended if shown else "cancelled",
             cpu_seconds=0.0,
             outside_seconds=0.0,
+            baseline=Baseline(shown, prefill, 0.0) if shown else None,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
 
-def engine_url(text: str) -> str:
-    """The URL without its last slash. Raises BadChoice for one that is not http(s)://HOST."""
+def _read(extension: dict[str, Any]) -> list[Any]:
+    """The events in a chunk's extension, in practice one at most."""
+    try:
+        if "trace" in extension:
+            return [from_json(json.dumps(extension["trace"]))]
+        known = EVENTS.keys() & extension.keys()
+        return [EVENTS[name].validate_python(extension[name]) for name in known]
+    except (BadInput, ValidationError) as error:
+        raise RequestFailed("The server sent what this version does not understand.") from error
+
+
+def server_url(text: str) -> str:
+    """The URL without its last slash. Raises BadInput for one that is not http(s)://HOST."""
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise BadChoice(f"--engine {text!r} is not the address of an engine; give http://HOST:PORT.")
+    good = parts.scheme in ("http", "https") and parts.hostname
+    if not good or parts.query or parts.fragment:
+        raise BadInput(f"--engine {text!r} is not the address of a server; give http://HOST:PORT.")
     return text.rstrip("/")
 
 
-def _error_of(response: httpx.Response) -> EngineError:
-    """The exception of a response that is not 200."""
+def _require_ok(response: httpx.Response) -> None:
+    """Raises the exception of a response other than 200, with the server's own sentence."""
+    status = response.status_code
+    if status == 200:
+        return
+    response.read()
     try:
-        message = str(response.json()["error"]["message"])
+        error = response.json()["error"]
+        message, param, code = str(error["message"]), error.get("param"), error.get("code")
     except (ValueError, KeyError, TypeError):
-        message = f"The engine at {response.url.host} answered {response.status_code} {response.reason_phrase}."
-    return {400: RequestError, 503: NotReadyYet}.get(response.status_code, EngineError)(message)
-
-
-def _parsed(adapter: TypeAdapter, data: Any) -> Any:
-    try:
-        return adapter.validate_python(data)
-    except ValidationError as error:
-        raise EngineError("The engine sent what this version does not understand.") from error
-
-
-def _trace(data: dict[str, Any]) -> Trace:
-    try:
-        return from_json(json.dumps(data))
-    except BadInput as error:
-        raise EngineError(f"The engine sent a trace that is none: {error}") from error
+        message = f"The server at {response.url.host} answered with status {status}."
+        raise RequestFailed(message) from None
+    if status == 400:
+        raise BadInput(message, param, code)
+    raise (Busy if status in (429, 503) else RequestFailed)(message)

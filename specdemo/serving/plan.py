@@ -1,30 +1,27 @@
-"""What so many visitors need, from figures that `specdemo load` measured: replicas, cores, memory, cost. Arithmetic only.
+"""What a number of visitors needs, from figures that `specdemo load` measured. Arithmetic only.
 
-docs/serving.md has the formulae and what they leave out.
+docs/guide/serve.md has the formulae and what they leave out.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
-from specdemo.models.errors import BadChoice
+from specdemo.errors import BadInput
 
 HEADROOM = 0.7
-"""Share of what a replica can do that is planned with: visitors do not come evenly."""
+"""Share of a replica's capacity that is planned with: visitors do not come evenly."""
 
 PATIENCE = 2.0
-"""Seconds to the first token that a visitor should have to wait, at the 95th percentile."""
+"""Seconds to the first token that a visitor should wait at most, at the 95th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one replica did: `visitors` at once, together `tokens_per_s`, first token after `first_token_s` (95th
-    percentile), on `cores` cores with `memory_bytes` bytes."""
+    """What one replica gave: `tokens_per_s` to `visitors` at once, the first token after
+    `first_token_s` (95th percentile), on `cores` cores with `memory_bytes` bytes."""
 
     visitors: int
     tokens_per_s: float
@@ -34,25 +31,8 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Each of `visitors` asks once in `question_every_s` seconds and gets `answer_tokens` tokens."""
-
-    visitors: int
-    question_every_s: float = 60.0
-    answer_tokens: float = 150.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.visitors * self.answer_tokens / self.question_every_s
-
-    @property
-    def requests_per_s(self) -> float:
-        return self.visitors / self.question_every_s
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """What a demand needs. `in_flight` is how many answers are being made at once, on average (Little's law)."""
+    """What a demand needs. `in_flight` is the average number of answers being made at once."""
 
     demand_tokens_per_s: float
     requests_per_s: float
@@ -64,71 +44,64 @@ class Plan:
     per_million_tokens: float | None
 
 
-def plan(demand: Demand, measured: Measured, price_per_core_hour: float | None = None) -> Plan:
-    """The replicas that the demand needs with HEADROOM, and what follows from that. A price is in any currency."""
-    each = measured.tokens_per_s / measured.visitors
-    answer = measured.first_token_s + demand.answer_tokens / each
-    by_tokens = demand.tokens_per_s / (HEADROOM * measured.tokens_per_s)
-    in_flight = demand.requests_per_s * answer
-    replicas = max(1, math.ceil(by_tokens), math.ceil(in_flight / measured.visitors))
+def plan(
+    visitors: int,
+    measured: Measured,
+    question_every_s: float,
+    answer_tokens: float,
+    price_per_core_hour: float | None = None,
+) -> Plan:
+    """What `visitors` need who each ask once in `question_every_s` seconds and get `answer_tokens`
+    tokens. The price is in any currency."""
+    requests = visitors / question_every_s
+    demand = requests * answer_tokens
+    answer = measured.first_token_s + answer_tokens * measured.visitors / measured.tokens_per_s
+    in_flight = requests * answer  # Little's law
+    by_tokens = math.ceil(demand / (HEADROOM * measured.tokens_per_s))
+    replicas = max(1, by_tokens, math.ceil(in_flight / measured.visitors))
+    cores = replicas * measured.cores
     cost = None
     if price_per_core_hour is not None:
-        cost = replicas * measured.cores * price_per_core_hour * 1e6 / (3600 * demand.tokens_per_s)
-    return Plan(
-        demand_tokens_per_s=demand.tokens_per_s,
-        requests_per_s=demand.requests_per_s,
-        in_flight=in_flight,
-        answer_s=answer,
-        replicas=replicas,
-        cores=replicas * measured.cores,
-        memory_bytes=replicas * measured.memory_bytes,
-        per_million_tokens=cost,
-    )
+        cost = cores * price_per_core_hour * 1e6 / (3600 * demand)
+    memory = replicas * measured.memory_bytes
+    return Plan(demand, requests, in_flight, answer, replicas, cores, memory, cost)
 
 
 def best_level(text: str, cores: int, memory_bytes: int) -> Measured:
-    """Of what `specdemo load --json` wrote, the level with the most tokens a second at which nobody waits for longer
-    than PATIENCE; if there is none, the one with the shortest wait. Raises BadChoice for another kind of file."""
+    """Of the levels that `specdemo load --json` wrote, the one with the most tokens a second at
+    which the first token takes at most PATIENCE; if none does, the one with the shortest wait.
+
+    Raises BadInput for another kind of file.
+    """
     try:
         levels = [
-            Measured(int(one["visitors"]), float(one["tokens_per_s"]), float(one["ttft_p95_s"]), cores, memory_bytes)
+            Measured(int(one["visitors"]), rate, float(one["ttft_p95_s"]), cores, memory_bytes)
             for one in json.loads(text)["levels"]
-            if not one["errors"] and one["tokens_per_s"] > 0
+            if not one["errors"] and (rate := float(one["tokens_per_s"])) > 0
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadChoice("--figures should be a file that `specdemo load --json FILE` wrote.") from error
+        raise BadInput(
+            "--figures must be a file that `specdemo load --json FILE` wrote."
+        ) from error
     if not levels:
-        raise BadChoice("--figures: no level of that file is without errors; measure again.")
-    patient = [one for one in levels if one.first_token_s <= PATIENCE]
-    return max(patient, key=lambda one: one.tokens_per_s) if patient else min(levels, key=lambda one: one.first_token_s)
+        raise BadInput("--figures: no level of that file is without errors; measure again.")
+    quick = [one for one in levels if one.first_token_s <= PATIENCE]
+    if quick:
+        return max(quick, key=lambda one: one.tokens_per_s)
+    return min(levels, key=lambda one: one.first_token_s)
 
 
-def main(args: argparse.Namespace) -> int:
-    """Print the plan that `--plan` asks for."""
-    import os
-
-    from specdemo.cli import write_json
-    from specdemo.models.pairs import find_pair
-    from specdemo.models.progress import size
-
-    try:
-        text = Path(args.figures).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadChoice(f"--figures {args.figures} cannot be read: {error.strerror}.") from error
-    cores = args.cpus_per_replica or os.cpu_count() or 1
-    memory = find_pair(args.pair).memory_bytes if args.pair else 0
-    measured = best_level(text, cores, memory)
-    found = plan(Demand(args.plan, args.question_every, args.answer_tokens), measured, args.price_per_core_hour)
-    if args.json:
-        write_json(json.dumps({"measured": dataclasses.asdict(measured), "plan": dataclasses.asdict(found)}, indent=1),
-                   args.json)  # fmt: skip
-    if args.json != "-":
-        print(f"measured: {measured.tokens_per_s:.0f} tokens/s for {measured.visitors} visitors at once on {cores} cores, "
-              f"first token after {measured.first_token_s:.2f} s (95th percentile)")  # fmt: skip
-        print(f"wanted: {found.requests_per_s:.1f} answers/s, {found.demand_tokens_per_s:.0f} tokens/s; "
-              f"{found.in_flight:.0f} answers in flight, {found.answer_s:.1f} s each")  # fmt: skip
-        memory_text = f", {size(found.memory_bytes)} of memory" if memory else ""
-        print(f"needed: {found.replicas} replicas, {found.cores} cores{memory_text}")
-        if found.per_million_tokens is not None:
-            print(f"cost: {found.per_million_tokens:.2f} per million tokens while the load is there")
-    return 0
+def lines(measured: Measured, found: Plan) -> list[str]:
+    """Both as lines for a person."""
+    memory = f", {found.memory_bytes / 1e9:.1f} GB of memory" if found.memory_bytes else ""
+    text = [
+        f"measured: {measured.tokens_per_s:.0f} tokens/s for {measured.visitors} visitors at once "
+        f"on {measured.cores} cores, first token after {measured.first_token_s:.2f} s (95th "
+        "percentile)",
+        f"wanted: {found.requests_per_s:.1f} answers/s, {found.demand_tokens_per_s:.0f} tokens/s; "
+        f"{found.in_flight:.0f} answers in flight, {found.answer_s:.1f} s each",
+        f"needed: {found.replicas} replicas, {found.cores} cores{memory}",
+    ]
+    if found.per_million_tokens is not None:
+        text.append(f"cost: {found.per_million_tokens:.2f} per million tokens under that load")
+    return text

@@ -1,0 +1,261 @@
+"""The API that OpenAI's clients speak, over any Backend: models, chat completions, completions.
+
+Beside it /health and /metrics. docs/reference/api.md is its description. Generates nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from specdemo.errors import RequestFailed
+from specdemo.metrics import CONTENT_TYPE
+from specdemo.serving.backend import Description, Done, LocalBackend, Piece
+from specdemo.serving.replicas import ReplicaBackend
+from specdemo.serving.responses import (
+    ApiError,
+    Form,
+    as_api_error,
+    cancelled,
+    require_finished,
+    server_sent,
+)
+from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest, Job, read
+
+T = TypeVar("T")
+
+Backend = LocalBackend | ReplicaBackend
+Handler = Callable[[Request], Awaitable[Response]]
+
+KEY_VARIABLE = "SPECDEMO_API_KEY"
+MAX_BODY = 4_000_000
+"""Bytes of a request's body; no prompt that a context holds is longer."""
+
+NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads what would be answered."""
+
+
+def create_app(
+    backend: Backend, *, key: str | None, default_limit: int, request_ids: bool = True
+) -> Starlette:
+    """The ASGI application.
+
+    `default_limit` is how many tokens a chat answer may have when its request does not say; `key`,
+    unless None, must come with every request but those to /health and /metrics. `request_ids` says
+    that responses get an x-request-id here, rather than by a proxy in front.
+    """
+    api = Api(backend, key, default_limit, request_ids)
+    return Starlette(routes=api.routes, exception_handlers={404: _unknown, 405: _unknown})
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    message = f"Invalid URL ({request.method} {request.url.path[:200]})"
+    if error.status_code == 405:
+        message = f"Not allowed to {request.method} on {request.url.path}."
+    return JSONResponse(
+        ApiError(error.status_code, message).body, error.status_code, dict(error.headers or {})
+    )
+
+
+class Api:
+    """The endpoints. What a handler raises becomes a response; every response is counted."""
+
+    def __init__(self, backend: Backend, key: str | None, default_limit: int, request_ids: bool):
+        self._backend, self._key = backend, key
+        self._default_limit, self._request_ids = default_limit, request_ids
+        self._registry = CollectorRegistry()
+        self._responses = Counter(
+            "specdemo_http_responses",
+            "Responses by endpoint and status",
+            ["path", "status"],
+            registry=self._registry,
+        )
+        self.routes = [
+            self._route("/health", self.health, "GET", open_to_all=True),
+            self._route("/metrics", self.metrics, "GET", open_to_all=True),
+            self._route("/v1/models", self.models, "GET"),
+            self._route("/v1/models/{model:path}", self.model, "GET"),
+            self._route("/v1/chat/completions", self.chat, "POST"),
+            self._route("/v1/completions", self.completions, "POST"),
+        ]
+        self._paths = {route.path for route in self.routes}
+
+    def _route(self, path: str, handler: Handler, method: str, open_to_all: bool = False) -> Route:
+        async def handle(request: Request) -> Response:
+            try:
+                if self._key is not None and not open_to_all:
+                    require_key(request, self._key)
+                response = await handler(request)
+            except ClientGone:
+                response = Response(status_code=499)
+            except Exception as error:
+                told = as_api_error(error)
+                response = JSONResponse(told.body, told.status, told.headers)
+            if self._request_ids:
+                given = request.headers.get("x-request-id", "")[:100]
+                response.headers["x-request-id"] = given or f"req_{uuid.uuid4().hex}"
+            # Paths that do not exist must not become labels without end.
+            path = request.url.path if request.url.path in self._paths else "other"
+            self._responses.labels(path, str(response.status_code)).inc()
+            return response
+
+        return Route(path, handle, methods=[method])
+
+    async def metrics(self, request: Request) -> Response:
+        text = await self._backend.metrics() + generate_latest(self._registry).decode()
+        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+
+    async def health(self, request: Request) -> Response:
+        """200 when requests can be answered, 503 when not, with what is known in JSON."""
+        health = await self._backend.health()
+        return JSONResponse(health, 200 if health["status"] == "ready" else 503)
+
+    async def models(self, request: Request) -> Response:
+        description = await self._backend.describe()
+        return JSONResponse({"object": "list", "data": [_model(description)]})
+
+    async def model(self, request: Request) -> Response:
+        description = await self._backend.describe()
+        _require_model(description, request.path_params["model"])
+        return JSONResponse(_model(description))
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, ChatRequest)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, CompletionRequest)
+
+    async def _answer(self, request: Request, kind: type[CommonRequest]) -> Response:
+        asked = read(kind, await body_of(request))
+        description = await self._backend.describe()
+        _require_model(description, asked.model)
+        job = asked.job(self._default_limit, description.longest)
+        form = Form(asked, description)
+        if not asked.stream:
+            text, done = await unless_gone(request, self._whole(job))
+            return JSONResponse(form.whole(text, done))
+        events = self._backend.answer(job)
+        try:
+            # What is refused is refused before the stream begins.
+            first = await unless_gone(request, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        pieces = server_sent(form, first, events)
+        return StreamingResponse(
+            pieces,
+            headers=NO_STORE,
+            media_type="text/event-stream",
+            background=BackgroundTask(pieces.aclose),
+        )
+
+    async def _whole(self, job: Job) -> tuple[str, Done]:
+        """The whole answer. Nobody has seen any of it, so a failed one is made again, once."""
+        try:
+            return await self._once(job)
+        except RequestFailed:
+            return await self._once(job)
+
+    async def _once(self, job: Job) -> tuple[str, Done]:
+        text = ""
+        async with aclosing(self._backend.answer(job)) as events:
+            async for event in events:
+                if isinstance(event, Piece | Done):
+                    text += event.text
+        require_finished(event)
+        return text, event
+
+
+def _require_model(description: Description, name: str) -> None:
+    if name not in (description.pair.target, description.pair.name):
+        raise ApiError(
+            404,
+            f"The model `{name[:100]}` does not exist here; this server has `{description.model}`.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _model(description: Description) -> dict[str, Any]:
+    pair = description.pair
+    return {
+        "id": description.model,
+        "object": "model",
+        "created": description.created,
+        "owned_by": "specdemo",
+        "pair": pair.name,
+        "draft": pair.draft,
+        "target_revision": pair.target_revision,
+        "draft_revision": pair.draft_revision,
+        "context_length": description.context_limit,
+        "max_answer_tokens": description.longest,
+        "numerics_found": pair.numerics_found,
+    }
+
+
+def key_from_environment() -> str | None:
+    """The bearer key that requests must bring, None when none is set."""
+    return os.environ.get(KEY_VARIABLE, "").strip() or None
+
+
+def require_key(request: Request, key: str) -> None:
+    """Raises ApiError for a request without the key, in a time that does not depend on the key."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+        return
+    message = "Incorrect API key provided."
+    if not given:
+        message = (
+            "You didn't provide an API key: send it in an Authorization header, as in "
+            "'Authorization: Bearer YOUR_KEY'."
+        )
+    headers = {"WWW-Authenticate": "Bearer"}
+    raise ApiError(401, message, code="invalid_api_key", headers=headers)
+
+
+async def body_of(request: Request) -> bytes:
+    """The request's body. Raises ApiError as soon as it exceeds MAX_BODY bytes."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            message = f"The request's body is larger than {MAX_BODY:,} bytes."
+            raise ApiError(413, message, code="request_too_large")
+    return body
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; cancelled, and ClientGone raised, when the client leaves before.
+
+    The request's body must have been read.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        await cancelled(working, leaving)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

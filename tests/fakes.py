@@ -1,0 +1,229 @@
+"""A session that answers from a script, with the face of `specdemo.session.Session`: no model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdemo.engine.handle import Load, Waiting
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.errors import BadInput, Busy
+from specdemo.session import CacheUse
+from specdemo.settings import Settings
+from specdemo.trace import (
+    Baseline,
+    BaselineToken,
+    Certificate,
+    PairInfo,
+    Trace,
+)
+
+if TYPE_CHECKING:
+    from specdemo.serving.backend import LocalBackend
+
+PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
+
+
+class FakeSession:
+    """Answers with the words of the instruction, a round each, or with `text` over and over.
+
+    The ids of the answer's tokens are 1, 2, 3, ... Rounds: the first token, then in turn an
+    accepted draft token and a correction. A round takes `delay` seconds. Everything may be set
+    between requests: `errors` are raised by the next answers, one each, after two rounds; `refusal`
+    by every answer before anything runs, as is Busy where `limit` requests are at work; `waits` is
+    reported to `on_wait` before the first round; the baseline has another token at the position
+    `differs_at`. While `held` is set no round is made.
+
+    Recorded: `prompts` and `settings` of each request, `active` requests, `rounds_made`, `closed`.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[str] | None = None,
+        *,
+        delay: float = 0.0,
+        exclusive: bool = False,
+        context_limit: int = 1000,
+        info: PairInfo | None = None,
+    ):
+        self.info = info or PairInfo("fake", "fake target", None, "abc123")
+        self.context_limit = context_limit
+        self.exclusive = exclusive
+        self.text, self.delay = text, delay
+        self.errors: list[BaseException] = []
+        self.refusal: BaseException | None = None
+        self.waits: list[Waiting] = []
+        self.limit: int | None = None
+        self.differs_at: int | None = None
+        self.held = threading.Event()
+        self.prompts: list[tuple[int, ...] | None] = []
+        self.settings: list[Settings] = []
+        self.active = self.rounds_made = 0
+        self.closed = False
+
+    def answer(
+        self,
+        instruction: str,
+        settings: Settings,
+        *,
+        prompt: tuple[int, ...] | None = None,
+        certify: bool = False,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> Iterator[Round | Trace]:
+        self._enter(instruction, settings, prompt)
+        return self._answer(
+            instruction, settings, prompt, certify, stop or threading.Event(), on_wait
+        )
+
+    def race(
+        self,
+        instruction: str,
+        settings: Settings,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        self._enter(instruction, settings, None)
+        return self._race(instruction, settings, stop or threading.Event(), on_wait)
+
+    def baseline(
+        self, trace: Trace, *, stop: threading.Event | None = None
+    ) -> Iterator[BaselineToken | Trace]:
+        shown = []
+        for at, token in enumerate(token for one in trace.rounds for token in one.tokens):
+            if stop is not None and stop.wait(self.delay):
+                break
+            other = at == self.differs_at
+            text = "other " if other else token.text
+            shown.append(BaselineToken(98 if other else token.id, 0.02 * at + 0.02, text, 0.25))
+            yield shown[-1]
+        stopped = stop is not None and stop.is_set()
+        same = tuple(token.id for token in shown) == trace.token_ids
+        baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
+        yield dataclasses.replace(trace, baseline=baseline, identical=None if stopped else same)
+
+    @property
+    def load(self) -> Load:
+        return Load(self.active, 0, 0, 0, 0, 0, 0)
+
+    def cache_blocks(self) -> dict[str, CacheUse]:
+        return {"target": CacheUse(3, 3, 10)}
+
+    def target_properties(self, name: str) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> FakeSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enter(self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if prompt is None and not instruction.strip():
+            raise BadInput("The instruction is empty; write a question or a task.")
+        if self.limit is not None and self.active >= self.limit:
+            raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
+        self.prompts.append(prompt)
+        self.settings.append(settings)
+
+    def _answer(
+        self, instruction, settings, prompt, certify, stop, on_wait
+    ) -> Iterator[Round | Trace]:
+        rounds: list[Round] = []
+        error = self.errors.pop(0) if self.errors else None
+        pieces = self.text or [word + " " for word in instruction.split()]
+        count = settings.max_new_tokens if self.text else min(len(pieces), settings.max_new_tokens)
+        self.active += 1
+        try:
+            for waiting in self.waits if on_wait else ():
+                on_wait(waiting)
+            for at in range(count):
+                while self.held.is_set() and not stop.is_set():
+                    time.sleep(0.005)
+                if stop.wait(self.delay):
+                    break
+                if error is not None and at == 2:
+                    raise error
+                rounds.append(_round(at, pieces[at % len(pieces)]))
+                self.rounds_made += 1
+                yield rounds[-1]
+            certificate = (
+                Certificate(True, len(rounds), None, 0.01)
+                if certify and not settings.temperature
+                else None
+            )
+            yield Trace(
+                instruction=instruction,
+                prompt_tokens=len(prompt or (1, 2, 3, 4, 5)),
+                prompt_reused=0,
+                pair=self.info,
+                settings=settings,
+                prefill_seconds=0.01,
+                rounds=tuple(rounds),
+                finish_reason="cancelled" if stop.is_set() else "length",
+                cpu_seconds=0.1,
+                outside_seconds=0.0,
+                certificate=certificate,
+            )
+        finally:
+            self.active -= 1
+
+    def _race(
+        self, instruction, settings, stop, on_wait
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        for event in self._answer(instruction, settings, None, False, stop, on_wait):
+            if isinstance(event, Round) or stop.is_set():
+                yield event
+            else:
+                yield from self.baseline(event, stop=stop)
+
+
+def _round(at: int, text: str) -> Round:
+    shown_at = 0.01 * at + 0.01
+    if at == 0:
+        return Round((), EmittedToken(1, "first", 0.5, text), 0.0, 0.01, shown_at)
+    if at % 2:
+        return Round((DraftToken(at + 1, 0.5, 0.5, True, text=text),), None, 0.001, 0.01, shown_at)
+    wrong = DraftToken(99, 0.5, 0.1, False, text="no")
+    return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
+
+
+@dataclass
+class Served:
+    """A running API server."""
+
+    url: str
+    backend: LocalBackend
+
+
+@contextlib.contextmanager
+def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
+    """A running API server over a session; `load` replaces how its engine is made."""
+    from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.server import bound_socket, local_server
+
+    backend = LocalBackend(load or (lambda report: Engine(session, loaded)))
+    server = local_server(backend, key=key, default_limit=8, drain_seconds=5)
+    listening = bound_socket("127.0.0.1", 0)
+    loading = threading.Thread(target=backend.load, daemon=True)
+    serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    loading.start()
+    serving.start()
+    if load is None:
+        loading.join()
+    try:
+        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", backend)
+    finally:
+        server.should_exit = True
+        serving.join()
