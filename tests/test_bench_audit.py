@@ -1,139 +1,202 @@
-"""The audit tells a lossless decoder from a broken one, and its statistics are right on known distributions."""
+"""The audit tells a lossless decoder from a broken one, and its statistics are right."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
-from specdemo.bench import audit as auditing
-from specdemo.bench.audit import Answered, Audit, AuditedPeer, AuditError, AuditPlan, SampledArm, audit
+from specdemo.bench import audit as audits
+from specdemo.bench.audit import audit
+from specdemo.bench.draws import Draw, Exact, enumerate_outcomes, peer_draw, sample_cell
 from specdemo.bench.prompts import read_prompts, spread
-from specdemo.bench.run import Step
-from specdemo.bench.stats import noise_floor, permutation_test, tv_distance
+from specdemo.bench.race import PeerAnswer
+from specdemo.bench.report import to_json
+from specdemo.bench.stats import chi_square_tail, expected_distance, fit
 from specdemo.engine import decode
-from specdemo.trace import Settings
+from specdemo.engine.cache import BlockPool, Sequence
+from specdemo.engine.drafters import Draft, Reply
+from specdemo.engine.model import Logits
+from specdemo.engine.policy import Policy
+from specdemo.engine.rounds import Round
+from specdemo.engine.sampling import DRAFT, TOKEN, Sampling, distribution, draw
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.session import Session
+from specdemo.settings import Settings
 
 PROMPTS = spread(read_prompts(), 3)
+SAMPLED = Settings(temperature=1.0, drafter="model", draft_tokens=3, max_new_tokens=24)
 
 
-def drawn(probabilities, size: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).choice(len(probabilities), size, p=probabilities).tolist()
+def drawn(probabilities, size: int, seed: int) -> Counter:
+    counts = np.random.default_rng(seed).multinomial(size, list(probabilities.values()))
+    return Counter(dict(zip(probabilities, counts.tolist(), strict=True)))
+
+
+def uneven(outcomes: int) -> dict[int, float]:
+    return dict(enumerate(np.random.default_rng(0).dirichlet(np.ones(outcomes)).tolist()))
 
 
 # Statistics
 
 
-def test_distance_of_disjoint_samples_is_one_and_of_equal_ones_zero():
-    assert tv_distance([["a", "a"]], [["b", "b"]]) == 1.0
-    assert tv_distance([["a", "b"]], [["b", "a"]]) == 0.0
+@pytest.mark.parametrize(
+    ("statistic", "degrees", "p_value"),
+    [(3.841, 1, 0.05), (5.991, 2, 0.05), (13.277, 4, 0.01), (24.996, 15, 0.05), (0.0, 7, 1.0)],
+)
+def test_the_chi_square_tail_is_that_of_the_tables(statistic, degrees, p_value):
+    assert chi_square_tail(statistic, degrees) == pytest.approx(p_value, rel=1e-3)
 
 
-def test_distance_is_half_the_summed_differences():
-    assert tv_distance([["a"] * 3 + ["b"]], [["a"] + ["b"] * 2 + ["c"]]) == pytest.approx(0.5)
+def test_the_noise_floor_is_the_mean_distance_of_draws_from_the_distribution_itself():
+    exact = uneven(16)
+    distances = [fit(drawn(exact, 500, seed), exact).tv_distance for seed in range(400)]
+    assert expected_distance(exact, 500) == pytest.approx(np.mean(distances), rel=0.03)
 
 
-def test_distance_of_several_prompts_is_their_weighted_mean_and_never_mixes_them():
-    assert tv_distance([["a"], ["b"]], [["b"], ["a"]]) == 1.0
-    assert tv_distance([["a"] * 3, ["b"]], [["a"] * 3, ["c"]]) == pytest.approx(0.25)
+def test_two_tokens_of_four_each_have_little_noise_at_4000_draws():
+    assert expected_distance(dict.fromkeys(range(16), 1 / 16), 4000) <= 0.03
 
 
-def test_distance_approaches_the_distributions_own():
-    p, q = [0.5, 0.3, 0.2], [0.2, 0.3, 0.5]
-    assert tv_distance([drawn(p, 40_000, 1)], [drawn(q, 40_000, 2)]) == pytest.approx(0.3, abs=0.01)
+def test_p_values_of_draws_from_the_distribution_are_uniform():
+    exact = uneven(40)
+    values = [fit(drawn(exact, 400, seed), exact).p_value for seed in range(300)]
+    assert 0.42 < np.mean(values) < 0.58
+    assert np.mean(np.array(values) < 0.1) < 0.17
 
 
-def test_samples_without_common_prompts_are_refused():
-    for a, b in (([], []), ([[1]], [[1], [2]]), ([[]], [[1]])):
-        with pytest.raises(ValueError, match="same prompts"):
-            tv_distance(a, b)
-
-
-def test_p_values_of_equal_distributions_are_uniform():
-    p = np.full(30, 1 / 30)
-    values = [
-        permutation_test([drawn(p, 200, 2 * i)], [drawn(p, 200, 2 * i + 1)], permutations=300) for i in range(120)
-    ]
-    assert 0.4 < np.mean(values) < 0.6
-    assert np.mean(np.array(values) < 0.1) < 0.2
-
-
-def test_p_value_of_different_distributions_is_small():
-    p, q = np.full(10, 0.1), np.array([0.2, *[0.8 / 9] * 9])
-    assert permutation_test([drawn(p, 1000, 1)], [drawn(q, 1000, 2)], permutations=500) < 0.01
-
-
-def test_noise_floor_is_above_what_equal_distributions_show_and_below_a_real_difference():
-    p, q = np.full(20, 0.05), np.array([0.15, *[0.85 / 19] * 19])
-    floor = noise_floor([drawn(p, 1000, 1)], [drawn(p, 1000, 2)])
-    above = [tv_distance([drawn(p, 1000, 2 * i)], [drawn(p, 1000, 2 * i + 1)]) > floor for i in range(5, 105)]
-    assert sum(above) <= 5
-    assert tv_distance([drawn(p, 1000, 3)], [drawn(q, 1000, 4)]) > floor
-
-
-# Sampling, with decoders made of known distributions
-
-
-def decoder(probabilities):
-    def decode_(instruction, settings, wanted):
-        rng = np.random.default_rng([settings.seed, len(instruction)])
-        return Answered(tuple(rng.choice(len(probabilities), wanted or 3, p=probabilities).tolist()))
-
-    return decode_
-
-
-def finished(generator):
-    while True:
-        try:
-            assert isinstance(next(generator), Step)
-        except StopIteration as done:
-            return done.value
-
-
-def sampled(arm_probabilities, plain_probabilities=(0.6, 0.3, 0.1), draws=1200):
-    arm = SampledArm("x", decoder(arm_probabilities))
-    settings = Settings(temperature=1.0)
-    return finished(
-        auditing.audit_sampling(
-            PROMPTS, decoder(plain_probabilities), (arm,), settings, AuditPlan(settings, draws, 3), name="x"
-        )
-    )["x"]
-
-
-def test_sampling_audit_passes_a_decoder_with_the_plain_distribution():
-    found = sampled((0.6, 0.3, 0.1))
-    assert found.draws == 1200
-    assert found.p_value > 0.01
-    assert found.tv_distance <= found.tv_noise_floor
-
-
-def test_sampling_audit_catches_a_decoder_that_favours_the_likeliest_token():
-    found = sampled((0.75, 0.2, 0.05))
-    assert found.p_value < 0.01
+def test_draws_from_another_distribution_have_a_small_p_value_and_a_distance_above_the_floor():
+    exact = dict.fromkeys(range(10), 0.1)
+    other = dict(enumerate([0.14, *[0.86 / 9] * 9]))
+    found = fit(drawn(other, 4000, 1), exact)
+    assert found.p_value < 1e-6
     assert found.tv_distance > found.tv_noise_floor
+    assert found.tv_distance == pytest.approx(0.04, abs=0.015)
+
+
+def test_an_outcome_that_the_distribution_excludes_is_never_explained_by_chance():
+    assert fit(Counter({0: 999, 1: 1}), {0: 1.0}).p_value == 0.0
+
+
+# Decoders on toy tables of logits
+
+
+def toy_table(seed: int) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(size=(4, 4)) * 1.5).astype(np.float32)
+
+
+class ToyDrafter:
+    """Draws three tokens from a table, with the noise that the coupling asks for."""
+
+    def __init__(self, table: np.ndarray, sampling: Sampling):
+        self.table, self.sampling = table, sampling
+        self.stream = DRAFT if sampling.coupling == "maximal" else TOKEN
+
+    def propose(self, context, limit):
+        tokens, distributions = [], []
+        for _ in range(min(3, limit)):
+            source = distribution(self.table[(context + tokens)[-1]], self.sampling)
+            position = len(context) + len(tokens)
+            tokens.append(draw(source, self.sampling.seed, position, self.stream))
+            distributions.append(source)
+        count = len(tokens)
+        names = ("toy",) * count
+        return Draft(tuple(tokens), names, (0.5,) * count, tuple(distributions))
+        yield
+
+
+TARGET, DRAFT_TABLE = toy_table(1), toy_table(2)
+
+
+def toy_sampler(instruction: str, settings: Settings, tokens: int) -> Draw:
+    sampling = Sampling(1.0, seed=settings.seed, coupling=settings.coupling)
+    sequence = Sequence(BlockPool(0), 32)
+    sequence.tokens = [0]
+    decoding = decode.decode(
+        decode.Prompt((0,), Logits.of(TARGET[[0]])),
+        target=sequence,
+        drafter=ToyDrafter(DRAFT_TABLE, sampling),
+        policy=Policy(fixed=3),
+        sampling=sampling,
+        limits=decode.Limits(tokens + 4, 100),
+    )
+    found: list[int] = []
+    reply = None
+    while len(found) < tokens:
+        event = decoding.send(reply)
+        if isinstance(event, Round):
+            found += [token.id for token in event.tokens]
+            reply = None
+        else:
+            sequence.tokens += event.run.tokens
+            reply = Reply(Logits.of(TARGET[event.run.tokens]), 0.001, len(event.run.tokens))
+    decoding.close()
+    return Draw(tuple(found[:tokens]))
+
+
+def toy_cell(coupling: str, draws: int = 3000):
+    following = {0: distribution(TARGET[0], Sampling(1.0))}
+
+    def after(prefix):
+        last = prefix[-1] if prefix else 0
+        return following.setdefault(last, distribution(TARGET[last], Sampling(1.0)))
+
+    outcomes = enumerate_outcomes(after, 3, frozenset())
+    exact = Exact(("x",), 3, {("x", tokens): chance for tokens, chance in outcomes.items()})
+    settings = dataclasses.replace(SAMPLED, coupling=coupling)
+    return sample_cell(toy_sampler, exact, settings, draws, "toy")
+
+
+def accept_everything(logits, draft, position, sampling, verify=decode.verify):
+    last = len(draft.tokens)
+    true = verify(logits.part(last, last + 1), Draft(), position + last, sampling)
+    return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
+
+
+@pytest.mark.parametrize("coupling", ["shared", "maximal"])
+def test_a_right_rule_passes(coupling):
+    assert toy_cell(coupling).p_value > 0.001
+
+
+@pytest.mark.parametrize(
+    ("coupling", "part", "wrong"),
+    [
+        ("shared", "verify", accept_everything),
+        ("maximal", "verify", accept_everything),
+        ("maximal", "residual", lambda p, q: q),
+    ],
+)
+def test_a_wrong_rule_is_caught(coupling, part, wrong, monkeypatch):
+    monkeypatch.setattr(decode, part, wrong)
+    found = toy_cell(coupling)
+    assert found.p_value < 1e-6
+    assert found.tv_distance > found.tv_noise_floor
+
+
+def test_outcomes_are_enumerated_to_the_end_and_past_no_stop_token():
+    outcomes = enumerate_outcomes(
+        lambda prefix: distribution(TARGET[len(prefix)], Sampling(1.0)), 2, frozenset({3})
+    )
+    assert sum(outcomes.values()) == pytest.approx(1.0)
+    assert (3,) in outcomes
+    assert len(outcomes) == 3 * 4 + 1
 
 
 def test_every_draw_has_a_seed_of_its_own():
     seeds = []
 
-    def plain(instruction, settings, wanted):
+    def sampler(instruction, settings, tokens):
         seeds.append(settings.seed)
-        return Answered((0,))
+        return Draw((0,))
 
-    settings = Settings(temperature=1.0)
-    finished(
-        auditing.audit_sampling(
-            PROMPTS, plain, (SampledArm("x", plain),), settings, AuditPlan(settings, 30, 2), name="x"
-        )
-    )
-    assert len(seeds) == len(set(seeds)) == 90
+    sample_cell(sampler, Exact(("a", "b"), 1, {("a", (0,)): 0.5}), SAMPLED, 30, "x", together=4)
+    assert len(set(seeds)) == 30
 
 
-# The whole audit, on a real pair
+# On a real pair
 
 
 @pytest.fixture(scope="module")
@@ -143,90 +206,110 @@ def session(tiny_llama_pair):
     session.close()
 
 
-def audited(session, **options) -> Audit:
-    plan = AuditPlan(Settings(max_new_tokens=40, drafter="model", draft_tokens=3), draws=options.pop("draws", 120))
-    *_, found = audit(session, PROMPTS, plan, **options)
-    return found
+def test_the_next_distribution_is_the_one_that_answers_are_drawn_from(session):
+    settings = dataclasses.replace(SAMPLED, drafter="none", max_new_tokens=6)
+    *rounds, trace = session.answer("Why?", settings)
+    for at, round_ in enumerate(rounds):
+        after = session.next_distribution("Why?", settings, trace.token_ids[:at])
+        emitted = round_.emitted
+        chance = after.probability(emitted.id)
+        assert chance == pytest.approx(emitted.target_probability, rel=1e-3)
+    with pytest.raises(BadInput, match="empty"):
+        session.next_distribution(" ", settings)
 
 
-def accepting_everything(verify):
-    def broken(logits, draft, position, sampling, choices=()):
-        true = verify(logits, draft, position, sampling, choices)
-        return dataclasses.replace(true, accepted=len(draft.tokens), probabilities=(1.0,) * len(draft.tokens))
-
-    return broken
-
-
-def test_audit_passes_the_true_rule(session, monkeypatch):
-    monkeypatch.setattr(auditing, "SAME_SEED_DRAWS", 6)
-    found = audited(session)
-    assert (found.greedy.prompts, found.greedy.identical, found.greedy.certified) == (3, 3, 3)
-    assert found.sampling.same_seed_identical == found.sampling.same_seed_draws == 6
-    assert found.sampling.p_value > 0.01
-    assert found.sampling_maximal.p_value > 0.01
+def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(session, monkeypatch):
+    monkeypatch.setattr(audits, "SAME_SEED_ANSWERS", 3)
+    found = audit(session, PROMPTS, SAMPLED, draws=60)
     assert found.lossless
+    assert (found.greedy.prompts, found.greedy.identical) == (3, 3)
+    assert (found.same_seed.prompts, found.same_seed.identical) == (3, 3)
+    ways = {(cell.coupling, cell.batched) for cell in found.sampling_cells}
+    assert len(ways) == len(found.sampling_cells) == 4
+    assert all(cell.drafted_per_draw > 1 for cell in found.sampling_cells)
+    data = json.loads(to_json(found))
+    assert {"prompts", "identical"} <= data["greedy"].keys()
+    assert {"draws", "tv_distance", "tv_noise_floor", "p_value"} <= data["sampling"].keys()
+    least = min(cell["p_value"] for cell in data["sampling_cells"])
+    assert data["sampling"]["p_value"] == least
 
 
-def test_audit_catches_a_rule_that_accepts_everything(session, monkeypatch):
-    monkeypatch.setattr(auditing, "SAME_SEED_DRAWS", 6)
-    monkeypatch.setattr(decode, "verify", accepting_everything(decode.verify))
-    found = audited(session)
-    assert found.greedy.identical < found.greedy.prompts
-    assert found.greedy.certified < found.greedy.prompts
-    assert len(found.greedy.differences) == found.greedy.prompts - found.greedy.identical
-    assert found.sampling.same_seed_identical < found.sampling.same_seed_draws
+def test_every_drafter_is_sampled_unless_one_is_asked_for(session, monkeypatch):
+    monkeypatch.setattr(audits, "SAME_SEED_ANSWERS", 1)
+    settings = dataclasses.replace(SAMPLED, drafter="auto")
+    found = audit(session, PROMPTS[:1], settings, draws=2)
+    assert {cell.drafter for cell in found.sampling_cells} == {"model", "lookup", "auto"}
+    assert len(found.sampling_cells) == 12
+
+
+def test_an_audit_catches_a_rule_that_accepts_everything(session, monkeypatch):
+    monkeypatch.setattr(audits, "SAME_SEED_ANSWERS", 3)
+    monkeypatch.setattr(decode, "verify", accept_everything)
+    found = audit(session, PROMPTS, SAMPLED, draws=150)
     assert not found.lossless
+    assert found.greedy.identical < 3
+    assert found.greedy.differences[0].difference.position > 0
+    assert found.same_seed.identical < 3
+    assert found.sampling.p_value < 1e-4
 
 
-def test_a_stopped_audit_holds_what_was_finished(session):
-    stop = threading.Event()
-    steps = audit(session, PROMPTS, AuditPlan(Settings(max_new_tokens=8), draws=90), stop=stop)
-    found = None
-    for event in steps:
-        if isinstance(event, Step) and "sampling" in event.text:
-            stop.set()
-        found = event
-    assert found.stopped
-    assert found.greedy.prompts == 3
-    assert found.sampling is None
+def test_more_outcomes_than_can_be_enumerated_are_refused(session):
+    with pytest.raises(BadInput, match="--top-k is 50"):
+        audit(session, PROMPTS, dataclasses.replace(SAMPLED, top_k=50))
+
+
+# Peers
+
+
+class FakePeer:
+    """Answers by tokens made from the instruction; fails for the seeds in `failing`."""
+
+    settings = {"variant": "K=4"}
+
+    def __init__(self, tokens=(1, 2, 3), failing=()):
+        self.tokens, self.failing = tokens, failing
+
+    def answer(self, instruction, settings):
+        if settings.seed in self.failing:
+            raise RequestFailed("The peer failed: out of luck.")
+        return PeerAnswer(self.tokens, 0.1)
+
+
+def test_a_peer_is_compared_with_its_own_autoregressive_decoding(session):
+    peers = {
+        "fake/autoregressive": lambda: [FakePeer()],
+        "fake/same": lambda: [FakePeer()],
+        "fake/other": lambda: [FakePeer(tokens=(1, 5, 3))],
+        "fake/shorter": lambda: [FakePeer(tokens=(1, 2))],
+    }
+    found = audit(session, PROMPTS[:2], SAMPLED, draws=0, peers=peers).peers
+    assert found["fake/autoregressive"].greedy is None
+    assert found["fake/same"].greedy.identical == 2
+    assert found["fake/other"].greedy.identical == 0
+    assert found["fake/other"].greedy.differences[0].difference.position == 1
+    assert found["fake/shorter"].greedy.differences[0].difference.position == 2
 
 
 def test_a_peer_that_fails_is_reported_and_does_not_end_the_audit(session):
-    def failing(instruction, settings, wanted):
-        raise AuditError("The peer failed: out of luck.")
+    def broken():
+        raise RequestFailed("The peer failed: out of memory.")
 
-    plain = decoder((0.5, 0.5))
-    peers = [AuditedPeer("broken", failing, plain), AuditedPeer("works", plain, plain)]
-    found = audited(session, draws=0, peers=peers)
-    assert found.peers["broken"].greedy is None
-    assert "out of luck" in found.peers["broken"].note
-    assert found.peers["works"].greedy.identical == 3
-
-
-def test_first_difference_of_a_beginning_is_its_length():
-    assert auditing.first_difference((1, 2, 3), (1, 5, 3)) == 1
-    assert auditing.first_difference((1, 2), (1, 2, 3)) == 2
-
-
-def test_audit_json_has_the_contracts_fields(session):
-    data = json.loads(auditing.to_json(audited(session, draws=0)))
-    assert {"prompts", "identical"} <= data["greedy"].keys()
-    assert data["settings"]["draft_tokens"] == 3
-    fields = {"draws", "tv_distance", "tv_noise_floor", "p_value"}
-    assert fields <= set(auditing.SamplingAudit.__dataclass_fields__)
+    peers = {
+        "fake/autoregressive": lambda: [FakePeer()],
+        "fake/broken": broken,
+        "fake/failing": lambda: [FakePeer(failing=(0,))],
+        "fake/works": lambda: [FakePeer()],
+    }
+    found = audit(session, PROMPTS[:1], SAMPLED, draws=0, peers=peers).peers
+    assert "out of memory" in found["fake/broken"].note
+    assert "out of luck" in found["fake/failing"].note
+    assert found["fake/works"].greedy.identical == 1
 
 
 def test_a_peers_failed_draw_is_repeated_with_another_seed_and_counted():
-    from specdemo.bench.peers import PeerError, _decoder
-
-    class Flaky:
-        def tokens(self, instruction, settings, wanted):
-            if settings.seed == 7:
-                raise PeerError("an assertion failed.")
-            return (settings.seed,)
-
-    decode_ = _decoder(Flaky())
-    assert decode_("x", Settings(temperature=1.0, seed=6), 3) == Answered((6,), failures=0)
-    assert decode_("x", Settings(temperature=1.0, seed=7), 3).failures == 1
-    with pytest.raises(AuditError, match="an assertion failed"):
-        decode_("x", Settings(seed=7), None)
+    peer = FakePeer(failing=(7,))
+    assert peer_draw(peer, "x", dataclasses.replace(SAMPLED, seed=6), 2) == Draw((1, 2), None, 0)
+    assert peer_draw(peer, "x", dataclasses.replace(SAMPLED, seed=7), 2).failures == 1
+    always = FakePeer(failing=range(10**8))
+    with pytest.raises(RequestFailed, match="out of luck"):
+        peer_draw(always, "x", SAMPLED, 2)

@@ -1,28 +1,38 @@
-"""bench and audit as commands: exit codes, what goes to standard output, and the files they write."""
+"""bench and audit as commands: exit codes, what goes to standard output, the files they write."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from test_bench_audit import accept_everything
 
 from specdemo import cli
-from specdemo.bench import audit as auditing
-from specdemo.bench import command
+from specdemo.bench import audit as audits
+from specdemo.bench import audit_command, command, tables
 from specdemo.bench.paper import PUBLISHED
-from specdemo.bench.screen import Table, printable
+from specdemo.bench.screen import Screen, printable
 from specdemo.engine import decode
-from specdemo.session import Session
 
 
 @pytest.fixture(autouse=True)
 def loaded(tiny_llama_pair, monkeypatch):
     """Commands get the tiny pair, whatever their options name."""
-    monkeypatch.setattr(command, "open_session", lambda args: (tiny_llama_pair, Session(tiny_llama_pair)))
-    monkeypatch.setattr(auditing, "SAME_SEED_DRAWS", 2)
+    for module in (command, audit_command):
+        monkeypatch.setattr(module, "load_pair", lambda choice: tiny_llama_pair)
+    monkeypatch.setattr(audits, "SAME_SEED_ANSWERS", 2)
 
 
-def test_bench_writes_json_to_standard_output_and_the_table_to_standard_error(capsys):
+@pytest.fixture
+def no_models(monkeypatch):
+    def refuse(choice):
+        pytest.fail("loaded a model before refusing")
+
+    monkeypatch.setattr(command, "load_pair", refuse)
+    monkeypatch.setattr(audit_command, "load_pair", refuse)
+
+
+def test_bench_writes_json_to_standard_output_and_tables_to_standard_error(capsys):
     assert cli.main(["bench", "--limit", "2", "--max-new-tokens", "8", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["summary"]["prompts"] == 2
@@ -30,44 +40,47 @@ def test_bench_writes_json_to_standard_output_and_the_table_to_standard_error(ca
     assert "identical: yes" in err
 
 
-def test_bench_writes_json_and_page_beside_its_table(capsys, tmp_path):
-    target = tmp_path / "b.json", tmp_path / "b.html"
+def test_bench_writes_json_and_page_beside_its_tables(capsys, tmp_path):
+    json_file, html_file = tmp_path / "b.json", tmp_path / "b.html"
     options = ["--limit", "1", "--max-new-tokens", "6", "--sweep-prompts", "0"]
-    assert cli.main(["bench", *options, "--json", str(target[0]), "--html", str(target[1])]) == 0
-    assert json.loads(target[0].read_text())["rows"][0]["tokens"] == 6
-    assert target[1].read_text().startswith("<!DOCTYPE html>")
-    assert "tokens/s" in capsys.readouterr().out
+    files = ["--json", str(json_file), "--html", str(html_file)]
+    assert cli.main(["bench", *options, *files]) == 0
+    assert json.loads(json_file.read_text())["rows"][0]["tokens"] == 6
+    assert html_file.read_text().startswith("<!DOCTYPE html>")
+    assert "tokens per second" in capsys.readouterr().out
+
+
+def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
+    prompts = tmp_path / "long.jsonl"
+    prompts.write_text(json.dumps({"id": 1, "task": "qa", "instruction": "x" * 5000}))
+    assert cli.main(["bench", "--prompts", str(prompts)]) == cli.FAILURE
+    assert "None of the prompts could be run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
-        (["--limit", "0"], "--limit"),
-        (["--peers", "vllm"], "--peers"),
-        (["--paper", "--limit", "3"], "--paper has a prompt of its own"),
-        (["--html", "-"], "--html"),
-        (["--repeats", "none"], "--repeats"),
+        (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
+        (["bench", "--limit", "0"], "--limit"),
+        (["bench", "--peers", "vllm"], "--peers"),
+        (["bench", "--paper", "--limit", "3"], "--paper has a prompt of its own"),
+        (["bench", "--html", "-"], "--html"),
+        (["bench", "--repeats", "none"], "--repeats"),
+        (["bench", "--top-p", "2"], "--top-p"),
+        (["bench", "--json", "no/b.json"], "there is no folder"),
+        (["audit", "--top-k", "50"], "--top-k is 50"),
+        (["audit", "--draws", "-1"], "--draws"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, options, says):
+def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
+    capsys, monkeypatch, tmp_path, no_models, options, says
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "open_session", lambda args: pytest.fail("loaded a model before refusing"))
-    try:
-        code = cli.main(["bench", *options])
-    except SystemExit as left:
-        code = left.code
+    assert cli.main(options) == cli.BAD_INPUT
     out, err = capsys.readouterr()
-    assert code == cli.BAD_INPUT
     assert says in err
     assert out == ""
     assert len(err.strip().splitlines()) == 1
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "open_session", lambda args: pytest.fail("loaded a model before refusing"))
-    assert cli.main(["bench", "--json", str(tmp_path / "no" / "b.json")]) == cli.BAD_INPUT
-    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_paper_prints_the_published_figures_beside_ours(capsys):
@@ -75,51 +88,46 @@ def test_paper_prints_the_published_figures_beside_ours(capsys):
     out, err = capsys.readouterr()
     rows = json.loads(out)["rows"]
     assert [row["new_tokens"] for row in rows] == [40, 100]
-    assert [row["published"]["speculative_s"] for row in rows] == [p.speculative_s for p in PUBLISHED] == [13.61, 26.97]
-    assert all(row["identical"] and row["autoregressive_s"] > 0 for row in rows)
-    assert "19.87" in err
-    assert "44.25" in err
+    published = [row["published"]["speculative_s"] for row in rows]
+    assert published == [p.speculative_s for p in PUBLISHED] == [13.61, 26.97]
+    assert all(row["autoregressive_s"] > 0 for row in rows)
+    assert "19.9" in err
+    assert "44.2" in err
+
+
+AUDIT = ["audit", "--limit", "2", "--max-new-tokens", "12", "--drafter", "model"]
 
 
 def test_audit_passes_with_exit_code_0(capsys):
-    options = ["--limit", "2", "--max-new-tokens", "12", "--draws", "60", "--draft-tokens", "3"]
-    assert cli.main(["audit", *options, "--json", "-"]) == 0
+    assert cli.main([*AUDIT, "--draws", "60", "--draft-tokens", "3", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["greedy"]["identical"] == data["greedy"]["prompts"] == 2
-    assert data["sampling"]["p_value"] > 0.01
     assert data["sampling"]["draws"] == 60
+    assert len(data["sampling_cells"]) == 4
 
 
 def test_audit_of_a_pair_that_loses_something_ends_with_exit_code_1(capsys, monkeypatch):
-    def broken(logits, draft, position, sampling, choices=(), verify=decode.verify):
-        true = verify(logits, draft, position, sampling, choices)
-        return decode.Verdict(true.accepted, (true.token + 1) % 256, true.probabilities, 0.5)
-
-    monkeypatch.setattr(decode, "verify", broken)
-    options = ["--limit", "1", "--max-new-tokens", "12", "--draws", "0", "--drafter", "model", "--draft-tokens", "3"]
-    monkeypatch.setattr(auditing, "session_decoder", _plain_is_true(auditing.session_decoder, decode, broken))
-    assert cli.main(["audit", *options]) == cli.FAILURE
+    monkeypatch.setattr(decode, "verify", accept_everything)
+    assert cli.main([*AUDIT, "--draws", "0", "--draft-tokens", "3"]) == cli.FAILURE
     out, err = capsys.readouterr()
-    assert "0 of 1 prompts identical" in out
+    assert "0 of 2 answers identical" in out
+    assert "autoregressive '" in out
     assert "changes the output" in err
 
 
-def _plain_is_true(session_decoder, module, broken):
-    """Plain decoding goes through the same rule; it gets the true one."""
-    true = broken.__defaults__[-1]
-
-    def wrapped(session, stop, *, drafter=None):
-        inner = session_decoder(session, stop, drafter=drafter)
-
-        def decode_(*asked):
-            module.verify = true if drafter == "none" else broken
-            return inner(*asked)
-
-        return decode_
-
-    return wrapped
-
-
-def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal():
+def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
     assert printable("a\x1b[31mb\n") == "a?[31mb?"
-    assert "\x1b" not in Table(("prompt", 20), ("x", 3)).row("\x1b]0;title\x07", 1)
+    with Screen(None) as screen:
+        screen.line("\x1b]0;title\x07")
+        screen.table("title", [{"id": "\x1b[31m[red]"}])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[red]" in out
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (True, "yes"), (False, "no"), (0.02361, "0.0236"), (1234.5, "1234"), (7, "7")],
+)
+def test_values_are_shown_with_three_significant_digits(value, shown):
+    assert tables.text(value) == shown

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from specdemo.bench.prompts import BUILT_IN, BenchPrompt, PromptFileError, read_prompts, spread
+from specdemo.bench.prompts import BUILT_IN, BenchPrompt, read_prompts, spread
+from specdemo.errors import BadInput
 
 
 def write(folder, *lines: str):
@@ -28,46 +30,52 @@ def test_the_built_in_set_is_readable_and_has_several_tasks():
 
 def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_path):
     path = write(tmp_path, line(id=82, reference="x"), "", line(id="b", instruction="日本\u2028語"))
-    assert read_prompts(path) == (BenchPrompt("82", "qa", "Why?"), BenchPrompt("b", "qa", "日本\u2028語"))
+    assert read_prompts(path) == (
+        BenchPrompt("82", "qa", "Why?"),
+        BenchPrompt("b", "qa", "日本\u2028語"),
+    )
 
 
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ("{", "is not JSON"),
-        ("[1]", "is not an object"),
-        ('{"id": 1, "task": "qa"}', "needs an instruction"),
-        (line(instruction=" "), "needs an instruction"),
-        (line(instruction=3), "needs an instruction"),
-        (line(task=None), "needs a task"),
-        (line(id=True), "needs an id"),
-        (line(id=1.5), "needs an id"),
-        (line(id=""), "needs an id"),
+        ("{", "it is '{'; Invalid JSON"),
+        ("[" * 100_000, "Invalid JSON"),
+        ("[1]", "it must be an object"),
+        ('{"id": 1, "task": "qa"}', "instruction is missing"),
+        (line(instruction=" "), "instruction is ' '; it must not be blank"),
+        (line(instruction=3), "instruction is 3"),
+        (line(task=None), "task is None"),
+        (line(id=True), "id is True"),
+        (line(id=1.5), "id is 1.5"),
+        (line(id=""), "id is ''; it must not be blank"),
     ],
 )
 def test_a_bad_line_is_refused_by_number(tmp_path, bad, says):
     path = write(tmp_path, line(id="first"), bad)
-    with pytest.raises(PromptFileError, match=f"line 2 .*{says}"):
+    with pytest.raises(BadInput, match=f"line 2: .*{re.escape(says)}"):
         read_prompts(path)
 
 
 def test_an_id_that_comes_twice_is_refused(tmp_path):
-    with pytest.raises(PromptFileError, match="line 2 has the id '1' of line 1"):
+    with pytest.raises(BadInput, match="line 2 has the id '1' a second time"):
         read_prompts(write(tmp_path, line(), line(id="1")))
 
 
 def test_files_without_prompts_or_text_are_refused(tmp_path):
-    with pytest.raises(PromptFileError, match="holds no prompts"):
+    with pytest.raises(BadInput, match="holds no prompts"):
         read_prompts(write(tmp_path, ""))
-    with pytest.raises(PromptFileError, match="--prompts .*nowhere.* cannot be read"):
+    with pytest.raises(BadInput, match="--prompts .*nowhere.* cannot be read"):
         read_prompts(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PromptFileError, match="not UTF-8"):
+    with pytest.raises(BadInput, match="not UTF-8"):
         read_prompts(tmp_path / "binary")
 
 
 def prompts_of(**counts: int) -> list[BenchPrompt]:
-    return [BenchPrompt(f"{task}{i}", task, "?") for task, count in counts.items() for i in range(count)]
+    return [
+        BenchPrompt(f"{task}{i}", task, "?") for task, count in counts.items() for i in range(count)
+    ]
 
 
 def test_a_limit_takes_equally_many_of_each_task():

@@ -1,1 +1,1 @@
-"""Measures: what speculation saves prompt by prompt, beside what peers, and that it loses nothing."""
+"""Measures what speculative decoding saves and tests that it is lossless, beside other engines."""

@@ -1,344 +1,248 @@
-"""Measures losslessness: speculative against plain decoding, greedy token by token, sampled as distributions.
-
-Knows decoders only as functions, so that our pair and a peer are put through the very same audit.
-"""
+"""Tests that speculative decoding is lossless: greedy and same-seed answers token by token against
+autoregressive decoding, sampled answers against the exact distribution of the target model."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from specdemo.bench.draws import (
+    OUTCOME_TOKENS,
+    Cell,
+    Exact,
+    Sampler,
+    exact_outcomes,
+    peer_draw,
+    sample_cell,
+    session_draw,
+)
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.run import Step, versions
-from specdemo.bench.stats import noise_floor, permutation_test, tv_distance
-from specdemo.trace import PairInfo, Settings, Trace
-from specdemo.session import Session
+from specdemo.bench.race import Peer, Step, finished_race, versions
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.models.machine import describe
+from specdemo.session import Session
+from specdemo.settings import Settings
+from specdemo.trace import Difference, PairInfo
 
-OUTCOME_TOKENS = 3
-"""Length of the sampled continuations that are counted: the first comes from the prefill, the others from rounds."""
+INSTRUCTION = (
+    "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
+)
+"""Sampled unless other prompts are asked for: n-gram lookup finds its draft tokens in it."""
+
+TOP_K, MAX_TOP_K = 4, 8
 
 DRAFT_TOKENS = 4
-"""Draft length of the sampled audit, fixed so that every draw speculates."""
+"""Draft length of the sampled part, fixed so that every draw speculates."""
 
-SAME_SEED_DRAWS = 40
+TOGETHER = 8
+"""Requests that are active at once in the batched cells."""
+
+SAME_SEED_ANSWERS, SAME_SEED_TOKENS = 20, 24
 LEAST_P_VALUE = 0.01
 
 
-class AuditError(RuntimeError):
-    """An audit that could not be carried out; the message is one sentence for the user."""
-
-
-class Stopped(Exception):
-    """The stop event was set in the middle of an answer."""
-
-
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A decoder's token ids, whether one parallel forward certified them (None: not tried), and how many attempts
-    failed before this one."""
-
-    tokens: tuple[int, ...]
-    certified: bool | None = None
-    failures: int = 0
-
-
-Decoder = Callable[[str, Settings, int | None], Answered]
-"""(instruction, settings, tokens wanted): answers, wholly or until so many tokens are known. Raises Stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two greedy answers to a prompt part: the first answer position (from 0) at which they differ."""
+class PromptDifference:
+    """The prompt whose answer is not that of autoregressive decoding, and where (None: one of the
+    two ends before)."""
 
     id: str
-    position: int
+    difference: Difference | None
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyAudit:
-    """How many prompts got the same tokens from speculative as from plain decoding in the same numerics, and how many
-    of the speculative answers hold a certificate (None where no certificate exists)."""
+class Comparison:
+    """Answers compared token by token with autoregressive decoding, each decoded freely."""
 
     prompts: int
     identical: int
-    certified: int | None
     tokens: int
-    differences: tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingAudit:
-    """Speculative draws against as many plain ones. `tv_noise_floor` is the distance that two plain samples of this
-    size stay below in 99 of 100 cases, `tv_plain` that of the two plain samples drawn. `same_seed_identical` counts,
-    of `same_seed_draws`, those that are equal token by token with plain draws of the same seed (None: not promised).
-    `failures` counts attempts of a peer that failed and were repeated with another seed."""
-
-    draws: int
-    tv_distance: float
-    tv_noise_floor: float
-    p_value: float
-    tv_plain: float
-    outcome_tokens: int
-    prompts: int
-    outcomes: int
-    coupling: str
-    same_seed_draws: int
-    same_seed_identical: int | None
-    failures: int = 0
+    differences: tuple[PromptDifference, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAudit:
-    greedy: GreedyAudit | None
-    sampling: SamplingAudit | None
-    note: str = ""
+    """A peer's greedy answers against its own autoregressive ones, and its draws against our target
+    model's exact distribution, computed with the plugin properties that `note` gives."""
+
+    greedy: Comparison | None
+    sampling: Cell | None
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The whole audit. `sampling` is the default coupling ("shared"), `sampling_maximal` the min(1, q/p) rule."""
+    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value;
+    `same_seed` compares sampled answers of the shared coupling."""
 
     machine: str
     versions: dict[str, str]
     pair: PairInfo
     settings: Settings
-    greedy: GreedyAudit | None
-    sampling: SamplingAudit | None
-    sampling_maximal: SamplingAudit | None
+    greedy: Comparison
+    same_seed: Comparison | None
+    sampling: Cell | None
+    sampling_cells: tuple[Cell, ...]
     peers: dict[str, PeerAudit]
-    stopped: bool
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing that was measured of us speaks against it."""
-        greedy = self.greedy is None or self.greedy.identical == self.greedy.prompts
-        samples = [one for one in (self.sampling, self.sampling_maximal) if one is not None]
-        same = all(one.same_seed_identical in (None, one.same_seed_draws) for one in samples)
-        return greedy and same and all(one.p_value > LEAST_P_VALUE for one in samples)
-
-
-def to_json(audit: Audit) -> str:
-    data = dataclasses.asdict(audit)
-    if audit.settings.draft_tokens is None:
-        data["settings"]["draft_tokens"] = "auto"
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-@dataclass(frozen=True, slots=True)
-class AuditPlan:
-    """`draws` are all of one arm's, spread over `sample_prompts` prompts; 0 leaves the sampled audit out."""
-
-    settings: Settings
-    draws: int = 2000
-    sample_prompts: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class AuditedPeer:
-    """A peer's two decoders. `note` says what is special about it."""
-
-    name: str
-    speculative: Decoder
-    plain: Decoder
-    note: str = ""
+        """Whether nothing that was measured of us speaks against it. LEAST_P_VALUE is divided by
+        the number of cells: it is the chance of one false alarm among them all."""
+        compared = [one for one in (self.greedy, self.same_seed) if one is not None]
+        least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
+        same = all(one.identical == one.prompts for one in compared)
+        return same and all(cell.p_value > least for cell in self.sampling_cells)
 
 
 def audit(
     session: Session,
     prompts: Sequence[BenchPrompt],
-    plan: AuditPlan,
+    settings: Settings,
     *,
-    peers: Sequence[AuditedPeer] = (),
-    stop: threading.Event | None = None,
-) -> Iterator[Step | Audit]:
-    """Audit our pair and then each peer; yields a Step before each piece of work, and last the Audit.
+    draws: int = 4000,
+    sample_prompts: int = 0,
+    stop_ids: frozenset[int] = frozenset(),
+    peers: Mapping[str, Callable[[], Sequence[Peer]]] | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Audit:
+    """Audit our pair, then each peer; `on_step` is called before each piece of work.
 
-    When `stop` is set the Audit holds the parts that were finished. Raises RequestError for settings or prompts that
+    `draws` are those of each way to sample (0 leaves sampling out), spread over the first
+    `sample_prompts` of the prompts, or all of INSTRUCTION's. `stop_ids` end an answer. `peers`
+    opens them by name, the autoregressive one first. Raises BadInput for settings or prompts that
     cannot be used.
     """
-    stop = stop or threading.Event()
-    greedy_settings = dataclasses.replace(plan.settings, temperature=0.0)
-    greedy: GreedyAudit | None = None
-    sampled: dict[str, SamplingAudit] = {}
-    of_peers: dict[str, PeerAudit] = {}
-    speculative, plain = session_decoder(session, stop), session_decoder(session, stop, drafter="none")
-    try:
-        greedy = yield from audit_greedy(prompts, speculative, plain, greedy_settings, name="ours")
-        if plan.draws:
-            arms = (SampledArm("shared", speculative, same_seed=True), SampledArm("maximal", speculative))
-            sampled = yield from audit_sampling(prompts, plain, arms, _sampled(plan.settings), plan, name="ours")
-        for peer in peers:
-            of_peers[peer.name] = yield from _audit_peer(peer, prompts, plan, greedy_settings)
-    except Stopped:
-        pass
-    yield Audit(
+    sampled = sampled_settings(settings)
+    auditor = _Auditor(
+        session, prompts, replace(settings, temperature=0.0), sampled, draws, on_step
+    )
+    greedy = auditor.compare(prompts, auditor.greedy, "greedy")
+    same_seed, cells = None, []
+    if draws:
+        longer = replace(sampled, max_new_tokens=SAME_SEED_TOKENS, coupling="shared")
+        again = [prompts[at % len(prompts)] for at in range(SAME_SEED_ANSWERS)]
+        same_seed = auditor.compare(again, longer, "same seed")
+        chosen = [prompt.instruction for prompt in prompts[:sample_prompts]] or [INSTRUCTION]
+        auditor.exact = exact_outcomes(session, chosen, sampled, draws, stop_ids)
+        cells = auditor.cells()
+    return Audit(
         machine=describe(),
         versions=versions(),
         pair=session.info,
-        settings=plan.settings,
+        settings=settings,
         greedy=greedy,
-        sampling=sampled.get("shared"),
-        sampling_maximal=sampled.get("maximal"),
-        peers=of_peers,
-        stopped=stop.is_set(),
+        same_seed=same_seed,
+        sampling=min(cells, key=lambda cell: cell.p_value, default=None),
+        sampling_cells=tuple(cells),
+        peers={name: auditor.peer(name, opening) for name, opening in (peers or {}).items()},
     )
 
 
-def _audit_peer(
-    peer: AuditedPeer, prompts: Sequence[BenchPrompt], plan: AuditPlan, greedy_settings: Settings
-) -> Generator[Step, None, PeerAudit]:
-    note, sampling, greedy = peer.note, None, None
-    try:
-        greedy = yield from audit_greedy(prompts, peer.speculative, peer.plain, greedy_settings, name=peer.name)
-        if plan.draws:
-            arm = SampledArm("its own", peer.speculative)
-            found = yield from audit_sampling(
-                prompts, peer.plain, (arm,), _sampled(plan.settings), plan, name=peer.name
-            )
-            sampling = found[arm.coupling]
-    except AuditError as error:
-        note = f"{note} {error}".strip()
-    return PeerAudit(greedy, sampling, note)
-
-
-def _sampled(settings: Settings) -> Settings:
-    """Settings of the sampled audit: temperature 1 unless asked for another, a fixed draft length, short answers."""
+def sampled_settings(settings: Settings) -> Settings:
+    """Temperature 1 and top-k 4 unless others are asked for, a fixed draft length, and room for a
+    whole draft after the tokens that count. Raises BadInput for too many outcomes."""
+    if settings.top_k > MAX_TOP_K:
+        raise BadInput(
+            f"--top-k is {settings.top_k}; the audit enumerates all outcomes: at most {MAX_TOP_K}."
+        )
     length = settings.draft_tokens or DRAFT_TOKENS
-    return dataclasses.replace(
+    return replace(
         settings,
         temperature=settings.temperature or 1.0,
+        top_k=settings.top_k or TOP_K,
         draft_tokens=length,
-        max_new_tokens=OUTCOME_TOKENS + length + 1,
+        max_new_tokens=max(OUTCOME_TOKENS) + length + 1,
     )
 
 
-def session_decoder(session: Session, stop: threading.Event, *, drafter: str | None = None) -> Decoder:
-    """Our own decoder: as the settings say, or with another drafter ("none": plain decoding, in the same numerics)."""
+@dataclass
+class _Auditor:
+    """What the parts of an audit share. `baseline` holds the greedy answers of the peer's
+    autoregressive decoding."""
 
-    def decode(instruction: str, settings: Settings, wanted: int | None) -> Answered:
-        if drafter is not None:
-            settings = dataclasses.replace(settings, drafter=drafter)
-        tokens: list[int] = []
-        for event in session.answer(instruction, settings, stop=stop):
-            if isinstance(event, Trace):
-                if event.finish_reason == "cancelled":
-                    raise Stopped
-                certified = None if event.certificate is None else event.certificate.certified
-                return Answered(event.token_ids[:wanted], certified)
-            tokens += [token.id for token in event.tokens]
-            if wanted is not None and len(tokens) >= wanted:
-                break
-        return Answered(tuple(tokens[:wanted]))
+    session: Session
+    prompts: Sequence[BenchPrompt]
+    greedy: Settings
+    sampled: Settings
+    draws: int
+    on_step: Callable[[Step], None]
+    exact: Exact | None = None
+    baseline: list[tuple[int, ...]] | None = None
 
-    return decode
-
-
-def audit_greedy(
-    prompts: Sequence[BenchPrompt], speculative: Decoder, plain: Decoder, settings: Settings, *, name: str
-) -> Generator[Step, None, GreedyAudit]:
-    """Answer each prompt by both decoders and compare token by token; yields Steps, returns the GreedyAudit."""
-    certificates: list[bool] = []
-    differences: list[Difference] = []
-    tokens = 0
-    for done, prompt in enumerate(prompts):
-        yield Step(done, len(prompts), f"{name}: greedy, {prompt.task} {prompt.id}")
-        ours = speculative(prompt.instruction, settings, None)
-        expected = plain(prompt.instruction, settings, None).tokens
-        tokens += len(expected)
-        if ours.certified is not None:
-            certificates.append(ours.certified)
-        if ours.tokens != expected:
-            differences.append(Difference(prompt.id, first_difference(ours.tokens, expected)))
-    certified = sum(certificates) if certificates else None
-    return GreedyAudit(len(prompts), len(prompts) - len(differences), certified, tokens, tuple(differences))
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """The first position at which two different sequences differ; the shorter one's length if it begins the other."""
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-@dataclass(frozen=True, slots=True)
-class SampledArm:
-    """One speculative way to sample: its decoder and the coupling it is asked for. `same_seed` says that it promises
-    the very tokens of plain decoding for equal seeds."""
-
-    coupling: str
-    decoder: Decoder
-    same_seed: bool = False
-
-
-def audit_sampling(
-    prompts: Sequence[BenchPrompt],
-    plain: Decoder,
-    arms: Sequence[SampledArm],
-    settings: Settings,
-    plan: AuditPlan,
-    *,
-    name: str,
-) -> Generator[Step, None, dict[str, SamplingAudit]]:
-    """Draw continuations plainly (twice) and by each arm and compare their distributions; yields Steps, returns the
-    arms' SamplingAudits by coupling.
-
-    Every draw has a seed of its own, in all samples: equal seeds would make even a wrong decoder look right.
-    """
-    chosen = list(prompts[: plan.sample_prompts])
-    per_prompt = -(-plan.draws // len(chosen))
-    decoders = {"plain": (plain, settings), "again": (plain, settings)}
-    decoders |= {arm.coupling: (arm.decoder, _coupled(settings, arm)) for arm in arms}
-    samples: dict[str, list[list[tuple[int, ...]]]] = {label: [[] for _ in chosen] for label in decoders}
-    failures = dict.fromkeys(decoders, 0)
-    seed = settings.seed
-    for at, prompt in enumerate(chosen):
-        for draw in range(per_prompt):
-            if draw % 25 == 0:
-                place = at * per_prompt + draw
-                yield Step(place, len(chosen) * per_prompt, f"{name}: sampling, {prompt.task} {prompt.id}")
-            # Arms take turns, so that what drifts in a run drifts in all of them.
-            for label, (decoder, asked) in decoders.items():
-                seed += 1
-                answered = decoder(prompt.instruction, dataclasses.replace(asked, seed=seed), OUTCOME_TOKENS)
-                samples[label][at].append(answered.tokens)
-                failures[label] += answered.failures
-    first, again = samples["plain"], samples["again"]
-    floor, tv_plain = noise_floor(first, again), tv_distance(first, again)
-    found = {}
-    for arm in arms:
-        mine = samples[arm.coupling]
-        equal = None
-        if arm.same_seed:
-            yield Step(0, 1, f"{name}: same seeds")
-            equal = _same_seed(chosen, arm.decoder, plain, _coupled(settings, arm))
-        found[arm.coupling] = SamplingAudit(
-            draws=len(chosen) * per_prompt,
-            tv_distance=tv_distance(mine, first),
-            tv_noise_floor=floor,
-            p_value=permutation_test(mine, first),
-            tv_plain=tv_plain,
-            outcome_tokens=OUTCOME_TOKENS,
-            prompts=len(chosen),
-            outcomes=sum(len({*a, *b}) for a, b in zip(first, mine, strict=True)),
-            coupling=arm.coupling,
-            same_seed_draws=SAME_SEED_DRAWS if arm.same_seed else 0,
-            same_seed_identical=equal,
-            failures=failures[arm.coupling],
+    def compare(self, prompts: Sequence[BenchPrompt], settings: Settings, name: str) -> Comparison:
+        """Race each prompt, with a seed of its own."""
+        traces = []
+        for done, prompt in enumerate(prompts):
+            self.on_step(Step(done, len(prompts), f"{name}: {prompt.id}"))
+            seeded = replace(settings, seed=settings.seed + done)
+            traces.append(finished_race(self.session, prompt.instruction, seeded)[0])
+        differences = tuple(
+            PromptDifference(prompt.id, trace.difference)
+            for prompt, trace in zip(prompts, traces, strict=True)
+            if not trace.identical
         )
-    return found
+        tokens = sum(len(trace.baseline.tokens) for trace in traces)
+        return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)
+
+    def cells(self) -> list[Cell]:
+        """Every drafter, coupling and number of requests at once, with seeds of its own."""
+        drafters = ["model", "lookup", "auto"]
+        if self.sampled.drafter != "auto":
+            drafters = [self.sampled.drafter]
+        elif self.session.info.draft is None:
+            drafters.remove("model")
+        sampler = partial(session_draw, self.session)
+        found = []
+        for ways in itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1)):
+            drafter, coupling, together = ways
+            seed = self.sampled.seed + len(found) * 10_000_000
+            settings = replace(self.sampled, drafter=drafter, coupling=coupling, seed=seed)
+            found.append(self._cell(sampler, settings, drafter, together))
+        return found
+
+    def peer(self, name: str, opening: Callable[[], Sequence[Peer]]) -> PeerAudit:
+        """Of a peer that fails, what was finished, and why."""
+        comparison = cell = None
+        note = ""
+        self.on_step(Step(0, 1, f"{name}: loading"))
+        try:
+            [peer] = opening()
+            note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
+            answers = []
+            for done, prompt in enumerate(self.prompts):
+                self.on_step(Step(done, len(self.prompts), f"{name}: greedy, {prompt.id}"))
+                answers.append(peer.answer(prompt.instruction, self.greedy).tokens)
+            if "/autoregressive" in name:
+                self.baseline = answers
+            elif self.baseline is not None:
+                comparison = _compare_answers(self.prompts, answers, self.baseline)
+            if self.exact is not None:
+                cell = self._cell(partial(peer_draw, peer), self.sampled, name)
+                cell = replace(cell, coupling="its own")
+        except SpecdemoError as error:
+            note = f"{note} {error}".strip()
+        return PeerAudit(comparison, cell, note)
+
+    def _cell(self, sampler: Sampler, settings: Settings, drafter: str, together: int = 1) -> Cell:
+        return sample_cell(
+            sampler, self.exact, settings, self.draws, drafter, together, self.on_step
+        )
 
 
-def _coupled(settings: Settings, arm: SampledArm) -> Settings:
-    return dataclasses.replace(settings, coupling=arm.coupling)
-
-
-def _same_seed(prompts: Sequence[BenchPrompt], speculative: Decoder, plain: Decoder, settings: Settings) -> int:
-    """How many of SAME_SEED_DRAWS answers equal those of plain decoding with the same seed, token by token."""
-    equal = 0
-    for seed in range(SAME_SEED_DRAWS):
-        instruction = prompts[seed % len(prompts)].instruction
-        seeded = dataclasses.replace(settings, seed=seed, max_new_tokens=settings.max_new_tokens + 8)
-        equal += speculative(instruction, seeded, None).tokens == plain(instruction, seeded, None).tokens
-    return equal
+def _compare_answers(
+    prompts: Sequence[BenchPrompt],
+    answers: Sequence[tuple[int, ...]],
+    baseline: Sequence[tuple[int, ...]],
+) -> Comparison:
+    differences = []
+    for prompt, ours, plain in zip(prompts, answers, baseline, strict=True):
+        if ours != plain:
+            pairs = enumerate(itertools.zip_longest(ours, plain))
+            at, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+            where = Difference(at, f"id {one}", f"id {other}", None)
+            differences.append(PromptDifference(prompt.id, where))
+    same = len(prompts) - len(differences)
+    return Comparison(len(prompts), same, sum(map(len, baseline)), tuple(differences))

@@ -1,4 +1,4 @@
-"""Joules that the processor packages took, from the counters Linux keeps (RAPL), where this process may read them."""
+"""Joules of the processor packages, from Linux' counters (RAPL) where they are readable."""
 
 from __future__ import annotations
 
@@ -8,43 +8,34 @@ ROOT = Path("/sys/class/powercap")
 
 
 class Meter:
-    """Sums the package counters. `available` is false where there are none (most virtual machines) or where only
-    root may read them; `joules()` is then None."""
+    """Sums the package counters. `available` is false where there are none (most virtual machines)
+    or where only root may read them; `joules()` is then None."""
 
     def __init__(self, root: Path = ROOT):
-        self._counters: list[_Counter] = []
+        self._ranges: dict[Path, int] = {}
+        self._last: dict[Path, int] = {}
+        self._microjoules = 0
         for zone in sorted(root.glob("intel-rapl:*")):
             try:
-                # Sub-zones (cores, DRAM) are named intel-rapl:0:1; packages alone already contain the cores.
+                # Sub-zones (cores, DRAM) are named intel-rapl:0:1; packages contain the cores.
                 if (zone / "name").read_text().startswith("package"):
-                    self._counters.append(_Counter(zone))
+                    counter = zone / "energy_uj"
+                    self._last[counter] = int(counter.read_text())
+                    self._ranges[counter] = int((zone / "max_energy_range_uj").read_text()) + 1
             except (OSError, ValueError):
-                continue
+                self._last.pop(zone / "energy_uj", None)
 
     @property
     def available(self) -> bool:
-        return bool(self._counters)
+        return bool(self._last)
 
     def joules(self) -> float | None:
-        """Joules since this meter was made. Call at least every few minutes: the counters wrap around."""
-        if not self._counters:
-            return None
+        """Joules since this meter was made. Call every few minutes: the counters wrap around."""
         try:
-            return sum(counter.joules() for counter in self._counters)
+            for counter, before in self._last.items():
+                now = int(counter.read_text())
+                self._microjoules += (now - before) % self._ranges[counter]
+                self._last[counter] = now
         except (OSError, ValueError):
-            self._counters = []
-            return None
-
-
-class _Counter:
-    def __init__(self, zone: Path):
-        self._file = zone / "energy_uj"
-        self._range = int((zone / "max_energy_range_uj").read_text())
-        self._last = int(self._file.read_text())
-        self._total = 0
-
-    def joules(self) -> float:
-        now = int(self._file.read_text())
-        self._total += (now - self._last) % (self._range + 1)
-        self._last = now
-        return self._total / 1e6
+            self._last = {}
+        return self._microjoules / 1e6 if self._last else None

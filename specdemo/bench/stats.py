@@ -1,75 +1,80 @@
-"""Whether two samples come from one distribution: total variation distance, its noise floor, a permutation test.
-
-Pure numpy. A sample is one list of outcomes per prompt; prompts are never mixed.
-"""
+"""How draws agree with a known distribution: total variation distance, chi-square test."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
-import numpy as np
-
-PERMUTATIONS = 4000
-NOISE_QUANTILE = 0.99
-
-Sample = Sequence[Sequence[Hashable]]
-
-
-def tv_distance(a: Sample, b: Sample) -> float:
-    """Total variation distance between the empirical distributions, 0 to 1: the mean over prompts, each weighted by
-    its outcomes. Raises ValueError for samples over different prompts or without outcomes."""
-    weights = _weights(a, b)
-    return float(sum(w * _tv(left, right) for (left, right), w in zip(_counts(a, b), weights, strict=True)))
+LEAST_EXPECTED = 5.0
+"""The chi-square test counts outcomes together until they are expected this often."""
 
 
-def permutation_test(a: Sample, b: Sample, *, seed: int = 0, permutations: int = PERMUTATIONS) -> float:
-    """The p-value of the observed distance if which sample an outcome belongs to did not matter: small means that the
-    two differ. Labels are exchanged within each prompt; at least 1 / (permutations + 1)."""
-    distances = permuted_distances(a, b, seed=seed, permutations=permutations)
-    # Distances are sums of multiples of 1/n: equal ones may differ in their last bits.
-    return float((1 + np.count_nonzero(distances >= tv_distance(a, b) - 1e-9)) / (1 + permutations))
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How draws agree with the exact distribution. `tv_noise_floor` is the expected distance of as
+    many draws from that distribution itself; `p_value` that of Pearson's chi-square test, 0 where
+    an outcome was drawn that the distribution excludes."""
+
+    draws: int
+    outcomes: int
+    tv_distance: float
+    tv_noise_floor: float
+    p_value: float
 
 
-def noise_floor(a: Sample, b: Sample, *, seed: int = 0, permutations: int = PERMUTATIONS) -> float:
-    """The distance that two samples of these sizes from one distribution stay below in 99 of 100 cases, when `a` and
-    `b` are known to come from it."""
-    return float(np.quantile(permuted_distances(a, b, seed=seed, permutations=permutations), NOISE_QUANTILE))
-
-
-def permuted_distances(a: Sample, b: Sample, *, seed: int, permutations: int) -> np.ndarray:
-    """float64 [permutations]: distances after exchanging labels at random within each prompt."""
-    rng = np.random.default_rng(seed)
-    weights = _weights(a, b)
-    total = np.zeros(permutations)
-    for (left, right), weight in zip(_counts(a, b), weights, strict=True):
-        pool = left + right
-        drawn = rng.multivariate_hypergeometric(pool, int(left.sum()), size=permutations, method="marginals")
-        total += weight * _tv(drawn, pool - drawn)
-    return total
-
-
-def _tv(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Half the summed absolute differences of relative counts, over the last axis."""
-    return 0.5 * np.abs(left / left.sum(axis=-1, keepdims=True) - right / right.sum(axis=-1, keepdims=True)).sum(
-        axis=-1
+def fit(counts: Counter[Hashable], exact: Mapping[Hashable, float]) -> Fit:
+    """`counts` of the drawn outcomes (one at least), `exact` probabilities that sum to 1."""
+    draws = counts.total()
+    apart = sum(abs(counts[outcome] / draws - chance) for outcome, chance in exact.items())
+    impossible = sum(count for outcome, count in counts.items() if not exact.get(outcome))
+    return Fit(
+        draws=draws,
+        outcomes=len(exact),
+        tv_distance=0.5 * (apart + impossible / draws),
+        tv_noise_floor=expected_distance(exact, draws),
+        p_value=0.0 if impossible else chi_square_p_value(counts, exact),
     )
 
 
-def _weights(a: Sample, b: Sample) -> np.ndarray:
-    if len(a) != len(b) or not a or not all(map(len, a)) or not all(map(len, b)):
-        raise ValueError("both samples need outcomes for the same prompts")
-    sizes = np.array([len(x) + len(y) for x, y in zip(a, b, strict=True)], float)
-    return sizes / sizes.sum()
+def expected_distance(exact: Mapping[Hashable, float], draws: int) -> float:
+    """The expected total variation distance of `draws` draws from `exact` to it: half the sum of
+    the mean absolute deviations of binomial shares, each in closed form (de Moivre)."""
+    total = 0.0
+    for chance in exact.values():
+        above = math.floor(draws * chance) + 1
+        if 0 < chance < 1 and above <= draws:
+            log_choose = (
+                math.lgamma(draws + 1) - math.lgamma(above + 1) - math.lgamma(draws - above + 1)
+            )
+            log_term = above * math.log(chance) + (draws - above + 1) * math.log1p(-chance)
+            total += 2 * above * math.exp(log_choose + log_term) / draws
+    return 0.5 * total
 
 
-def _counts(a: Sample, b: Sample) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each prompt, how often each outcome was seen in either sample (int64 [outcomes] each)."""
-    tables = []
-    for left, right in zip(a, b, strict=True):
-        index = {outcome: at for at, outcome in enumerate(dict.fromkeys([*left, *right]))}
-        counts = np.zeros((2, len(index)), np.int64)
-        for row, outcomes in enumerate((left, right)):
-            for outcome in outcomes:
-                counts[row, index[outcome]] += 1
-        tables.append((counts[0], counts[1]))
-    return tables
+def chi_square_p_value(counts: Counter[Hashable], exact: Mapping[Hashable, float]) -> float:
+    """Of Pearson's test, rare outcomes counted together; 1 where nothing is left to compare."""
+    draws = counts.total()
+    statistic, cells, count, expected = 0.0, 0, 0, 0.0
+    for outcome, chance in sorted(exact.items(), key=lambda item: item[1]):
+        count += counts[outcome]
+        expected += draws * chance
+        if expected >= LEAST_EXPECTED:
+            statistic += (count - expected) ** 2 / expected
+            cells, count, expected = cells + 1, 0, 0.0
+    return chi_square_tail(statistic, cells - 1)
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """P(X >= statistic) for a chi-square distribution with `degrees` degrees of freedom: the
+    regularized upper incomplete gamma function Q(degrees / 2, statistic / 2), by its recurrence."""
+    half = statistic / 2
+    if degrees < 1 or half == 0:
+        return 1.0
+    shape = 0.5 if degrees % 2 else 1.0
+    tail = math.erfc(math.sqrt(half)) if degrees % 2 else math.exp(-half)
+    while shape < degrees / 2:
+        tail += math.exp(shape * math.log(half) - half - math.lgamma(shape + 1))
+        shape += 1
+    return min(tail, 1.0)

@@ -1,0 +1,104 @@
+"""Leviathan's equations, and the costs to put into them as traces measured them. Pure functions.
+
+The letters of arXiv 2211.17192: a is the acceptance rate, k the draft length, c the cost of a draft
+step over that of a target step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from specdemo.engine.rounds import Round
+from specdemo.trace import Trace, summarize
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """Median seconds of one target forward of `tokens` tokens, over `seen` forwards."""
+
+    tokens: int
+    seconds: float
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Median seconds: `plain` of one token of autoregressive decoding, `draft_step` of one token of
+    the draft model (0 if it drafted none), `verify` of the target's forwards by size, ascending."""
+
+    plain: float
+    draft_step: float
+    verify: tuple[VerifyCost, ...]
+
+    def verify_seconds(self, tokens: float) -> float:
+        """Seconds to verify `tokens` tokens: on straight lines between the measured sizes, which
+        never fall, and beyond the largest with the mean slope."""
+        sizes = [cost.tokens for cost in self.verify]
+        seconds = np.maximum.accumulate([cost.seconds for cost in self.verify])
+        slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
+        beyond = max(tokens - sizes[-1], 0) * slope
+        return float(np.interp(tokens, sizes, seconds) + beyond)
+
+
+def expected_tokens(acceptance: float, draft_tokens: int) -> float:
+    """Tokens that a round yields: (1 - a^(k+1)) / (1 - a), equation 1."""
+    if math.isclose(acceptance, 1.0):
+        return draft_tokens + 1.0
+    return (1 - acceptance ** (draft_tokens + 1)) / (1 - acceptance)
+
+
+def expected_speedup(
+    acceptance: float, draft_tokens: int, costs: CostTable, draft_step: float | None = None
+) -> float:
+    """Speed-up over autoregressive decoding: theorem 3.8, with the measured seconds of a
+    verification for those of one token. `draft_step` (seconds) replaces the measured one."""
+    step = costs.draft_step if draft_step is None else draft_step
+    seconds = draft_tokens * step + costs.verify_seconds(draft_tokens + 1)
+    return expected_tokens(acceptance, draft_tokens) * costs.plain / seconds
+
+
+def predicted_speedup(traces: Iterable[Trace], costs: CostTable) -> float | None:
+    """Theorem 3.8 summed over rounds of different draft lengths: equation 1 gives the tokens that
+    each round is expected to yield at its trace's acceptance rate. Only inference counts. None
+    without rounds."""
+    tokens = seconds = 0.0
+    for trace in traces:
+        acceptance = summarize(trace).acceptance_rate or 0.0
+        for round_ in decoding_rounds(trace):
+            drafted = len(round_.drafted)
+            tokens += expected_tokens(acceptance, drafted)
+            # Includes draft steps whose token was not proposed in the end.
+            seconds += costs.verify_seconds(drafted + 1) + round_.draft_seconds
+    return tokens * costs.plain / seconds if seconds > 0 else None
+
+
+def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
+    """Median costs over all traces; None when none of them has a baseline or a round."""
+    verify: dict[int, list[float]] = {}
+    steps: list[float] = []
+    plain: list[float] = []
+    for trace in traces:
+        for round_ in decoding_rounds(trace):
+            verify.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds)
+            if round_.draft_seconds:
+                from_model = sum(token.source == "model" for token in round_.drafted)
+                steps.append(round_.draft_seconds / max(from_model, 1))
+        if trace.baseline:
+            shown = [token.shown_at for token in trace.baseline.tokens]
+            plain += [after - before for before, after in zip(shown, shown[1:], strict=False)]
+    if not verify or not plain:
+        return None
+    table = tuple(
+        VerifyCost(size, median(seconds), len(seconds)) for size, seconds in sorted(verify.items())
+    )
+    return CostTable(median(plain), median(steps) if steps else 0.0, table)
+
+
+def decoding_rounds(trace: Trace) -> list[Round]:
+    """The rounds after the first token, which comes from the prefill."""
+    return [r for r in trace.rounds if not (r.emitted and r.emitted.kind == "first")]
