@@ -1,4 +1,4 @@
-"""The page in a real browser, on the real embedded pair: one server for all of these tests, one Chromium."""
+"""The page in a real browser, on the embedded pair: one server and one Chromium for all tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 90_000
+PATIENCE = 240_000
 """Milliseconds to wait for anything: the machine may be busy with something else."""
 
 expect.set_options(timeout=PATIENCE)
+
+LINK_HAS = """([name, value]) =>
+  new URLSearchParams(window.specdemo.link().split('?')[1]).get(name) === value"""
+"""Whether the page's link has the value: what the page knows of its inputs."""
 
 KINDS = {"sd-accepted", "sd-correction", "sd-bonus", "sd-first", "sd-plain"}
 
@@ -37,9 +41,13 @@ def url(embedded_pair):
     log = (ROOT / ".pytest_cache").resolve()
     log.mkdir(exist_ok=True)
     with open(log / "page-server.log", "w+", encoding="utf-8") as output:
-        server = subprocess.Popen([sys.executable, "app.py", "--port", str(port)], cwd=ROOT, stdout=output,
-                                  stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1",
-                                                                "HF_HUB_OFFLINE": "1"})
+        server = subprocess.Popen(
+            [sys.executable, "app.py", "--port", str(port)],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
+        )
         try:
             address = f"http://127.0.0.1:{port}/"
             for _ in range(600):
@@ -58,7 +66,9 @@ def url(embedded_pair):
 @pytest.fixture(scope="module")
 def browser(chromium):
     with playwright.sync_playwright() as run:
-        opened = run.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        opened = run.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield opened
         opened.close()
 
@@ -72,7 +82,7 @@ def desk(browser):
 
 
 class Visit:
-    """A browser tab on the page, which notes every console error and every request to another host."""
+    """A browser tab on the page; notes console errors and requests to other hosts."""
 
     def __init__(self, context, url: str, query: str = "max_new_tokens=24"):
         self.page = context.new_page()
@@ -81,16 +91,21 @@ class Visit:
         self.before = None  # the run that was on the stage when a question was asked
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.foreign.append(request.url)
-                     if not request.url.startswith((url, "data:", "blob:")) else None)
+        self.page.on(
+            "request",
+            lambda request: (
+                self.foreign.append(request.url)
+                if not request.url.startswith((url, "data:", "blob:"))
+                else None
+            ),
+        )
         self.page.set_default_timeout(PATIENCE)
         self.page.goto(url + ("?" + query if query else ""))
         self.page.wait_for_selector("#sd-question textarea")
         self.page.wait_for_function("window.specdemo && window.specdemo.stage")
         if "max_new_tokens" in query:
             wanted = query.split("max_new_tokens=")[1].split("&")[0]
-            self.page.wait_for_function(
-                f"new URLSearchParams(window.specdemo.link().split('?')[1]).get('max_new_tokens') === '{wanted}'")
+            self.page.wait_for_function(LINK_HAS, arg=["max_new_tokens", wanted])
 
     def ask(self, question: str) -> None:
         self.before = self.page.evaluate("window.specdemo.stage.run")
@@ -103,9 +118,7 @@ class Visit:
             self.page.get_by_label(f"number input for {label}").fill(value)
             self.page.keyboard.press("Tab")
             try:
-                self.page.wait_for_function(
-                    "([name, value]) => new URLSearchParams(window.specdemo.link().split('?')[1]).get(name) === value",
-                    arg=[name, value], timeout=PATIENCE / 6)
+                self.page.wait_for_function(LINK_HAS, arg=[name, value], timeout=PATIENCE / 6)
                 return
             except playwright.TimeoutError:
                 continue
@@ -114,9 +127,12 @@ class Visit:
     def finished(self) -> dict:
         """Waits for the end of the run; gives the trace that the script holds."""
         self.page.wait_for_function(
-            "before => { const box = document.querySelector('.sd-stage'), run = window.specdemo.stage.run;"
-            " return box.dataset.phase === 'error' || run !== before && box.dataset.settled === run }",
-            arg=self.before)
+            """before => {
+              const { root: { dataset }, run } = window.specdemo.stage;
+              return dataset.phase === 'error' || run !== before && dataset.settled === run;
+            }""",
+            arg=self.before,
+        )
         assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
         return self.page.evaluate("window.specdemo.stage.trace")
 
@@ -134,15 +150,31 @@ class Visit:
 
     def axe_finds_nothing_serious(self) -> None:
         self.page.get_by_role("button", name="Settings for engineers").click()
-        source = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+        source = (
+            resources.files("axe_playwright_python")
+            .joinpath("axe.min.js")
+            .read_text(encoding="utf-8")
+        )
         self.page.evaluate(source)
         for name in ("Race", "Benchmark", "How it works"):
             self.open_tab(name)
-            expect(self.page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
-            self.page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")
+            expect(self.page.get_by_role("tab", name=name)).to_have_attribute(
+                "aria-selected", "true"
+            )
+            self.page.wait_for_function(
+                "document.getAnimations().every(one => one.playState !== 'running')"
+            )
             found = self.page.evaluate("axe.run(document).then(result => result.violations)")
-            serious = [(v["id"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:300], len(v["nodes"]))
-                       for v in found if v["impact"] in ("serious", "critical")]
+            serious = [
+                (
+                    v["id"],
+                    v["nodes"][0]["html"][:160],
+                    v["nodes"][0]["failureSummary"][:300],
+                    len(v["nodes"]),
+                )
+                for v in found
+                if v["impact"] in ("serious", "critical")
+            ]
             assert serious == [], name
 
     def close(self) -> None:
@@ -153,7 +185,7 @@ class Visit:
 
 @pytest.fixture
 def visit(browser, desk, url):
-    """Opens the page in a tab; given settings of a context, in a browser that has never been here before."""
+    """Opens the page in a tab; given settings of a context, in a browser that is new here."""
     opened, contexts = [], []
 
     def go(query: str = "max_new_tokens=24", **fresh) -> Visit:
@@ -177,8 +209,10 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
       const look = () => window.seen.add(box.querySelectorAll('.sd-tok:not(.sd-later)').length);
       new MutationObserver(look).observe(box, { subtree: true, childList: true, attributes: true });
       window.shifts = [];
-      new PerformanceObserver(list => list.getEntries().forEach(one => window.shifts.push(
-        [one.value, ...one.sources.map(s => (s.node?.className || s.node?.nodeName) + '')]))).observe({ type: 'layout-shift' });
+      const name = ({ node }) => (node?.className || node?.nodeName) + '';
+      const note = one => window.shifts.push([one.value, ...one.sources.map(name)]);
+      new PerformanceObserver(list => list.getEntries().forEach(note))
+        .observe({ type: 'layout-shift' });
     }""")
     tab.ask("Explain the difference between fission and fusion")
     trace = tab.finished()
@@ -192,17 +226,21 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
     expect(tab.page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
     assert tab.text(".sd-text-plain").split() == tab.text(".sd-text-spec").split()
     assert trace["identical"] is True
-    assert "Identical: both runs gave the same tokens." in tab.text(".sd-identity")
-    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-0 .scatterlayer .trace').length === 2")
+    assert "Identical: two independent runs" in tab.text(".sd-identity")
+    tab.page.wait_for_function(
+        "document.querySelectorAll('#sd-plot-0 .scatterlayer .trace').length === 2"
+    )
     shifts = tab.page.evaluate("window.shifts")
     assert sum(shift[0] for shift in shifts) < 0.02, shifts
-    points = tab.page.evaluate("[...document.querySelector('#sd-plot-0 .js-plotly-plot').data].map(d => d.x.length)")
+    points = tab.page.evaluate(
+        "[...document.querySelector('#sd-plot-0 .js-plotly-plot').data].map(d => d.x.length)"
+    )
     assert points == [len(trace["rounds"]), 24]
 
 
 def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
     tab = visit("max_new_tokens=1500")
-    # Opened long before it is used: a box filled while Gradio still builds the panel takes its old value again.
+    # Opened early: a box filled while Gradio still builds the panel takes its old value again.
     tab.page.get_by_role("button", name="Settings for engineers").click()
     tab.ask("Write a long story about a lighthouse keeper")
     tab.page.wait_for_selector(".sd-text-spec .sd-tok:not(.sd-later)")
@@ -217,10 +255,14 @@ def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
     assert tab.finished()["summary"]["tokens"] <= 8
 
 
-@pytest.mark.parametrize(("question", "said"), [
-    ("", "Please type a question or an instruction first; the box is empty."),
-    ("7" * 9000, "this model reads fewer than"),
-], ids=["empty", "too long"])
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("", "The instruction is empty; write a question or a task."),
+        ("7" * 9000, "this model reads fewer than"),
+    ],
+    ids=["empty", "too long"],
+)
 def test_bad_input_gets_one_sentence_on_the_page(visit, question, said):
     tab = visit()
     tab.ask(question)
@@ -230,31 +272,84 @@ def test_bad_input_gets_one_sentence_on_the_page(visit, question, said):
     tab.page.get_by_role("button", name="Run", exact=True).wait_for()
 
 
-HOSTILE = ['<img src=x onerror="window.hacked=1">', "<script>window.hacked=1</script>", "**bold**", "$x^2$", "\\(a\\)",
-           "{{value}}", "${window.hacked=1}", "`code`", "\u0000\u001b[31m", "\u202edesrever", "&lt;", "\n# heading"]
+HOSTILE = [
+    '<img src=x onerror="window.hacked=1">',
+    "<script>window.hacked=1</script>",
+    "**bold**",
+    "$x^2$",
+    "\\(a\\)",
+    "{{value}}",
+    "${window.hacked=1}",
+    "`code`",
+    "\u0000\u001b[31m",
+    "\u202edesrever",
+    "&lt;",
+    "\n# heading",
+]
 
 
 def hostile_trace() -> dict:
     """A saved run whose every text tries to be markup."""
-    rounds = [{"drafted": [], "emitted": {"id": 1, "kind": "first", "target_probability": 0.5, "text": HOSTILE[0]},
-               "draft_seconds": 0.0, "verify_seconds": 0.1, "shown_at": 0.1}]
+    rounds = [
+        {
+            "drafted": [],
+            "emitted": {"id": 1, "kind": "first", "target_probability": 0.5, "text": HOSTILE[0]},
+            "draft_seconds": 0.0,
+            "verify_seconds": 0.1,
+            "shown_at": 0.1,
+        }
+    ]
     for i, text in enumerate(HOSTILE):
-        rounds.append({
-            "drafted": [{"id": 2, "draft_probability": 0.6, "target_probability": 0.5, "accepted": True,
-                         "source": "model", "text": text},
-                        {"id": 3, "draft_probability": 0.4, "target_probability": 0.1, "accepted": False,
-                         "source": "model", "text": text}],
-            "emitted": {"id": 4, "kind": "correction", "target_probability": 0.9, "text": text},
-            "draft_seconds": 0.01, "verify_seconds": 0.05, "shown_at": 0.2 + 0.1 * i})
-    plain = [{"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % len(HOSTILE)]} for i in range(25)]
-    return {"schema": 1, "instruction": HOSTILE[1], "prompt_tokens": 3, "prompt_reused": 0,
-            "pair": {"name": HOSTILE[0], "target": "t", "draft": None}, "settings": {}, "prefill_seconds": 0.1,
-            "rounds": rounds, "finish_reason": "length", "cpu_seconds": 1.0, "outside_seconds": 0.01,
-            "baseline": {"tokens": plain, "prefill_seconds": 0.1, "cpu_seconds": 2.0}, "identical": True}
+        rounds.append(
+            {
+                "drafted": [
+                    {
+                        "id": 2,
+                        "draft_probability": 0.6,
+                        "target_probability": 0.5,
+                        "accepted": True,
+                        "source": "model",
+                        "text": text,
+                    },
+                    {
+                        "id": 3,
+                        "draft_probability": 0.4,
+                        "target_probability": 0.1,
+                        "accepted": False,
+                        "source": "model",
+                        "text": text,
+                    },
+                ],
+                "emitted": {"id": 4, "kind": "correction", "target_probability": 0.9, "text": text},
+                "draft_seconds": 0.01,
+                "verify_seconds": 0.05,
+                "shown_at": 0.2 + 0.1 * i,
+            }
+        )
+    plain = [
+        {"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % len(HOSTILE)]} for i in range(25)
+    ]
+    return {
+        "schema": 1,
+        "instruction": HOSTILE[1],
+        "prompt_tokens": 3,
+        "prompt_reused": 0,
+        "pair": {"name": HOSTILE[0], "target": "t", "draft": None},
+        "settings": {},
+        "prefill_seconds": 0.1,
+        "rounds": rounds,
+        "finish_reason": "length",
+        "cpu_seconds": 1.0,
+        "outside_seconds": 0.01,
+        "baseline": {"tokens": plain, "prefill_seconds": 0.1, "cpu_seconds": 2.0},
+        "identical": True,
+    }
 
 
 def open_file(tab: Visit, path: Path) -> None:
-    tab.page.locator("#sd-open input[type=file], input#sd-open, input[type=file]").first.set_input_files(str(path))
+    tab.page.locator(
+        "#sd-open input[type=file], input#sd-open, input[type=file]"
+    ).first.set_input_files(str(path))
 
 
 def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(visit, tmp_path):
@@ -266,7 +361,10 @@ def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup
     shown = tab.page.evaluate("document.querySelector('.sd-text-spec').textContent")
     for text in HOSTILE:
         assert text in shown
-    assert tab.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count() == 0
+    assert (
+        tab.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count()
+        == 0
+    )
     tab.page.locator(".sd-table summary").click()
     expect(tab.page.locator(".sd-table tbody tr")).to_have_count(len(HOSTILE) + 1)
     tab.page.locator(".sd-text-spec .sd-correction").first.hover()
@@ -301,7 +399,9 @@ def test_a_file_that_is_no_trace_gets_one_sentence(visit, tmp_path):
     expect(tab.page.locator(".sd-error")).to_contain_text("trace")
 
 
-def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_opened_again(visit, tmp_path):
+def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_opened_again(
+    visit, tmp_path
+):
     tab = visit("max_new_tokens=6")
     tab.ask(HOSTILE[0] + " <|im_end|> **x** $y$ say it back")
     trace = tab.finished()
@@ -317,26 +417,45 @@ def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_ope
     expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
 
 
-def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result_in_a_fresh_browser(visit):
+def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result_in_a_fresh_browser(
+    visit,
+):
     tab = visit("max_new_tokens=24&kv_cache=auto")
     page = tab.page
     page.get_by_role("button", name="Settings for engineers").click()
-    for label, value in (("Drafter", "lookup"), ("Draft length", "3"), ("Acceptance rule", "maximal")):
+    for label, value in (
+        ("Drafter", "lookup"),
+        ("Draft length", "3"),
+        ("Acceptance rule", "maximal"),
+    ):
         page.get_by_label(label, exact=True).click()
         page.get_by_role("option", name=value, exact=True).click()
-    for label, name, value in (("Maximum tokens", "max_new_tokens", "7"), ("Temperature", "temperature", "0.5"),
-                               ("Top-p", "top_p", "0.9"), ("Top-k", "top_k", "40")):
+    for label, name, value in (
+        ("Maximum tokens", "max_new_tokens", "7"),
+        ("Temperature", "temperature", "0.5"),
+        ("Top-p", "top_p", "0.9"),
+    ):
         tab.set_number(label, name, value)
-    page.get_by_label("Seed").fill("11")
-    page.keyboard.press("Tab")
+    for label, value in (("Top-k", "40"), ("Seed", "11")):
+        page.get_by_label(label).fill(value)
+        page.keyboard.press("Tab")
     page.get_by_label("fast", exact=True).check()
     page.wait_for_function("window.specdemo.link().includes('numerics=fast')")
     for label in ("Device", "Draft device", "Pair", "KV cache precision"):
         expect(page.get_by_label(label, exact=True)).to_be_visible()
     tab.ask("Why & how?")
     trace = tab.finished()
-    wanted = {"max_new_tokens": 7, "draft_tokens": 3, "drafter": "lookup", "temperature": 0.5, "top_p": 0.9,
-              "top_k": 40, "seed": 11, "numerics": "fast", "coupling": "maximal"}
+    wanted = {
+        "max_new_tokens": 7,
+        "draft_tokens": 3,
+        "drafter": "lookup",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 11,
+        "numerics": "fast",
+        "coupling": "maximal",
+    }
     assert {name: trace["settings"][name] for name in wanted} == wanted
     page.get_by_role("button", name="Copy a link").click()
     expect(page.locator(".sd-link-text")).not_to_have_value("")
@@ -353,7 +472,9 @@ def test_a_link_to_a_run_that_is_no_longer_kept_says_so_and_keeps_the_question(v
     expect(tab.page.locator("#sd-question textarea")).to_have_value("Why?")
 
 
-@pytest.mark.skipif("SPECDEMO_ENGINE" in os.environ, reason="an engine somewhere else has one pair and no other")
+@pytest.mark.skipif(
+    "SPECDEMO_ENGINE" in os.environ, reason="an engine somewhere else has one pair and no other"
+)
 def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sentence(visit):
     tab = visit()
     tab.page.get_by_role("button", name="Settings for engineers").click()
@@ -362,7 +483,8 @@ def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sente
     tab.page.locator("#sd-own-target").locator("textarea, input").fill("no such model")
     tab.ask("Why?")
     expect(tab.page.locator(".sd-error")).to_have_text(
-        "Target 'no such model' is neither a folder here nor a Hub repository (owner/name).")
+        "Target 'no such model' is neither a folder here nor a Hub repository (owner/name)."
+    )
 
 
 def test_a_token_tells_by_keyboard_what_the_draft_thought(visit, tmp_path):
@@ -384,35 +506,42 @@ def test_work_per_update_does_not_grow_with_the_answer(visit):
     tab = visit()
     changes = tab.page.evaluate("""() => {
       const stage = window.specdemo.stage, counts = [];
-      const round = (i) => ({ drafted: [{ id: 1, draft_probability: .5, target_probability: .5, accepted: true,
-        source: 'model', text: ' word' }], emitted: { id: 2, kind: 'bonus', target_probability: .5, text: ' more' },
-        draft_seconds: .001, verify_seconds: .01, shown_at: .01 * i });
+      const draft = { id: 1, draft_probability: .5, target_probability: .5, accepted: true,
+        source: 'model', text: ' word' };
+      const emitted = { id: 2, kind: 'bonus', target_probability: .5, text: ' more' };
+      const round = (i) => ({ drafted: [draft], emitted, draft_seconds: .001,
+        verify_seconds: .01, shown_at: .01 * i });
       const watch = new MutationObserver(() => {});
-      watch.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+      watch.observe(document.body,
+        { subtree: true, childList: true, attributes: true, characterData: true });
       const pen = CanvasRenderingContext2D.prototype, line = pen.lineTo;
       let strokes = 0;
       pen.lineTo = function (...at) { strokes++; return line.apply(this, at); };
       for (let i = 0; i < 300; i++) {
-        stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200, rounds_from: i,
-          rounds: [round(i)], plain_from: 0, plain: [] }));
+        stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200,
+          rounds_from: i, rounds: [round(i)], plain_from: 0, plain: [] }));
         stage.read();
         stage.reach(stage.spec, i + 1, true);
-        stage.sketch.draw(1000 * (i + 1));
         counts.push(watch.takeRecords().length);
       }
+      for (let i = 0; i < 2000; i++) stage.addRound(round(300 + i));
+      stage.spec.reach(2300, 5000);
+      strokes = 0;
+      stage.sketch.paint();
       return { counts, strokes };
     }""")
     assert max(changes["counts"][200:]) <= max(changes["counts"][10:100]) + 2
-    assert changes["strokes"] < 3 * 2 * 300, "the picture of the race is drawn again more often than it must be"
+    assert changes["strokes"] <= 2 * 300 + 2, "a drawing of the sketch grows with the answer"
 
 
 def test_the_rounds_follow_the_race_once_they_are_in_sight(visit):
     tab = visit(viewport={"width": 1280, "height": 500})
     tab.page.evaluate("""() => {
-      const rounds = Array.from({ length: 200 }, (_, i) => ({ drafted: [], draft_seconds: 0, verify_seconds: .01,
-        shown_at: .01 * i, emitted: { id: 2, kind: 'plain', target_probability: .5, text: ' word' } }));
-      window.specdemo.stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 300,
-        rounds_from: 0, rounds, plain_from: 0, plain: [] }));
+      const emitted = { id: 2, kind: 'plain', target_probability: .5, text: ' word' };
+      const rounds = Array.from({ length: 200 }, (_, i) => ({ drafted: [], draft_seconds: 0,
+        verify_seconds: .01, shown_at: .01 * i, emitted }));
+      window.specdemo.stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '',
+        limit: 300, rounds_from: 0, rounds, plain_from: 0, plain: [] }));
     }""")
     expect(tab.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
     assert tab.page.evaluate("window.specdemo.stage.stripSeen") is False
@@ -425,17 +554,26 @@ def test_the_page_holds_nothing_that_axe_calls_serious(visit):
     assert not tab.page.evaluate("document.body.classList.contains('dark')")
     tab.ask("Name two colours")
     tab.finished()
-    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1")
+    tab.page.wait_for_function(
+        "document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1"
+    )
     tab.axe_finds_nothing_serious()
 
 
 def test_a_phone_in_the_dark_shows_everything_without_sideways_scrolling_and_axe_agrees(visit):
-    tab = visit("max_new_tokens=12", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True,
-                color_scheme="dark")
+    tab = visit(
+        "max_new_tokens=12",
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+        is_mobile=True,
+        color_scheme="dark",
+    )
     assert tab.page.evaluate("document.body.classList.contains('dark')")
     tab.ask("What is a rainbow?")
     tab.finished()
-    tab.page.wait_for_function("document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1")
+    tab.page.wait_for_function(
+        "document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1"
+    )
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
     tab.page.locator(".sd-text-spec .sd-tok").first.tap()
     expect(tab.page.locator(".sd-card")).to_contain_text("first token")
@@ -480,12 +618,18 @@ def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
     from mcp.client.streamable_http import streamablehttp_client
 
     async def use():
-        async with (streamablehttp_client(url + "gradio_api/mcp/") as (read, write, _),
-                    ClientSession(read, write) as session):
+        async with (
+            streamablehttp_client(url + "gradio_api/mcp/") as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
             await session.initialize()
             tools = {tool.name.split("_")[-1]: tool for tool in (await session.list_tools()).tools}
-            answers = [await session.call_tool(tools[name].name, {"instruction": "Name a colour", "max_new_tokens": 8})
-                       for name in ("generate", "compare")]
+            answers = [
+                await session.call_tool(
+                    tools[name].name, {"instruction": "Name a colour", "max_new_tokens": 8}
+                )
+                for name in ("generate", "compare")
+            ]
             return tools, answers
 
     with ThreadPoolExecutor(1) as other:  # playwright keeps an event loop of its own in this thread
@@ -500,5 +644,5 @@ def test_a_program_gets_one_sentence_for_bad_input(url):
     from gradio_client import Client
     from gradio_client.exceptions import AppError
 
-    with pytest.raises(AppError, match="Maximum tokens should be a whole number from 1 to 2,000, not 0."):
+    with pytest.raises(AppError, match="max_new_tokens is 0; it must be at least 1"):
         Client(url, verbose=False).predict("Hello", 0, api_name="/compare")

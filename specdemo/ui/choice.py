@@ -1,95 +1,141 @@
-"""Which models a visitor may choose, what "auto" means on this machine, and how a choice is opened. Draws nothing."""
+"""Which models a visitor may choose, what "auto" means here, and how a choice is opened."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
-from specdemo.ui.controls import AUTO, OWN, InputError, Models
-from specdemo.models.pairs import PAIRS, Pair, find_pair, own_pair
+from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.settings import ModelChoice
+from specdemo.ui.inputs import AUTO, OWN
+from specdemo.ui.service import Report
 
 if TYPE_CHECKING:
+    from specdemo.models.registry import Pair
+    from specdemo.serving.client import RemoteSession
     from specdemo.session import Session
 
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A line of the page's list of pairs: the value and what is read."""
-
-    value: str
-    title: str
+ENGINE_PATIENCE = 900.0
+"""Seconds to wait, at the start, for an engine elsewhere that is still loading its model."""
 
 
 class Offer:
-    """The choices of one server. `asked` is the pair its user named, None to take the one that suits the machine;
-    `devices` are the OpenVINO devices that the page starts with, target and draft, `kv_cache` the cache's precision."""
+    """The choices of one server. `first` is what it starts with: its pair is AUTO to take the one
+    that suits the machine."""
 
-    def __init__(
-        self,
-        asked: str | None,
-        allow_own_pair: bool,
-        devices: tuple[str, str] = ("CPU", "CPU"),
-        kv_cache: str = "auto",
-    ):
-        self.asked, self.allow_own_pair, self.devices, self.kv_cache = asked, allow_own_pair, devices, kv_cache
+    def __init__(self, first: ModelChoice, allow_own_pair: bool):
+        self._first, self._allow_own_pair = first, allow_own_pair
         self._lock = threading.Lock()
-        self._default: str | None = asked
+        self._default = "" if first.pair == AUTO else first.pair
+        self.defaults = dataclasses.asdict(first)
         self.why = ""
 
-    @property
-    def default(self) -> str:
-        """The name of the pair to take unasked. The first call may ask the network, for two seconds at most."""
+    def first(self) -> ModelChoice:
+        """What the server loads before anybody has asked. The first call may ask the network, for
+        two seconds at most."""
         with self._lock:
-            if self._default is None:
-                from specdemo.models import catalogue
+            if not self._default:
+                from specdemo.models import registry
 
-                choice = catalogue.default_pair()
-                self._default, self.why = choice.pair.name, choice.why.partition(": ")[2] or choice.why
-            return self._default
+                choice = registry.default_pair()
+                self._default = choice.pair.name
+                self.why = choice.why.partition(": ")[2] or choice.why
+        return dataclasses.replace(self._first, pair=self._default)
 
-    def resolve(self, models: Models) -> Models:
-        """`models` with "auto" replaced. Raises InputError for a pair of the visitor's own where that is not allowed,
-        BadChoice for a model or a device that cannot be: a slip of the pen must not unload the pair that is here."""
-        if models.pair == OWN and not self.allow_own_pair:
-            raise InputError("Pairs of your own are not offered on this server; choose one from the list.")
-        _pair(models)
-        _check_devices(models)
-        return dataclasses.replace(models, pair=self.default) if models.pair == AUTO else models
+    def resolve(self, chosen: ModelChoice) -> ModelChoice:
+        """`chosen` with AUTO replaced. Raises BadInput for models that are not offered or cannot be
+        opened: a wrong name must not unload the pair that is here."""
+        if chosen.target and not self._allow_own_pair:
+            raise BadInput(
+                "Pairs of your own are not offered on this server; choose one from the list."
+            )
+        if chosen.pair == AUTO:
+            chosen = dataclasses.replace(chosen, pair=self.first().pair)
+        _pair(chosen)
+        return chosen
 
-    def first(self) -> Models:
-        """What the server loads before anybody has asked."""
-        return Models(self.default, *self.devices, self.kv_cache)
+    def pairs(self) -> list[tuple[str, str]]:
+        """Titles and names for the page's list, without looking at the machine."""
+        from specdemo.models.registry import PAIRS
 
-    def pairs(self) -> list[Offered]:
-        """The list without looking at the machine: names and titles."""
-        offered = [Offered(pair.name, pair.title) for pair in PAIRS]
-        if self.asked is None:
-            offered.insert(0, Offered(AUTO, "The pair that suits this machine"))
-        return offered + ([Offered(OWN, "Your own pair (name it below)")] if self.allow_own_pair else [])
+        offered = [(pair.title, pair.name) for pair in PAIRS]
+        if self._first.pair == AUTO:
+            offered.insert(0, ("The pair that suits this machine", AUTO))
+        return offered + ([("Your own pair (name it below)", OWN)] if self._allow_own_pair else [])
 
-    def surveyed_pairs(self) -> list[Offered]:
-        """The list with what stands against or for each pair here. Looks at memory and disk, not at the network."""
-        from specdemo.models.catalogue import survey
+    def surveyed_pairs(self) -> list[tuple[str, str]]:
+        """The list with how each pair stands on this machine. Looks at memory and disk."""
+        from specdemo.models.progress import size
+        from specdemo.models.registry import survey
 
-        facts = {found.pair.name: standing(found.pair, found.fits, found.ready) for found in survey()}
-        known = {AUTO: f": {self._default}" if self._default else ""}
+        facts = {AUTO: self._default}
+        for found in survey():
+            pair = found.pair
+            facts[pair.name] = (
+                "here already" if found.ready else f"{size(pair.download_bytes)} to download"
+            )
+            if not found.fits:
+                needed = size(pair.memory_bytes)
+                facts[pair.name] += f"; needs {needed} of memory, more than there is here"
         return [
-            Offered(one.value, one.title + (f" ({facts[one.value]})" if one.value in facts else known.get(one.value, "")))
-            for one in self.pairs()
+            (f"{title} ({facts[name]})" if facts.get(name) else title, name)
+            for title, name in self.pairs()
         ]
 
 
-def standing(pair: Pair, fits: bool, ready: bool) -> str:
-    """How a pair stands on this machine, for the list: "here already", "3.4 GB to download, needs 8.7 GB: too large"."""
-    where = "here already" if ready else f"{_size(pair.download_bytes)} to download"
-    return where if fits else f"{where}; needs {_size(pair.memory_bytes)} of memory, more than there is here"
+class RemoteOffer(Offer):
+    """The one choice of a page in front of an engine elsewhere (`app.py --engine`): its pair.
+
+    Waits for an engine that is still loading. Raises RequestFailed when there is none, BadInput for
+    a URL that is none.
+    """
+
+    def __init__(self, url: str):
+        self._url = url
+        with _reached(url) as session:
+            pair = session.info
+        self._title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
+        super().__init__(ModelChoice(pair.name), allow_own_pair=False)
+
+    def resolve(self, chosen: ModelChoice) -> ModelChoice:
+        if chosen.pair != self._default:
+            raise BadInput(
+                f"This page asks the engine at {self._url}; its only pair is {self._default}."
+            )
+        return self.first()
+
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(self._title, self._default)]
+
+    def surveyed_pairs(self) -> list[tuple[str, str]]:
+        return self.pairs()
+
+    def open_session(self, chosen: ModelChoice, report: Report) -> RemoteSession:
+        """The engine, whatever was chosen."""
+        from specdemo.serving.client import RemoteSession
+
+        report(f"Reaching the engine at {self._url}", None)
+        return RemoteSession(self._url)
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+def _reached(url: str) -> RemoteSession:
+    """A session of the engine at `url`, when it is ready."""
+    from specdemo.serving.client import RemoteSession
+
+    since = time.monotonic()
+    while True:
+        try:
+            return RemoteSession(url)
+        except Busy as error:
+            if time.monotonic() - since > ENGINE_PATIENCE:
+                raise RequestFailed(
+                    f"The engine at {url} is still not ready after {ENGINE_PATIENCE:g} s."
+                ) from error
+            print(f"The engine at {url}: {error}", file=sys.stderr, flush=True)
+            time.sleep(3)
 
 
 def devices() -> list[str]:
@@ -99,35 +145,22 @@ def devices() -> list[str]:
     return machine.devices()
 
 
-def open_session(models: Models, report: Callable[[str, float | None], None], **capacity) -> Session:
-    """Fetch what is missing of `models`, compile it, and return its session, made for `capacity` (arguments of Session:
-    `visitors`, `cache_mb`, `exclusive`). Slow; raises ZooError for the visitor."""
+def open_session(chosen: ModelChoice, report: Report, **capacity: Any) -> Session:
+    """Fetch what is missing of the models, compile them, and return their session, made for
+    `capacity` (`active`, `cache_mb`, `exclusive` of Session). Takes seconds to hours. Raises
+    SpecdemoError."""
     from specdemo.models.load import load_pair
 
-    _check_devices(models)
-    pair = _pair(models)
-    loaded = load_pair(pair, progress=lambda progress: report(progress.line, progress.fraction))
+    loaded = load_pair(_pair(chosen), progress=lambda one: report(one.line, one.fraction))
     report("Compiling the models for this processor", None)
     from specdemo.session import Session
 
-    return Session(dataclasses.replace(
-        loaded, device=models.device, draft_device=models.draft_device, kv_cache=models.kv_cache), **capacity)
+    where = {name: getattr(chosen, name) for name in ("device", "draft_device", "kv_cache")}
+    return Session(dataclasses.replace(loaded, **where), **capacity)
 
 
-def _pair(models: Models) -> Pair | None:
-    """The pair that is named, None for "auto". Asks neither disk nor network more than whether a folder is there."""
-    from specdemo.models.models import source_of
+def _pair(chosen: ModelChoice) -> Pair:
+    """The chosen pair, with messages in the page's words. Raises BadInput."""
+    from specdemo.models.registry import chosen_pair
 
-    if models.pair == AUTO:
-        return None
-    if models.pair != OWN:
-        return find_pair(models.pair, option="Pair")
-    target = source_of(models.target, "Target", models.weight_format)
-    return own_pair(target, source_of(models.draft, "Draft", models.weight_format) if models.draft else None)
-
-
-def _check_devices(models: Models) -> None:
-    from specdemo.models.machine import require_device
-
-    require_device(models.device, "Device")
-    require_device(models.draft_device, "Draft device")
+    return chosen_pair(chosen, lambda field: field.replace("_", " ").capitalize())

@@ -2,150 +2,136 @@
 
 from __future__ import annotations
 
-import threading
 import time
-import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
-from specdemo.trace import MAX_JSON_BYTES, Trace, BadInput, from_json
-from specdemo.ui import controls, energy, wire
-from specdemo.ui.pump import Pump, update_every
-from specdemo.ui.service import Service, sentence
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, RequestFailed
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import MAX_JSON_BYTES, BaselineToken, Trace, from_json
+from specdemo.ui import envelopes
+from specdemo.ui.envelopes import Channel
+from specdemo.ui.limits import Visitor
+from specdemo.ui.runs import Finished, Running
+from specdemo.ui.service import Service
+from specdemo.ui.wording import error_sentence, queue_place
 
 if TYPE_CHECKING:
-    from specdemo.engine.scheduler import Waiting
+    from specdemo.engine.handle import Waiting
 
+UPDATE_EVERY, SLOWEST_UPDATE = 0.2, 0.5
+"""Seconds between two envelopes for one user, and at most. The script shows each token at the pace
+at which it was made; fewer envelopes leave more of the processor to the models."""
 
-class Runs:
-    """The stop signals of the runs in progress, by browser session, so that Stop reaches the right one."""
-
-    def __init__(self):
-        self._stops: dict[str, threading.Event] = {}
-
-    def begin(self, session: str | None) -> threading.Event:
-        self.stop(session)
-        event = threading.Event()
-        if session:
-            self._stops[session] = event
-        return event
-
-    def stop(self, session: str | None) -> None:
-        event = self._stops.get(session or "")
-        if event is not None:
-            event.set()
-
-    def leave(self, session: str | None) -> None:
-        """The browser session has ended: stop its race and its benchmark."""
-        self.stop(session)
-        self.stop(f"benchmark {session}")
-
-    def end(self, session: str | None, event: threading.Event) -> None:
-        if session and self._stops.get(session) is event:
-            del self._stops[session]
+PHASES = {
+    Round: ("speculative", "Answering with speculative decoding"),
+    BaselineToken: ("plain", "Answering again, one token at a time"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step of a run for the page. The `final` one ends it, with a trace unless there was an error."""
+    """One step of a run for the page; the last one has the trace, unless there was an error."""
 
     envelope: str
     trace: Trace | None = None
-    final: bool = False
 
 
-def run(service: Service, runs: Runs, session_id: str | None, values: tuple) -> Iterator[Update]:
-    """One race, update by update. The last one is final, whatever happens."""
-    run_id = uuid.uuid4().hex[:16]
-    try:
-        request = controls.parse(*values)
-    except controls.InputError as error:
-        yield Update(wire.error(run_id, str(error)), final=True)
-        return
-    stop = runs.begin(session_id)
-    channel = wire.Channel(run_id, request.settings.max_new_tokens, request.question)
-    try:
-        yield from _load_and_race(service, channel, request, stop)
-    except Exception as error:
-        yield Update(wire.error(run_id, sentence(error)), final=True)
-    finally:
-        stop.set()  # also when the browser has gone: the thread that decodes must not go on for nobody
-        runs.end(session_id, stop)
+class Energy:
+    """Joules per token of one run, from its first token to its last, where the machine tells them.
+    `make_meter` makes a `bench.energy.Meter`."""
 
+    def __init__(self, make_meter: Callable[[], Any]):
+        self._make_meter = make_meter
+        self._meter: Any = None
+        self._joules: float | None = None
+        self._tokens = 0
 
-def _load_and_race(service: Service, channel: wire.Channel, request: controls.Request, stop: threading.Event):
-    yield Update(channel.envelope("loading", "Starting"))
-    for state in service.states(request.pair, stop):
-        if state.kind == "failed":
-            yield Update(wire.error(channel.run, state.text), final=True)
+    def count(self, event: Round | BaselineToken) -> None:
+        if self._meter is None:
+            self._meter = self._make_meter()
             return
-        if state.kind == "loading":
-            yield Update(channel.envelope("loading", loading_line(state) + ". Your question is next."))
-    if stop.is_set():
-        yield Update(wire.error(channel.run, "Stopped before the models were ready."), final=True)
-        return
-    with service.session(request.pair) as session:
-        trace, spent = None, energy.tallies(session)
-        for ahead in session.turn(stop):
-            yield Update(channel.envelope("waiting", _ahead(ahead) + " ahead; comparisons run one at a time here"))
-        yield Update(channel.envelope("speculative", "Reading the question"))
-        places: deque[Waiting] = deque(maxlen=1)
+        self._tokens += len(event.tokens) if isinstance(event, Round) else 1
+        self._joules = self._meter.joules()
 
-        def first():
-            events = session.answer(request.question, request.settings, stop=stop, on_wait=places.append)
-            return spent[0].watch(events)
+    @property
+    def per_token(self) -> float | None:
+        return None if self._joules is None or not self._tokens else self._joules / self._tokens
 
-        for batch in Pump(first, stop).batches(update_every(service.users)):
-            if places and not batch:
-                yield Update(channel.envelope("waiting", waiting_line(places.pop())))
-            trace = _last_trace(batch) or trace
-            channel.rounds += [event for event in batch if not isinstance(event, Trace)]
-            if batch and trace is None:
-                yield Update(channel.envelope("speculative", "Answering with the draft's help"))
-        if trace.finish_reason == "cancelled" or stop.is_set():
-            yield Update(channel.finished(trace, "stopped", "Stopped."), trace, final=True)
-            return
-        yield Update(channel.envelope("plain", "Answering again, without the draft"))
-        speculative, trace = trace, None
 
-        def second():
-            return spent[1].watch(session.baseline(speculative, stop=stop))
+def run(
+    service: Service,
+    running: Running,
+    finished: Finished,
+    visitor: Visitor | None,
+    question: str,
+    pair: ModelChoice,
+    settings: Settings,
+) -> Iterator[Update]:
+    """Answer and baseline, update by update. An error ends it with one sentence."""
+    channel = Channel(limit=settings.max_new_tokens, question=question)
+    with running.run(visitor and visitor.name, "race") as stop:
+        try:
+            yield Update(channel.envelope("loading", "Starting"))
+            for state in service.states(pair, stop):
+                if state.kind == "failed":
+                    raise RequestFailed(state.text)
+                if state.kind == "loading":
+                    note = f"{state.line}. Your question is next."
+                    yield Update(channel.envelope("loading", note))
+            if stop.is_set():
+                raise RequestFailed("Stopped before the models were ready.")
+            with service.session(pair, visitor) as session:
+                for update in _race(session, channel, settings, stop, service):
+                    if update.trace is not None:
+                        finished.put(channel.run, update.trace)
+                    yield update
+        except Exception as error:
+            yield Update(envelopes.error(error_sentence(error)))
 
-        for batch in Pump(second, stop).batches(update_every(service.users)):
-            trace = _last_trace(batch) or trace
-            channel.plain += [event for event in batch if not isinstance(event, Trace)]
-            if batch and trace is None:
-                yield Update(channel.envelope("plain", "Answering again, without the draft"))
-    if stop.is_set():
-        kept = trace or speculative
-        yield Update(channel.finished(kept, "stopped", "Stopped during plain decoding."), kept, final=True)
+
+def _race(
+    session: Any, channel: Channel, settings: Settings, stop: Event, service: Service
+) -> Iterator[Update]:
+    from specdemo.bench.energy import Meter
+
+    # A session that runs elsewhere has a meter of its own.
+    energy = {kind: Energy(getattr(session, "meter", Meter)) for kind in PHASES}
+    places: deque[Waiting] = deque(maxlen=1)
+    events = session.race(channel.question, settings, stop=stop, on_wait=places.append)
+    yield Update(channel.envelope("speculative", "Reading the question"))
+    # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
+    pool = ThreadPoolExecutor(1)
+    first = pool.submit(next, events)
+    pool.shutdown(wait=False)
+    while not wait([first], timeout=1.0).done:
+        if places:
+            yield Update(channel.envelope("waiting", queue_place(places.pop())))
+    sent = 0.0
+    for event in chain([first.result()], events):
+        if isinstance(event, Trace):
+            break
+        channel.add(event)
+        energy[type(event)].count(event)
+        if time.monotonic() - sent >= min(UPDATE_EVERY * service.users, SLOWEST_UPDATE):
+            yield Update(channel.envelope(*PHASES[type(event)]))
+            sent = time.monotonic()
+    if event.finish_reason == "cancelled":
+        envelope = channel.finished(event, "stopped", "Stopped.")
+    elif stop.is_set():
+        envelope = channel.finished(event, "stopped", "Stopped during the baseline.")
     else:
-        yield Update(channel.finished(trace, "done", "", joules=energy.figures(*spent)), trace, final=True)
-
-
-def _last_trace(batch: list) -> Trace | None:
-    return batch[-1] if batch and isinstance(batch[-1], Trace) else None
-
-
-def waiting_line(waiting: Waiting) -> str:
-    """A place in the queue in words, with the wait that the last requests let expect."""
-    line = "Next in the queue" if waiting.place <= 1 else f"In the queue, {_ahead(waiting.place - 1)} ahead"
-    if waiting.seconds is None:
-        return line
-    seconds = max(1, round(waiting.seconds))
-    return line + (f"; about {seconds} s" if seconds < 90 else f"; about {round(seconds / 60)} minutes")
-
-
-def _ahead(count: int) -> str:
-    return f"{count} question{'' if count == 1 else 's'}"
-
-
-def loading_line(state) -> str:
-    percent = "" if state.fraction is None else f" ({state.fraction:.0%})".replace("%", " %")
-    return state.text + percent
+        joules = {PHASES[kind][0]: one.per_token for kind, one in energy.items()}
+        known = joules if any(value is not None for value in joules.values()) else None
+        envelope = channel.finished(event, "done", joules=known)
+    yield Update(envelope, event)
 
 
 def loading(service: Service) -> Iterator[str]:
@@ -153,31 +139,27 @@ def loading(service: Service) -> Iterator[str]:
     shown = None
     while True:
         state = service.state
-        line = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[state.kind] + loading_line(state)
-        if line != shown:
-            shown = line
-            yield line
+        if state != shown:
+            shown = state
+            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[state.kind]
+            yield prefix + state.line
         if state.kind != "loading":
             return
         time.sleep(0.2)
 
 
-def open_trace(path: str | None) -> tuple[str, Trace | None]:
-    """The envelope that shows a saved trace, and the trace; or one sentence on what is wrong with the file."""
-    run_id = uuid.uuid4().hex[:16]
-    if not path:
-        return wire.error(run_id, "No file was chosen."), None
+def open_trace(path: str | None) -> Update:
+    """Shows a saved trace, or says in one sentence what is wrong with the file."""
     try:
+        if not path:
+            raise BadInput("No file was chosen.")
         if Path(path).stat().st_size > MAX_JSON_BYTES:
-            raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; no run writes so much.")
+            raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB.")
         trace = from_json(Path(path).read_bytes())
     except BadInput as error:
-        return wire.error(run_id, str(error)), None
-    except (OSError, UnicodeDecodeError):
-        return wire.error(run_id, "The file could not be read; choose a trace that this demo saved."), None
-    return wire.opened(trace, f"A saved run: {_short(trace.instruction)}"), trace
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else text[:79] + "…"
+        return Update(envelopes.error(str(error)))
+    except OSError:
+        return Update(envelopes.error("The file could not be read."))
+    title = " ".join(trace.instruction.split())
+    title = title if len(title) <= 80 else title[:79] + "…"
+    return Update(envelopes.opened(trace, f"A saved run: {title}"), trace)

@@ -1,0 +1,228 @@
+"""The limits of one visitor and of one request, and the counts of how requests ended.
+
+How many requests run at once is not decided here: the session's scheduler queues them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.metrics import Metrics, Record
+from specdemo.settings import Settings
+from specdemo.trace import Trace
+
+if TYPE_CHECKING:
+    import gradio
+
+    from specdemo.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server gives: characters of an instruction, tokens of an answer, requests of one
+    visitor at once and a minute, requests at once of one network address, and seconds for a
+    request, waiting included."""
+
+    prompt_characters: int = 20_000
+    new_tokens: int = 2000
+    at_once: int = 2
+    per_minute: int = 30
+    of_address: int = 24
+    seconds: float = 600.0
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A browser session or a program. `address` is empty where it tells nobody apart."""
+
+    name: str = ""
+    address: str = ""
+
+
+def visitor_of(request: gradio.Request | None) -> Visitor:
+    """The visitor behind a request. A Space's proxy reports the network address; an address of this
+    machine is left out."""
+    if request is None:
+        return Visitor()
+    if "SPACE_ID" in os.environ:
+        address = str(request.headers.get("x-forwarded-for", "")).split(",")[0].strip()
+    else:
+        address = str(request.client.host) if request.client else ""
+    try:
+        address = "" if ipaddress.ip_address(address).is_loopback else address
+    except ValueError:
+        address = ""
+    return Visitor((request.session_hash or "")[:64] or f"address {address or 'here'}", address)
+
+
+class Gate:
+    """Counts the requests of each visitor and each address, by a monotonic clock. Thread safe."""
+
+    def __init__(
+        self, metrics: Metrics, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
+    ):
+        self.limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._names: Counter[str] = Counter()
+        self._addresses: Counter[str] = Counter()
+        self._started: dict[str, deque[float]] = {}
+
+    @property
+    def visitors(self) -> int:
+        """Visitors that have a request."""
+        with self._lock:
+            return len(self._names)
+
+    @contextmanager
+    def request(self, visitor: Visitor) -> Iterator[None]:
+        """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
+        try:
+            with self._lock:
+                self._check(visitor)
+                self._names[visitor.name] += 1
+                self._addresses[visitor.address] += 1
+        except Busy:
+            self._metrics.requests.labels("answer", "refused").inc()
+            raise
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._names[visitor.name] -= 1
+                self._addresses[visitor.address] -= 1
+                self._names, self._addresses = +self._names, +self._addresses
+
+    def _check(self, visitor: Visitor) -> None:
+        limits, now = self.limits, self._clock()
+        if self._names[visitor.name] >= limits.at_once:
+            raise Busy(
+                f"You have {limits.at_once} questions at work already, as many as one visitor may "
+                "have; wait for one to finish, or stop it."
+            )
+        if visitor.address and self._addresses[visitor.address] >= limits.of_address:
+            raise Busy(
+                f"{limits.of_address} questions from your network are at work already; "
+                "try again in a moment."
+            )
+        if len(self._started) > 1000:  # names cost nothing to make up
+            self._started = {
+                name: times for name, times in self._started.items() if now - times[-1] < 60
+            }
+        times = self._started.setdefault(visitor.name, deque(maxlen=limits.per_minute))
+        if len(times) == limits.per_minute and now - times[0] < 60:
+            raise Busy(
+                f"You have asked {limits.per_minute} questions within a minute, as many as one "
+                f"visitor may; ask again in {math.ceil(60 - (now - times[0]))} seconds."
+            )
+        times.append(now)
+
+
+class LimitedSession:
+    """A session within the limits of one request, which counts how the request ended. Attributes
+    that are not here are the session's own."""
+
+    def __init__(
+        self,
+        session: Session,
+        metrics: Metrics,
+        limits: Limits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._session = session
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def answer(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
+        """As `Session.answer`. Raises BadInput for an instruction or an answer that is too long."""
+        return self._limited(self._session.answer, instruction, settings, **options)
+
+    def race(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
+        """As `Session.race`. Raises BadInput for an instruction or an answer that is too long."""
+        return self._limited(self._session.race, instruction, settings, **options)
+
+    def _limited(
+        self,
+        start: Callable[..., Iterator[Any]],
+        instruction: str,
+        settings: Settings,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Any], None] | None = None,
+        **options: Any,
+    ) -> Iterator[Any]:
+        stop = stop or threading.Event()
+        deadline = self._clock() + self._limits.seconds
+
+        def late() -> bool:
+            if self._clock() <= deadline:
+                return False
+            stop.set()
+            return True
+
+        def waited(waiting: Any) -> None:
+            if not late() and on_wait is not None:
+                on_wait(waiting)
+
+        try:
+            self._check(instruction, settings)
+            events = start(instruction, settings, stop=stop, on_wait=waited, **options)
+        except (BadInput, Busy):
+            self._metrics.requests.labels("answer", "refused").inc()
+            raise
+        return self._counted(events, late)
+
+    def _check(self, instruction: str, settings: Settings) -> None:
+        limits = self._limits
+        if len(instruction) > limits.prompt_characters:
+            raise BadInput(
+                f"The question has {len(instruction)} characters; this server reads up to "
+                f"{limits.prompt_characters}: shorten it."
+            )
+        if settings.max_new_tokens > limits.new_tokens:
+            raise BadInput(
+                f"Maximum tokens is {settings.max_new_tokens}; this server gives up to "
+                f"{limits.new_tokens}.",
+                "max_new_tokens",
+            )
+
+    def _counted(self, events: Iterator[Any], late: Callable[[], bool]) -> Iterator[Any]:
+        """The events, counted. Raises RequestFailed when the request took too long."""
+        record = Record(self._metrics)
+        try:
+            with closing(events):
+                for event in events:
+                    if late() and isinstance(event, Trace):
+                        record.end("timeout", event)
+                        raise RequestFailed(
+                            f"Stopped after {self._limits.seconds:g} seconds, as long as this "
+                            "server gives to a question; ask for a shorter answer."
+                        )
+                    record.saw(event)
+                    yield event
+        except (BadInput, Busy):
+            record.end("refused")
+            raise
+        except Exception as error:
+            record.end("error", error=error)
+            raise
+        finally:
+            record.end("cancelled")

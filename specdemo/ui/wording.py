@@ -1,0 +1,226 @@
+"""Says in words what a trace shows, where a request stands, and what went wrong. Plain text."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specdemo.bench.costs import measured_costs
+from specdemo.errors import CacheFull, ModelError, SpecdemoError
+from specdemo.trace import Summary, Trace, summarize
+
+if TYPE_CHECKING:
+    from specdemo.engine.handle import Waiting
+
+log = logging.getLogger(__name__)
+
+NOTICEABLE = 0.03
+"""A speed-up within this of 1 is called neither faster nor slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`tone` is "faster", "even", "slower", "plain" (nothing to compare) or "stopped"."""
+
+    tone: str
+    headline: str
+    sentence: str
+    reason: str
+    identity: str
+
+
+def verdict(trace: Trace) -> Verdict:
+    """The words for a finished or stopped run."""
+    summary = summarize(trace)
+    cut_short = (
+        trace.baseline is not None
+        and trace.identical is None
+        and len(trace.baseline.tokens) < summary.tokens
+    )
+    if trace.finish_reason == "cancelled" or cut_short:
+        return Verdict("stopped", "Stopped", _answer_only(summary), "", "")
+    if summary.speedup is None:
+        words = _answer_only(summary)
+        if trace.baseline is not None and summary.tokens <= 1:
+            words = "The answer is a single token, so there is nothing to speed up."
+        return Verdict("plain", _count(summary.tokens), words, "", identity(trace))
+    gain = summary.speedup - 1.0
+    tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
+    reasons = ["" if tone == "faster" else why_not(trace), shared(trace)]
+    return Verdict(
+        tone,
+        _headline(summary.speedup, tone),
+        _comparison(trace, summary),
+        " ".join(filter(None, reasons)),
+        identity(trace),
+    )
+
+
+def shared(trace: Trace) -> str:
+    """That other requests ran at the same time, "" when none did."""
+    others = max(trace.shared_with, trace.baseline.shared_with if trace.baseline else 0)
+    if not others:
+        return ""
+    return (
+        f"The machine was shared with {others} other request{'s' if others > 1 else ''}, "
+        "so these times are not those of a quiet machine."
+    )
+
+
+def _headline(speedup: float, tone: str) -> str:
+    if tone == "even":
+        return "No faster this time"
+    factor = speedup if tone == "faster" else 1.0 / speedup
+    return f"{factor:.2f} times {tone}" if factor < 1.2 else f"{factor:.1f} times {tone}"
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens} token" + ("" if tokens == 1 else "s")
+
+
+def seconds(value: float) -> str:
+    """A duration for reading: "0.61 s", "12.4 s", "850 µs"."""
+    if value >= 10:
+        return f"{value:.1f} s"
+    if value >= 0.095:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def percent(share: float) -> str:
+    """Halves go up, as in script.js: 22.5 % must not be 22 here and 23 there."""
+    return f"{int(100 * share + 0.5)} %"
+
+
+def _acceptance(summary: Summary) -> str:
+    if summary.acceptance_rate is None:
+        return "nothing was drafted"
+    return f"acceptance rate {percent(summary.acceptance_rate)}"
+
+
+def _comparison(trace: Trace, summary: Summary) -> str:
+    """Both runs, counted from the first token, because both start from the same prefill."""
+    after = summary.tokens - len(trace.rounds[0].tokens)
+    baseline_after = len(trace.baseline.tokens) - 1
+    spent, baseline = summary.decode_seconds, summary.baseline_decode_seconds
+    if after == baseline_after:
+        pace = f"{_count(after)} in {seconds(spent)} instead of {seconds(baseline)}"
+    else:
+        pace = (
+            f"{_count(after)} in {seconds(spent)}, the baseline {_count(baseline_after)} in "
+            f"{seconds(baseline)} (compared per token)"
+        )
+    same = {
+        True: "both answers are identical",
+        False: "the answers differ",
+        None: "the answers were not compared",
+    }
+    return f"{pace}; {_acceptance(summary)}; {same[trace.identical]}."
+
+
+def _answer_only(summary: Summary) -> str:
+    if summary.tokens <= 1:
+        return f"{_count(summary.tokens)} had been generated."
+    return (
+        f"{_count(summary.tokens)}, {summary.tokens_per_second:.0f} tokens/s after the first; "
+        f"{_acceptance(summary)}. The baseline did not run to the end, so there is no comparison."
+    )
+
+
+def why_not(trace: Trace) -> str:
+    """Why speculation did not pay in this run: what a round cost, in baseline tokens, and gave."""
+    summary, costs = summarize(trace), measured_costs([trace])
+    if summary.acceptance_rate is None or costs is None:
+        return "Why: nothing was drafted, so there was nothing to gain."
+    rounds = max(1, summary.rounds - 1)
+    drafting = summary.draft_seconds / rounds / costs.plain
+    verifying = summary.verify_seconds / rounds / costs.plain
+    whole = max(summary.decode_seconds / rounds / costs.plain, drafting + verifying)
+    text = (
+        f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
+        f"{whole:.2f} tokens of the baseline (drafting {drafting:.2f}, verifying {verifying:.2f}, "
+        f"the rest {whole - drafting - verifying:.2f}). "
+    )
+    if sum(1 for round_ in trace.rounds if round_.drafted) < rounds / 2:
+        if trace.pair.draft is None:
+            return text + "Most rounds drafted nothing: n-gram lookup found few repetitions."
+        return text + "Most rounds drafted nothing: drafting was not worth its cost on this text."
+    if costs.draft_step > 0.4 * costs.plain and drafting > 0.8:
+        return text + "Drafting is expensive: a smaller draft model or a shorter draft would help."
+    if summary.acceptance_rate < 0.5:
+        return text + "The acceptance rate is low on this text: a shorter draft would waste less."
+    return text + "Rounds yielded too few tokens for their cost."
+
+
+def identity(trace: Trace) -> str:
+    """Whether answer and baseline, decoded independently, have the same tokens; if not, where they
+    differ first. A certificate is told of where there is no baseline."""
+    if trace.identical:
+        return "Identical: two independent runs, with and without drafting, gave the same tokens."
+    if trace.identical is False:
+        return _difference(trace)
+    certificate = trace.certificate
+    if trace.baseline is not None or certificate is None:
+        return ""
+    if certificate.certified:
+        return (
+            "Certified: one parallel pass over the finished answer chose the same "
+            f"{_count(certificate.checked)}."
+        )
+    return (
+        "Not certified: one parallel pass over the finished answer chose another token at position "
+        f"{(certificate.first_difference or 0) + 1}."
+    )
+
+
+def _difference(trace: Trace) -> str:
+    found = trace.difference
+    if found is None:
+        shorter = min(len(trace.token_ids), len(trace.baseline.tokens))
+        return f"Not identical: one of the two runs ends after {_count(shorter)}."
+    margin = "" if found.margin is None else f", by {found.margin:.3g} logits over the next best"
+    text = (
+        f"Not identical: at token {found.position + 1} the answer has “{found.text}”, the baseline "
+        f"chose “{found.baseline_text}”{margin}."
+    )
+    settings = trace.settings
+    if settings.temperature > 0 and settings.coupling == "maximal":
+        return text + " The classic acceptance rule keeps the distribution, not the tokens."
+    if settings.numerics == "fast":
+        return text + " With fast numerics a token can get other logits in a larger forward."
+    return text
+
+
+def queue_place(waiting: Waiting) -> str:
+    """A request's place in the queue, and the wait to expect."""
+    ahead = waiting.place - 1
+    line = f"In the queue, {ahead} request{'' if ahead == 1 else 's'} ahead"
+    line = "Next in the queue" if ahead <= 0 else line
+    if waiting.seconds is None:
+        return line
+    wait = max(1, round(waiting.seconds))
+    return line + (f"; about {wait} s" if wait < 90 else f"; about {round(wait / 60)} minutes")
+
+
+_PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")
+
+
+def error_sentence(error: BaseException) -> str:
+    """One sentence for the page, without paths of this machine. What the sentence leaves out is
+    logged."""
+    if isinstance(error, SpecdemoError) and not isinstance(error, (ModelError, CacheFull)):
+        return _PATH.sub(r"\1", str(error))
+    log.error("The page shows only a sentence of this.", exc_info=error)
+    match error:
+        case ModelError():
+            return "The model could not be run for this request; please ask again."
+        case CacheFull():
+            return "The KV cache was full and this request had to be given up; please ask again."
+        case MemoryError():
+            return "The machine is out of memory; ask for a shorter answer, or again in a moment."
+        case OSError():
+            return "A file could not be written or read on the server: its disk may be full."
+    name = type(error).__name__
+    return f"Something went wrong inside ({name}); the server's log has the details."
