@@ -1,27 +1,44 @@
-"""The command line: exit codes, one-sentence errors, and traces that hold what the terminal said."""
+"""The command line: exit codes, one-sentence errors, and what `run` prints and writes."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import click
 import pytest
 
 from specdemo import cli
-from specdemo.commands.run import Screen, printable
-from specdemo.trace import from_json
+from specdemo.commands.progress_bar import ProgressBar
+from specdemo.commands.run import Screen, printable, report, show
+from specdemo.engine.rounds import EmittedToken, Round
+from specdemo.errors import BadInput, SpecdemoError
+from specdemo.models import registry
+from specdemo.models.progress import Progress
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import (
+    Baseline,
+    BaselineToken,
+    Certificate,
+    PairInfo,
+    Trace,
+    from_json,
+)
 
 ROOT = Path(__file__).parent.parent
 QUESTION = "Explain the difference between fission and fusion"
 
 
-def specdemo(*arguments: str, timeout: float = 180, **environment: str) -> subprocess.CompletedProcess:
+def specdemo(
+    *arguments: str, timeout: float = 180, **environment: str
+) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "specdemo", *arguments],
         cwd=ROOT,
@@ -34,52 +51,53 @@ def specdemo(*arguments: str, timeout: float = 180, **environment: str) -> subpr
 
 def refused(capsys, *arguments: str) -> str:
     """The one line on stderr of a command that exits with 2."""
-    with pytest.raises(SystemExit) as leaving:
-        sys.exit(cli.main(arguments))
-    assert leaving.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-    return said.err
+    assert cli.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    return output.err
 
 
-def test_help_is_there_at_once():
-    started = time.monotonic()
-    done = specdemo("--help")
-    assert done.returncode == 0
-    assert time.monotonic() - started < 1.5
-    assert "run" in done.stdout
+def test_help_imports_nothing_that_takes_long():
+    code = "import sys; from specdemo import cli; cli.main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "Answer an instruction" in done.stdout
+    assert {"numpy", "openvino", "pydantic", "torch"} & set(done.stdout.split()) == set()
 
 
-@pytest.mark.parametrize("command", ["pairs", "fetch", "run", "export"])
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_help(capsys, command):
-    with pytest.raises(SystemExit) as leaving:
-        cli.main([command, "--help"])
-    assert leaving.value.code == 0
-    assert "usage: specdemo " + command in capsys.readouterr().out
+    assert cli.main([command, "--help"]) == 0
+    assert f"Usage: specdemo {command} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["COMMAND"]),
+        ([], ["command", "--help"]),
         (["nonsense"], ["nonsense", "run"]),
         (["run"], ["INSTRUCTION"]),
         (["run", ""], ["instruction", "empty"]),
         (["run", " \n"], ["instruction", "empty"]),
-        (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "1 or more"]),
+        (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "at least 1"]),
         (["run", "Hi", "--max-new-tokens", "many"], ["--max-new-tokens", "'many'"]),
         (["run", "Hi", "--draft-tokens", "-1"], ["--draft-tokens", "'-1'", "auto"]),
         (["run", "Hi", "--draft-tokens", "some"], ["--draft-tokens", "'some'", "auto"]),
         (["run", "Hi", "--temperature", "nan"], ["--temperature", "'nan'"]),
-        (["run", "Hi", "--temperature", "-0.1"], ["--temperature", "from 0"]),
-        (["run", "Hi", "--top-p", "0"], ["--top-p", "above 0 to 1"]),
-        (["run", "Hi", "--top-k", "-2"], ["--top-k", "0 or more"]),
+        (["run", "Hi", "--temperature", "-0.1"], ["--temperature", "at least 0"]),
+        (["run", "Hi", "--top-p", "0"], ["--top-p", "above 0"]),
+        (["run", "Hi", "--top-k", "-2"], ["--top-k", "at least 0"]),
         (["run", "Hi", "--drafter", "oracle"], ["--drafter", "oracle", "lookup"]),
         (["run", "Hi", "--numerics", "quick"], ["--numerics", "exact"]),
         (["run", "Hi", "--pair", "unheard-of"], ["--pair", "'unheard-of'", "embedded"]),
         (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU", "AUTO"]),
         (["run", "Hi", "--assistant-model", "x"], ["--assistant-model", "--model"]),
+        (["run", "Hi", "--json", "/no/such/folder/trace.json"], ["--json", "there is no folder"]),
+        (["run", "Hi", "--json", "/"], ["--json", "directory"]),
+        (["run", "Hi", "--json", "/proc/trace.json"], ["--json", "cannot be written"]),
+        (["run", "Hi", "--speed", "9"], ["--speed", "run --help"]),
+        (["export", "a", "b", "--group-size", "8"], ["--group-size", "int4"]),
+        (["rehearse", "embedded"], ["PAIR", "'embedded'", "dolly-3b"]),
         (["fetch", "unheard-of"], ["PAIR", "'unheard-of'", "embedded"]),
     ],
 )
@@ -94,11 +112,29 @@ def test_a_bad_environment_variable_is_named(capsys, monkeypatch):
 
 
 def test_an_unexpected_failure_is_one_sentence_without_a_stack_trace(capsys, monkeypatch):
-    monkeypatch.setattr("specdemo.commands.pairs.main", lambda args: 1 // 0)
+    monkeypatch.setattr(registry, "survey", lambda: 1 // 0)
     assert cli.main(["pairs"]) == 1
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said
     assert "Traceback" not in said
+    monkeypatch.setenv("SPECDEMO_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["pairs"])
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(capsys, monkeypatch):
+    monkeypatch.setattr(registry, "survey", lambda: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["pairs"]) == 130
+    assert capsys.readouterr().err == "specdemo: interrupted\n"
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "specdemo", "pairs"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_pairs_lists_the_embedded_pair_with_what_it_needs(embedded_pair):
@@ -118,10 +154,12 @@ def test_fetching_a_ready_pair_says_so(embedded_pair):
     assert "embedded is ready" in done.stdout
 
 
-def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(embedded_pair, tmp_path):
+def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(
+    embedded_pair, tmp_path
+):
     file = tmp_path / "trace.json"
-    done = specdemo("run", QUESTION, *("--pair", "embedded", "--max-new-tokens", "100", "--draft-tokens", "3"),
-                    *("--baseline", "--json", str(file)))  # fmt: skip
+    options = ["--pair", "embedded", "--max-new-tokens", "100", "--draft-tokens", "3"]
+    done = specdemo("run", QUESTION, *options, "--baseline", "--json", str(file))
     assert done.returncode == 0, done.stderr
     trace = from_json(file.read_text())
     assert trace.instruction == QUESTION
@@ -130,7 +168,7 @@ def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselin
     assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
     assert len(trace.token_ids) <= 100
     assert trace.text == embedded_pair.tokenizer.decode(trace.token_ids)
-    assert trace.text in done.stdout
+    assert printable(trace.text) in done.stdout
     assert "identical" in done.stdout
     assert trace.pair.numerics_found in done.stdout
     assert "\x1b" not in done.stdout, "not a terminal"
@@ -143,9 +181,55 @@ def test_an_instruction_longer_than_the_context_is_one_sentence(tiny):
     assert "Traceback" not in done.stderr
 
 
-def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_loaded(capsys, tmp_path):
-    said = refused(capsys, "run", "Hi", "--pair", "embedded", "--json", str(tmp_path / "no" / "such" / "folder.json"))
-    assert "--json" in said and "there is no folder" in said
+def test_invalid_bytes_in_the_instruction_are_replaced(tiny, tmp_path):
+    file = tmp_path / "trace.json"
+    instruction = os.fsdecode(b"caf\xe9?")
+    options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
+    done = specdemo("run", instruction, *options, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert from_json(file.read_text(encoding="utf-8")).instruction == "caf??"
+
+
+def test_a_character_that_the_encoding_lacks_becomes_a_question_mark(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setitem(cli.COMMANDS, "echo", (__name__, "Print a snowman."))
+    assert cli.main(["echo"]) == 0
+    stream.flush()
+    assert stream.buffer.getvalue() == b"a?b\n"
+
+
+@click.command()
+def echo() -> None:
+    click.echo("a\N{SNOWMAN}b")
+
+
+def test_json_on_standard_output_is_utf8_whatever_the_encoding(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    cli.write_json('"\N{SNOWMAN}"', "-")
+    stream.flush()
+    assert stream.buffer.getvalue().decode() == '"\N{SNOWMAN}"\n'
+
+
+def test_a_file_that_turns_out_full_is_one_sentence_and_exit_code_1():
+    with pytest.raises(SpecdemoError, match="/dev/full cannot be written") as raised:
+        cli.write_json("{}", "/dev/full")
+    assert raised.value.exit_code == 1
+
+
+def test_only_json_goes_to_standard_output():
+    with pytest.raises(BadInput, match="--html .* '-'"):
+        cli.check_output("-", "--html")
+
+
+def test_checking_a_place_for_output_leaves_nothing_there(tmp_path):
+    cli.check_output(str(tmp_path / "new.json"), "--json")
+    assert list(tmp_path.iterdir()) == []
+    kept = tmp_path / "old.json"
+    kept.write_text("old")
+    cli.check_output(str(kept), "--json")
+    assert kept.read_text() == "old"
 
 
 def test_variables_stand_for_options_and_options_go_before_them(tiny, monkeypatch):
@@ -160,18 +244,62 @@ def test_variables_stand_for_options_and_options_go_before_them(tiny, monkeypatc
     assert (trace.pair.target, trace.pair.draft) == (tiny.dolly.name, tiny.pythia.name)
     assert (trace.settings.numerics, trace.settings.draft_tokens) == ("exact", 2)
     assert "KV_CACHE_PRECISION=f16" in trace.pair.numerics_found
-    args = cli._parse(["run", "Hi", "--pair", "dolly-7b"])
-    assert cli.pair_from(args).name == "dolly-7b"
+
+
+def test_an_option_that_names_models_overrides_the_variables_that_do(monkeypatch):
+    @click.command()
+    @cli.model_options
+    def named(choice):
+        return choice
+
+    monkeypatch.setenv("SPECDEMO_MODEL", "a")
+    monkeypatch.setenv("SPECDEMO_ASSISTANT_MODEL", "b")
+    choice = named.main(["--assistant-model", "c"], standalone_mode=False)
+    assert (choice.target, choice.draft) == ("a", "c")
+    choice = named.main(["--pair", "dolly-7b"], standalone_mode=False)
+    assert (choice.pair, choice.target, choice.draft) == ("dolly-7b", "", "")
+
+
+def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
+    found = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
+    monkeypatch.setattr(registry, "default_pair", lambda: found)
+    assert cli.chosen_pair(ModelChoice()) is registry.EMBEDDED
+    assert capsys.readouterr().err == "pair embedded: it fits.\n"
+
+
+def test_models_run_where_the_choice_says(embedded_pair):
+    choice = ModelChoice(pair="embedded", device="AUTO", draft_device="AUTO:CPU", kv_cache="f16")
+    loaded = cli.load_pair(choice)
+    assert (loaded.device, loaded.draft_device, loaded.kv_cache) == ("AUTO", "AUTO:CPU", "f16")
+
+
+def test_an_empty_variable_is_as_none(monkeypatch):
+    @click.command()
+    @cli.settings_options
+    def asked(settings):
+        return settings
+
+    monkeypatch.setenv("SPECDEMO_TOP_K", " ")
+    assert asked.main([], standalone_mode=False) == Settings()
+
+
+def test_the_options_are_the_fields_of_settings_and_models(capsys):
+    """Names that scripts use; a field that is renamed must not rename its option."""
+    assert cli.main(["run", "--help"]) == 0
+    options = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    expected = "--baseline --json --pair --model --assistant-model --weight-format --device"
+    expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens --drafter --temperature"
+    expected += " --top-p --top-k --seed --coupling --numerics"
+    assert options == set(expected.split())
 
 
 def test_the_help_lists_every_variable_that_the_program_reads(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--help"])
+    assert cli.main(["run", "--help"]) == 0
     read = set(re.findall(r"SPECDEMO_\w+", capsys.readouterr().out))
     for source in [ROOT / "app.py", *(ROOT / "specdemo").rglob("*.py")]:
-        read |= set(re.findall(r"""environ[^\n]*["'](SPECDEMO_\w+)["']""", source.read_text(encoding="utf-8")))
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
+        code = source.read_text(encoding="utf-8")
+        read |= set(re.findall(r"""environ[^\n]*["'](SPECDEMO_\w+)["']""", code))
+    assert cli.main(["--help"]) == 0
     listed = set(re.findall(r"SPECDEMO_\w+", capsys.readouterr().out))
     assert read - listed == set()
     assert len(read) > 15
@@ -182,12 +310,29 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [
+        (Terminal(), r"Downloading X: 100%\|#+\| 8.00M/8.00M .*\nConverting X\n"),
+        (io.StringIO(), "Downloading X\nConverting X\n"),
+    ],
+)
+def test_progress_is_a_bar_on_a_terminal_and_a_line_a_step_elsewhere(monkeypatch, stream, shown):
+    monkeypatch.setattr("sys.stderr", stream)
+    with ProgressBar() as bar:
+        for megabytes in (2, 5, 8):
+            bar(Progress("Downloading X", megabytes * 1_000_000, 8_000_000))
+        bar(Progress("Converting X"))
+    lines = [line.rpartition("\r")[2] for line in stream.getvalue().split("\n")]
+    assert re.fullmatch(shown, "\n".join(lines)), stream.getvalue()
+
+
 def test_a_terminal_gets_colours_and_signs_unless_no_color_is_set(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured = Terminal()
     Screen(coloured).text("word", "correction")
-    assert coloured.getvalue() == "\x1b[31;4mword\x1b[0m"
+    assert coloured.getvalue() == "\x1b[31m\x1b[4mword\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Terminal()
     Screen(plain).text("word", "correction")
@@ -196,3 +341,58 @@ def test_a_terminal_gets_colours_and_signs_unless_no_color_is_set(monkeypatch):
 
 def test_generated_control_characters_do_not_reach_the_terminal():
     assert printable("a\x1b[2Jb\x07\u202ec\n\td") == "a\\x1b[2Jb\\x07\\u202ec\n\td"
+
+
+def trace_with_baseline(answer: str, baseline: str) -> Trace:
+    """A run whose tokens are the letters of `answer`, and a baseline likewise."""
+    tokens = [EmittedToken(ord(char), "plain", text=char) for char in answer]
+    rounds = tuple(Round((), token, 0.0, 0.1, 0.1 * at) for at, token in enumerate(tokens))
+    shown = (BaselineToken(ord(char), 0.1 * at, char, 0.25) for at, char in enumerate(baseline))
+    return Trace(
+        instruction="Hi",
+        prompt_tokens=3,
+        prompt_reused=0,
+        pair=PairInfo("tiny", "target", None, numerics_found="f32"),
+        settings=Settings(),
+        prefill_seconds=0.1,
+        rounds=rounds,
+        finish_reason="stop",
+        cpu_seconds=1.0,
+        outside_seconds=0.0,
+        baseline=Baseline(tuple(shown), 0.1, 1.0),
+        identical=answer == baseline,
+    )
+
+
+def test_answers_that_differ_are_reported_with_position_tokens_and_margin():
+    line = report(trace_with_baseline("abc", "abd"))[-1]
+    assert "differ" in line
+    assert [word for word in ("position 2", "'c'", "'d'", "0.250 logits") if word not in line] == []
+
+
+def test_answers_that_agree_are_reported_as_identical():
+    assert "identical" in report(trace_with_baseline("abc", "abc"))[-1]
+
+
+def test_an_answer_that_ends_early_is_reported_as_different():
+    assert "differ in length" in report(trace_with_baseline("ab", "abc"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("certificate", "words"),
+    [
+        (Certificate(True, 3, None, 0.1), "certified: one parallel pass over the finished answer"),
+        (Certificate(False, 3, 1, 0.1), "not certified: .* position 1"),
+    ],
+)
+def test_a_certificate_says_what_was_checked(certificate, words):
+    trace = trace_with_baseline("abc", "abc")
+    trace = dataclasses.replace(trace, baseline=None, identical=None, certificate=certificate)
+    assert re.match(words, report(trace)[-1])
+
+
+def test_the_baseline_is_printed_after_the_answer():
+    trace = trace_with_baseline("ab\x1b", "abc")
+    stream = io.StringIO()
+    assert show([*trace.rounds, *trace.baseline.tokens, trace], Screen(stream)) is trace
+    assert stream.getvalue() == "ab\\x1b\n\nautoregressive decoding:\nabc\n"

@@ -1,41 +1,46 @@
-"""Progress on stderr: a bar that redraws itself on a terminal, one line a step elsewhere."""
+"""Progress on stderr: a bar on a terminal, one line a step elsewhere."""
 
 from __future__ import annotations
 
-import shutil
 import sys
+from typing import Self
+
+import click
+from tqdm import tqdm
 
 from specdemo.models.progress import Progress
 
 
 class ProgressBar:
-    """Give it to `load_pair(progress=...)`; call `close` when done."""
+    """A context whose value is a Report for `load_pair(progress=...)`."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._text = ""
-        self._width = 0
+        self._step = ""
+        self._bar = tqdm(disable=True)
 
     def __call__(self, progress: Progress) -> None:
-        if self._live:
-            self._redraw(progress)
-        elif progress.text != self._text:
-            print(progress.text, file=sys.stderr, flush=True)
-        self._text = progress.text
+        if progress.text != self._step:
+            self._begin(progress)
+        self._bar.update(progress.done - self._bar.n)
 
-    def _redraw(self, progress: Progress) -> None:
-        if progress.text != self._text and self._text:
-            self.close()
-        line = progress.line
-        if progress.fraction is not None:
-            filled = round(progress.fraction * 24)
-            line = f"[{'#' * filled}{'.' * (24 - filled)}] {line}"
-        line = line[: shutil.get_terminal_size().columns - 1]
-        print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
-        self._width = len(line)
+    def _begin(self, progress: Progress) -> None:
+        self._bar.close()
+        self._step = progress.text
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            desc=progress.text,
+            total=progress.total,
+            initial=progress.done,
+            unit="B",
+            unit_scale=True,
+            bar_format=None if progress.total else "{desc}",
+            disable=not terminal,
+        )
+        if not terminal:
+            click.echo(progress.text, err=True)
 
-    def close(self) -> None:
-        """Leave the bar as it stands and go to the next line."""
-        if self._live and self._width:
-            print(file=sys.stderr)
-        self._width = 0
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()

@@ -1,129 +1,132 @@
-"""`specdemo run "INSTRUCTION"`: the answer in the terminal, tokens coloured by origin, and what speculation saved."""
+"""`specdemo run INSTRUCTION`: the answer, tokens coloured by origin, and the figures of the run."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import unicodedata
+from collections.abc import Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, TextIO
 
-if TYPE_CHECKING:
-    from specdemo.trace import DraftToken, EmittedToken, Round, Trace
-    from specdemo.session import Session
+import click
 
-# Origin: ANSI codes (a colour, and an attribute for those who do not see colours) and the word of the legend.
+from specdemo.cli import (
+    Command,
+    json_option,
+    load_pair,
+    model_options,
+    settings_options,
+    write_json,
+)
+from specdemo.errors import BadInput
+
+if TYPE_CHECKING:
+    from specdemo.settings import ModelChoice, Settings
+    from specdemo.trace import BaselineToken, Round, Trace
+
 STYLES = {
-    "accepted": ("32", "guessed by the draft and accepted"),
-    "correction": ("31;4", "correction by the target, underlined"),
-    "bonus": ("36;1", "bonus token of the target, bold"),
-    "first": ("33;7", "first token, inverse"),
-    "plain": ("0", "the target alone: nothing was drafted"),
+    "accepted": ("accepted draft token", {"fg": "green"}),
+    "correction": ("correction (underlined)", {"fg": "red", "underline": True}),
+    "bonus": ("bonus token (bold)", {"fg": "cyan", "bold": True}),
+    "first": ("first token (inverse)", {"fg": "yellow", "reverse": True}),
+    "plain": ("nothing was drafted", {"reset": False}),
+}
+"""Origin of a token: its name in the legend; colour, and an attribute for the colour-blind."""
+
+ENDINGS = {
+    "stop": "the model ended its answer",
+    "length": "the token limit was reached",
+    "context": "the context is full",
+    "cancelled": "stopped",
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from specdemo.cli import add_decoding_arguments, add_pair_arguments
+@click.command(cls=Command)
+@click.argument("instruction", help="What to ask.")
+@click.option("--baseline", is_flag=True, help="Also decode autoregressively, and compare.")
+@json_option
+@model_options
+@settings_options
+def run(
+    instruction: str, baseline: bool, json_file: str | None, choice: ModelChoice, settings: Settings
+) -> None:
+    instruction = instruction.encode("utf-8", "replace").decode()  # bytes that were no UTF-8
+    if not instruction.strip():
+        raise BadInput("The instruction is empty; write what the model should answer.")
+    loaded = load_pair(choice)
 
-    parser.add_argument("instruction", metavar="INSTRUCTION", help="what to ask")
-    parser.add_argument("--baseline", action="store_true", help="also run the target alone and compare")
-    parser.add_argument("--json", metavar="FILE", help="write the trace as JSON ('-' for standard output)")
-    add_pair_arguments(parser)
-    add_decoding_arguments(parser)
-
-
-def main(args: argparse.Namespace) -> int:
-    from specdemo.cli import check_output, load_from, settings_from, write_json
+    from specdemo.session import Session  # imports openvino: not before what may be refused
     from specdemo.trace import to_json
-    from specdemo.models.errors import BadChoice
 
-    if not args.instruction.strip():
-        raise BadChoice("The instruction is empty; write what the model should answer.")
-    check_output(args.json, "--json")
-    settings = settings_from(args)
-    loaded = load_from(args)
-
-    from specdemo.session import Session  # openvino is imported here, after the cheap refusals above
-
-    # With the trace on standard output, what a person reads goes to standard error.
-    screen = Screen(sys.stderr if args.json == "-" else sys.stdout)
-    session = Session(loaded)
-    try:
-        trace = answer(session, args, settings, screen)
-    finally:
-        session.close()
-    if args.json:
-        write_json(to_json(trace), args.json)
-    return 0
-
-
-def answer(session: Session, args: argparse.Namespace, settings, screen: Screen) -> Trace:
-    """Stream the answer, and the baseline if it is asked for; returns the finished trace."""
-    from specdemo.trace import BaselineToken, Trace
-
-    pair = session.info
-    screen.line(f"{pair.target}, drafting with {pair.draft or 'prompt lookup'}")
-    screen.legend()
-    trace = None
-    for event in session.answer(args.instruction, settings):
-        if isinstance(event, Trace):
-            trace = event
+    screen = Screen(sys.stderr if json_file == "-" else sys.stdout)
+    with closing(Session(loaded)) as session:
+        screen.line(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
+        screen.legend()
+        if baseline:
+            trace = show(session.race(instruction, settings), screen)
         else:
-            screen.round(event)
-    screen.line()
-    if args.baseline:
-        screen.line("\nthe target alone:")
-        for event in session.baseline(trace):
-            if isinstance(event, BaselineToken):
-                screen.text(event.text)
-            elif isinstance(event, Trace):
-                trace = event
-        screen.line()
+            trace = show(session.answer(instruction, settings, certify=True), screen)
     screen.line("\n" + "\n".join(report(trace)))
-    return trace
+    if json_file:
+        write_json(to_json(trace), json_file)
 
 
 class Screen:
-    """A stream with ANSI styles where it is a terminal and NO_COLOR is not set, without them elsewhere."""
+    """A stream with styles where it is a terminal that wants them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._styled = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self._styled = stream.isatty() and not plain
 
     def line(self, text: str = "") -> None:
-        print(text, file=self._stream, flush=True)
+        click.echo(text, file=self._stream)
 
-    def text(self, text: str, style: str = "plain") -> None:
-        """Generated text: control characters, which could command the terminal, are shown as what they are."""
+    def text(self, text: str, origin: str = "plain") -> None:
+        """Generated text, its control characters escaped: they could command the terminal."""
         text = printable(text)
-        if self._styled and text and style != "plain":
-            text = f"\x1b[{STYLES[style][0]}m{text}\x1b[0m"
-        print(text, end="", file=self._stream, flush=True)
-
-    def round(self, round_: Round) -> None:
-        for token in round_.tokens:
-            self.text(token.text, origin(token))
+        if text and self._styled:
+            text = click.style(text, **STYLES[origin][1])
+        click.echo(text, nl=False, file=self._stream, color=True)
 
     def legend(self) -> None:
+        """The names of the styles, if there are styles."""
         if self._styled:
-            for style in ("accepted", "correction", "bonus", "first"):
-                self.text(STYLES[style][1], style)
+            for origin in ("accepted", "correction", "bonus", "first"):
+                self.text(STYLES[origin][0], origin)
                 self.text("   ")
             self.line("\n")
 
 
-def origin(token: DraftToken | EmittedToken) -> str:
-    """Which of STYLES a token of the answer takes."""
-    return getattr(token, "kind", "accepted")
+def show(events: Iterable[Round | BaselineToken | Trace], screen: Screen) -> Trace:
+    """Print a session's events as they come; returns the last, the trace."""
+    from specdemo.trace import BaselineToken, Trace
+
+    answering = True
+    for event in events:
+        if isinstance(event, Trace):
+            trace = event
+        elif isinstance(event, BaselineToken):
+            if answering:
+                screen.line("\n\nautoregressive decoding:")
+            answering = False
+            screen.text(event.text)
+        else:
+            for token in event.tokens:
+                screen.text(token.text, getattr(token, "kind", "accepted"))
+    screen.line()
+    return trace
 
 
 def printable(text: str) -> str:
     """`text` with every control character but newline and tab written as an escape."""
     return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf") or char == "\u200d"
-        else char.encode("unicode_escape").decode()
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in ("Cc", "Cf") and char not in "\n\t\u200d"
+        else char
         for char in text
-    )  # fmt: skip
+    )
 
 
 def report(trace: Trace) -> list[str]:
@@ -132,44 +135,46 @@ def report(trace: Trace) -> list[str]:
 
     figures = summarize(trace)
     lines = [
-        f"{figures.tokens} tokens in {figures.rounds} rounds after a prompt of {trace.prompt_tokens}"
-        f" ({_ENDINGS[trace.finish_reason]})",
-        f"time to first token {figures.time_to_first_token:.3f} s, then {figures.tokens_per_second:.1f} tokens/s",
+        f"{figures.tokens} tokens in {figures.rounds} rounds"
+        f" after a prompt of {trace.prompt_tokens} ({ENDINGS[trace.finish_reason]})",
+        f"time to first token {figures.time_to_first_token:.3f} s,"
+        f" then {figures.tokens_per_second:.1f} tokens/s",
     ]
     if figures.acceptance_rate is not None:
         lines.append(
-            f"acceptance rate {figures.acceptance_rate:.0%}, {figures.tokens_per_round:.2f} tokens per round; "
-            f"drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
+            f"acceptance rate {figures.acceptance_rate:.0%},"
+            f" {figures.tokens_per_round:.2f} tokens per round;"
+            f" drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
     if trace.pair.numerics_found:
         lines.append(f"numerics {trace.pair.numerics_found}")
     if trace.certificate:
         lines.append(_certificate(trace))
-    if trace.baseline and figures.baseline_tokens_per_second is not None:
-        lines.append(f"the target alone: {figures.baseline_tokens_per_second:.1f} tokens/s")
+    if figures.baseline_tokens_per_second is not None:
+        lines.append(f"autoregressive decoding: {figures.baseline_tokens_per_second:.1f} tokens/s")
     if figures.speedup is not None:
         lines.append(f"speed-up {figures.speedup:.2f}x")
     if trace.identical is not None:
-        lines.append("the two answers are identical, token for token" if trace.identical else "the two answers differ")
-    if trace.baseline:
-        lines += [
-            f"at token {tie.position} the one-token baseline rounds a near tie the other way"
-            f" (margin {tie.margin:.3f} logits)"
-            for tie in trace.baseline.near_ties
-        ]
+        lines.append(_comparison(trace))
     return lines
 
 
-_ENDINGS = {
-    "stop": "the model ended its answer",
-    "length": "the token limit was reached",
-    "context": "the context is full",
-    "cancelled": "stopped",
-}
-
-
 def _certificate(trace: Trace) -> str:
-    certificate = trace.certificate
-    if certificate.certified:
-        return f"certified: one parallel forward chooses the same {certificate.checked} tokens"
-    return f"not certified: one parallel forward chooses another token at position {certificate.first_difference}"
+    found = trace.certificate
+    begin = "one parallel pass over the finished answer chose"
+    if found.certified:
+        return f"certified: {begin} the same {found.checked} tokens"
+    return f"not certified: {begin} another token at position {found.first_difference}"
+
+
+def _comparison(trace: Trace) -> str:
+    if trace.identical:
+        return "the two answers are identical, token for token"
+    found = trace.difference
+    if found is None:
+        return "the two answers differ in length"
+    margin = "" if found.margin is None else f" (by {found.margin:.3f} logits over the next best)"
+    return (
+        f"the two answers differ, first at position {found.position}: {found.text!r},"
+        f" autoregressive decoding {found.baseline_text!r}{margin}"
+    )
