@@ -19,9 +19,10 @@ import openvino as ov
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
 from specdemo.engine.handle import Load, Waiting
-from specdemo.engine.request import Request
+from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
-from specdemo.engine.sampling import Sampling
+from specdemo.engine.sampling import Distribution, Sampling
+from specdemo.engine.scheduler import QUEUED
 from specdemo.errors import BadInput
 from specdemo.models import machine
 from specdemo.models.load import LoadedPair
@@ -39,7 +40,7 @@ class Session:
 
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for
     several sessions on one machine (None: the plugin takes what it finds). `active` is how many
-    requests run at once; further ones wait for their turn, as do those whose worst case does not
+    requests run at once; `waiting` more wait for their turn, as do those whose worst case does not
     fit into the KV cache. That is allocated now and for good: `cache_mb` megabytes for the target
     model, but one full context at least, and as many tokens for the draft model and for the target
     in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so
@@ -53,6 +54,7 @@ class Session:
         *,
         threads: int | None = None,
         active: int = ACTIVE_REQUESTS,
+        waiting: int = QUEUED,
         cache_mb: int | None = None,
         exclusive: bool = False,
     ):
@@ -74,6 +76,7 @@ class Session:
             context_limit=loaded.context_limit,
             threads=threads,
             active=1 if exclusive else active,
+            waiting=waiting,
             cache_mb=cache_mb,
             available_bytes=machine.available_bytes,
         )
@@ -156,6 +159,18 @@ class Session:
         request = self._request(tokens, settings, prefill_seconds=trace.prefill_seconds)
         return self._baseline(trace, request, stop, on_wait)
 
+    def next_distribution(
+        self, instruction: str, settings: Settings, tokens: tuple[int, ...] = ()
+    ) -> Distribution:
+        """The target model's distribution of the token after the prompt and the answer's `tokens`,
+        in `settings` (temperature above 0). Raises what `answer` does."""
+        prompt = self._prompt(instruction, settings, None)
+        request = NextToken(**vars(self._request(prompt, settings)))
+        request.answer = list(tokens)
+        handle = self._engine.submit(request, self._engine.target(settings.numerics))
+        list(handle.events())
+        return handle.result
+
     def _race(self, answer, stop, on_wait) -> Iterator[Round | BaselineToken | Trace]:
         with closing(answer):
             for event in answer:
@@ -236,7 +251,7 @@ class Session:
             settings.drafter,
             settings.draft_tokens,
             self._loaded.draft_window,
-            self._loaded.phrases,
+            self._loaded.ngrams,
             **options,
         )
 

@@ -16,6 +16,8 @@ from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 
 Kind = TypeVar("Kind")
+MAX_NEW_TOKENS = 4096
+
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
@@ -56,7 +58,7 @@ class Settings:
     """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in
     links and on the page)."""
 
-    max_new_tokens: _whole(1, 4096) = option(100, "longest answer, tokens")
+    max_new_tokens: _whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
     ] = option(
@@ -90,7 +92,9 @@ class ModelChoice:
     """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name a
     pair of one's own; `weight_format` is for exporting a PyTorch checkpoint."""
 
-    pair: Line = option("", "a pair that `pairs` lists")
+    pair: Line = option(
+        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
+    )
     target: Line = option("", "your own target model: a folder or a Hub repository")
     draft: Line = option("", "the draft model that goes with your own target model")
     weight_format: Literal["int8", "int4", "fp16"] = option(

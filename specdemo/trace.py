@@ -246,9 +246,8 @@ def from_json(text: str | bytes) -> Trace:
     text over 20 MB or more than 200,000 tokens. Unknown and derived fields are ignored.
     """
     if len(text) > MAX_JSON_BYTES:
-        raise BadInput(
-            f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB; a run never writes that much."
-        )
+        megabytes = MAX_JSON_BYTES // 1_000_000
+        raise BadInput(f"The trace is larger than {megabytes} MB; a run never writes that much.")
     try:
         trace = _adapter().validate_json(text, strict=True)
     except ValidationError as error:

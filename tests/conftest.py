@@ -1,7 +1,8 @@
-"""What several test files share: the embedded pair (fetched once, the real way, into the usual cache), a browser."""
+"""What several test files share: the embedded pair, tiny exported models, a browser."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -11,47 +12,80 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tiny_home import EXPORTED, ir_folder
+from filelock import FileLock
+from tiny_models import EXPORTED, ir_folder
 
-from specdemo.trace import PairInfo
 from specdemo.models.load import LoadedPair, load_pair
-from specdemo.models.pairs import EMBEDDED
+from specdemo.models.registry import EMBEDDED
 from specdemo.models.templates import PLAIN
 from specdemo.models.tokenizer import Tokenizer
+from specdemo.trace import PairInfo
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
+SLOW_FIXTURES = {"chromium", "embedded_pair", "one_thread", "tiny_home"}
+"""Fixtures that start a browser, load or export models, or train."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every test that uses one of SLOW_FIXTURES as slow."""
+    for item in items:
+        if SLOW_FIXTURES & set(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def embedded_pair() -> LoadedPair:
-    """The embedded pair as `load_pair` gives it. It is fetched on the first run only: the cache folder is kept."""
+    """The embedded pair as `load_pair` gives it; fetched on the first run only, into the cache."""
     return load_pair(EMBEDDED)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str | None:
     """The distribution's Chromium, None to use playwright's own."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 @pytest.fixture(scope="session")
-def tiny_home(tmp_path_factory) -> Path:
-    """Tiny models with made-up weights: checkpoints, and what `tiny_home.EXPORTED` lists as IR."""
-    home = tmp_path_factory.mktemp("tiny")
-    command = [sys.executable, str(Path(__file__).with_name("tiny_home.py"))]
+def tiny_home() -> Path:
+    """Tiny models with made-up weights: checkpoints, and those of `tiny_models.EXPORTED` as IR.
+
+    Made once for each version of what makes them; test processes that run at once share them.
+    """
+    root = Path(__file__).parent
+    recipe = [root / "tiny_models.py", root.parent / "requirements-export.txt"]
+    version = hashlib.sha256(b"".join(path.read_bytes() for path in recipe)).hexdigest()[:12]
+    home = root.parent / ".cache" / f"tiny-models-{version}"
+    home.parent.mkdir(exist_ok=True)
+    with FileLock(f"{home}.lock"):
+        if not home.exists():
+            making = home.with_suffix(".part")
+            shutil.rmtree(making, ignore_errors=True)
+            _make_tiny_models(making)
+            making.rename(home)
+    return home
+
+
+def _make_tiny_models(home: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("tiny_models.py"))]
+    home.mkdir()
     with ThreadPoolExecutor(len(EXPORTED)) as pool:
         made = pool.map(
-            lambda group: subprocess.run([*command, group, str(home)], capture_output=True, text=True), EXPORTED
+            lambda group: subprocess.run(
+                [*command, group, str(home)], capture_output=True, text=True
+            ),
+            EXPORTED,
         )
         for done in made:
             assert done.returncode == 0, done.stderr
-    return home
 
 
 @pytest.fixture(scope="session")
 def tiny(tiny_home) -> TinyModels:
-    """Made-up models of real shapes: Dolly with Pythia as int8 IR, GPT-2 XL as a checkpoint and GPT-2 as IR."""
+    """Made-up models: int8 IR of Dolly, Pythia and GPT-2, a checkpoint of GPT-2 XL."""
     return TinyModels(
         dolly=ir_folder(tiny_home, "dolly", "int8"),
         pythia=ir_folder(tiny_home, "pythia", "int8"),

@@ -1,9 +1,11 @@
-"""The accept/reject rule, exactly: on toy vocabularies every execution is enumerated, with its probability."""
+"""The accept/reject rule, exactly: on toy vocabularies every execution is enumerated, with its
+probability."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 
 import numpy as np
@@ -13,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode, drafters
-from specdemo.engine.policy import Lookahead
+from specdemo.engine.drafters import make_drafter
+from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
 LENGTH = 3
 
 
 class Branching:
-    """Replays a decoding once for every outcome of its random decisions, weighing each execution."""
+    """Replays a decoding once for every outcome of its random decisions, with its probability."""
 
     def __init__(self):
         self.script: list[int] = []
@@ -50,8 +53,8 @@ class Branching:
     def draw(self, source: Distribution, seed, position, stream=0) -> int:
         return int(source.ids[self.decide(source.probabilities)])
 
-    def draw_from(self, logits, sampling, position, stream=0) -> int:
-        return self.draw(distribution(logits, sampling), sampling.seed, position, stream)
+    def choose(self, logits, sampling, position) -> tuple[int, float]:
+        return self.draw(distribution(logits, sampling), sampling.seed, position), math.inf
 
     def accepts(self, chance, seed, position) -> bool:
         return self.decide([chance, 1 - chance]) == 0
@@ -69,22 +72,22 @@ def target_distribution(table, prompt, sampling) -> dict[tuple[int, ...], float]
     return found
 
 
-def enumerate_output(target, draft, sampling, make_drafter, monkeypatch) -> Counter:
+def enumerate_output(target, draft, sampling, make, monkeypatch) -> Counter:
     branching = Branching()
     monkeypatch.setattr(decode, "draw", branching.draw)
-    monkeypatch.setattr(decode, "draw_from", branching.draw_from)
+    monkeypatch.setattr(decode, "choose", branching.choose)
     monkeypatch.setattr(decode, "accepts", branching.accepts)
     monkeypatch.setattr(drafters, "draw", branching.draw)
     prompt = (0,)
 
     def once():
-        decoding = decode.decode(
-            decode.Prompt(prompt, toy.logits_after(target, prompt)),
-            target=toy.sequence(prompt),
-            drafter=make_drafter(sampling),
-            lookahead=Lookahead(fixed=2),
+        decoding = toy.decoding(
+            target,
+            prompt,
+            decode.Limits(LENGTH, 100),
+            drafter=make(sampling),
+            policy=Policy(fixed=2),
             sampling=sampling,
-            limits=decode.Limits(LENGTH, 100),
         )
         rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
         return toy.answer_ids(rounds)
@@ -96,26 +99,22 @@ def enumerate_output(target, draft, sampling, make_drafter, monkeypatch) -> Coun
 
 
 def model_drafter(length):
-    return lambda sampling: drafters.ModelDrafter(toy.sequence(), Lookahead(fixed=length), sampling)
+    return lambda sampling: make_drafter(
+        "model", Policy(fixed=length), sampling, sequence=toy.sequence()
+    )
 
 
-def priced() -> Lookahead:
-    """An adaptive lookahead whose costs make the draft's confidence decide how much of it is verified."""
-    lookahead = Lookahead(limit=3)
-    for tokens, seconds in [(1, 1.0), (2, 1.4), (3, 1.8), (4, 2.2)]:
-        lookahead.costs.saw_verify(tokens, seconds)
-    lookahead.costs.saw_draft(0.05)
-    return lookahead
+def adaptive_drafter(name):
+    """A drafter with costs that make the draft's confidence decide how much of it is verified."""
 
+    def make(sampling):
+        policy = Policy(limit=3)
+        for tokens, seconds in [(1, 1.0), (2, 1.1), (3, 1.2), (4, 1.3)]:
+            policy.costs.saw_verify(tokens, seconds)
+        policy.costs.saw_draft(0.02)
+        return make_drafter(name, policy, sampling, sequence=toy.sequence())
 
-def adaptive_drafter(sampling):
-    return drafters.ModelDrafter(toy.sequence(), priced(), sampling)
-
-
-def auto_drafter(sampling):
-    lookahead = priced()
-    model = drafters.ModelDrafter(toy.sequence(), lookahead, sampling)
-    return drafters.AutoDrafter([drafters.Lookup()], lookahead, model)
+    return make
 
 
 def point_drafter(length):
@@ -135,7 +134,9 @@ samplings = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), samplings, st.integers(1, 3), st.booleans())
-def test_output_distribution_is_the_targets_for_every_drafter(seed, sampling, length, has_probabilities):
+def test_output_distribution_is_the_targets_for_every_drafter(
+    seed, sampling, length, has_probabilities
+):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     make = model_drafter(length) if has_probabilities else point_drafter(length)
@@ -146,17 +147,19 @@ def test_output_distribution_is_the_targets_for_every_drafter(seed, sampling, le
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), samplings, st.sampled_from([adaptive_drafter, auto_drafter]))
-def test_output_distribution_is_the_targets_where_confidence_decides_what_is_drafted(seed, sampling, make):
+@given(st.integers(0, 10**6), samplings, st.sampled_from(["model", "auto"]))
+def test_output_distribution_is_the_targets_where_confidence_decides_what_is_drafted(
+    seed, sampling, name
+):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     with pytest.MonkeyPatch.context() as patch:
-        output = enumerate_output(target, draft, sampling, make, patch)
+        output = enumerate_output(target, draft, sampling, adaptive_drafter(name), patch)
     for answer, weight in target_distribution(target, (0,), sampling).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
 
-def test_dropping_drawn_tokens_for_what_they_are_is_caught(monkeypatch):
+def test_dropping_draft_tokens_for_their_value_is_caught(monkeypatch):
     sampling = Sampling(temperature=1.0, coupling="maximal")
     worst = 0.0
     for seed in range(6):
@@ -164,14 +167,16 @@ def test_dropping_drawn_tokens_for_what_they_are_is_caught(monkeypatch):
         target, draft = toy.random_table(rng), toy.random_table(rng)
 
         def dropping(sampling):
-            drafter = adaptive_drafter(sampling)
+            drafter = adaptive_drafter("model")(sampling)
             propose = drafter.propose
 
             def cut(context, limit):
                 whole = yield from propose(context, limit)
                 keep = sum(probability > 0.4 for probability in whole.probabilities)
-                per_token = ("tokens", "sources", "confidences", "probabilities", "distributions")
-                return dataclasses.replace(whole, **{name: getattr(whole, name)[:keep] for name in per_token})
+                per_token = ("tokens", "sources", "probabilities", "distributions")
+                return dataclasses.replace(
+                    whole, **{name: getattr(whole, name)[:keep] for name in per_token}
+                )
 
             drafter.propose = cut
             return drafter
@@ -184,7 +189,10 @@ def test_dropping_drawn_tokens_for_what_they_are_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("broken", ["residual", "acceptance_probability"])
 def test_a_broken_rule_is_caught(broken, monkeypatch):
-    rule = {"residual": lambda p, q: q, "acceptance_probability": lambda p, q: 1.0 if q > 0.1 else 0.0}[broken]
+    rule = {
+        "residual": lambda p, q: q,
+        "acceptance_probability": lambda p, q: 1.0 if q > 0.1 else 0.0,
+    }[broken]
     monkeypatch.setattr(decode, broken, rule)
     rng = np.random.default_rng(1)
     target, draft = toy.random_table(rng), toy.random_table(rng)
@@ -198,7 +206,8 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
     rng = np.random.default_rng(3)
     p, q = (distribution(toy.random_table(rng, 5)[0], Sampling(temperature=1.0)) for _ in range(2))
     accepted = sum(
-        p.probability(token) * decode.acceptance_probability(p.probability(token), q.probability(token))
+        p.probability(token)
+        * decode.acceptance_probability(p.probability(token), q.probability(token))
         for token in range(5)
     )
     assert accepted == pytest.approx(1 - 0.5 * np.abs(p.probabilities - q.probabilities).sum())

@@ -1,49 +1,156 @@
-"""Toy models for exact tests: logits are a table looked up by the last token, and a runner answers requests by it."""
+"""One toy model without OpenVINO: its logits are a function of the tokens, so a mix-up of sequences
+changes them. Also ways to run decodings on it: `drive` one at a time, `request` for the scheduler.
+"""
 
 from __future__ import annotations
 
+import threading
+import zlib
+from collections.abc import Mapping
+
 import numpy as np
 
-from specdemo.engine.decode import Decoding
-from specdemo.engine.drafters import Draft, Reply
-from specdemo.engine.model import BlockPool, Logits, Sequence
-from specdemo.trace import Round
+from specdemo.engine.cache import BlockPool, Sequence
+from specdemo.engine.decode import Decoding, Limits, Prompt, decode, prefill
+from specdemo.engine.drafters import Draft, Reply, make_drafter
+from specdemo.engine.guard import Guard
+from specdemo.engine.instance import Logits
+from specdemo.engine.model import Run
+from specdemo.engine.policy import Policy
+from specdemo.engine.rounds import Round
+from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 3
+"""Tokens of the smallest tables, where every execution can be enumerated."""
+
+HASHED_VOCABULARY = 7
+BLOCK = 4
+GREEDY = Sampling()
 
 
-def random_table(rng: np.random.Generator, vocabulary: int = VOCABULARY, scale: float = 1.5) -> np.ndarray:
+class ToyModel:
+    """Forwards over real sequences and a real block pool. A row of logits is looked up in `table`
+    by the last token, or without a table made from all tokens and `seed`.
+
+    The next forward overwrites the logits, as a real one does. `fault(batch)` may raise; a forward
+    waits for `gate`.
+    """
+
+    def __init__(self, table: np.ndarray | None = None, *, seed: int = 0, limit: int | None = None):
+        self.table = table
+        self.seed = seed
+        self.block_size = BLOCK
+        self.pool = BlockPool(0, limit)
+        self.least_tokens = 1
+        self.seconds = 0.0
+        self.batches: list[list[int]] = []
+        self.fault = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self._last: list[Logits] = []
+
+    def new_sequence(self) -> Sequence:
+        return Sequence(self.pool, BLOCK)
+
+    def forward(self, batch: list[Run]) -> list[Logits]:
+        self.gate.wait(10)
+        for old in self._last:
+            old.rows[:] = np.nan
+            old.best[:] = -1
+        if self.fault is not None:
+            self.fault(batch)
+        assert len({id(run.sequence) for run in batch}) == len(batch)
+        for run in batch:
+            self._reserve(run.sequence, len(run.sequence.tokens) + len(run.tokens))
+        self.batches.append([len(run.tokens) for run in batch])
+        self._last = [self._run(run) for run in batch]
+        return list(self._last)
+
+    def row(self, tokens: list[int]) -> np.ndarray:
+        """The logits after `tokens`, float32 [vocabulary]."""
+        if self.table is not None:
+            return self.table[tokens[-1]]
+        rng = np.random.default_rng(zlib.crc32(bytes(tokens)) + self.seed)
+        return rng.normal(size=HASHED_VOCABULARY).astype(np.float32)
+
+    def _run(self, run: Run) -> Logits:
+        tokens = run.sequence.tokens
+        tokens.extend(run.tokens)
+        ends = range(len(tokens) - run.rows + 1, len(tokens) + 1)
+        width = HASHED_VOCABULARY if self.table is None else self.table.shape[1]
+        rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
+        return Logits.of(rows.reshape(run.rows, width))
+
+    def _reserve(self, sequence: Sequence, length: int) -> None:
+        pool = sequence._pool
+        missing = -(-length // BLOCK) - len(sequence.blocks)
+        if missing > 0:
+            if len(pool.free) < missing:
+                pool.grow(pool.grown_size(missing))
+            sequence.blocks += [pool.take() for _ in range(missing)]
+
+
+def random_table(
+    rng: np.random.Generator, vocabulary: int = VOCABULARY, scale: float = 1.5
+) -> np.ndarray:
     """float32 [vocabulary, vocabulary]: the logits after each last token."""
     return (rng.normal(size=(vocabulary, vocabulary)) * scale).astype(np.float32)
 
 
 def sequence(tokens: tuple[int, ...] = ()) -> Sequence:
-    empty = Sequence(BlockPool(0), 32, 1)
-    empty.tokens = list(tokens)
-    return empty
+    """A sequence that holds `tokens`, with a block pool of its own."""
+    made = Sequence(BlockPool(0), BLOCK)
+    made.tokens = list(tokens)
+    return made
 
 
 def logits_after(table: np.ndarray, tokens: list[int] | tuple[int, ...]) -> Logits:
     return Logits.of(table[list(tokens)])
 
 
-def drive(decoding: Decoding, tables: dict[str, np.ndarray]) -> tuple[list[Round], str]:
-    """Run a decoding on toy models; gives its rounds and finish reason."""
+def decoding(
+    table: np.ndarray,
+    prompt: tuple[int, ...],
+    limits: Limits,
+    *,
+    target: Sequence | None = None,
+    drafter=None,
+    policy: Policy | None = None,
+    sampling: Sampling = GREEDY,
+    guard: Guard | None = None,
+) -> Decoding:
+    """`decode` after a prompt that was run on this table."""
+    return decode(
+        Prompt(prompt, logits_after(table, prompt[-1:])),
+        target=sequence(prompt) if target is None else target,
+        drafter=drafter,
+        policy=policy or Policy(),
+        sampling=sampling,
+        limits=limits,
+        guard=guard,
+    )
+
+
+def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round], object]:
+    """Run a generator that asks for forwards; gives its rounds and its result. A table stands for a
+    model."""
+    models = {
+        name: model if isinstance(model, ToyModel) else ToyModel(model)
+        for name, model in models.items()
+    }
     rounds: list[Round] = []
     reply = None
     while True:
         try:
-            event = decoding.send(reply)
+            event = work.send(reply)
         except StopIteration as done:
             return rounds, done.value
         reply = None
         if isinstance(event, Round):
             rounds.append(event)
         else:
-            run = event.run
-            run.sequence.tokens.extend(run.tokens)
-            rows = run.tokens[len(run.tokens) - run.rows :]
-            reply = Reply(logits_after(tables[event.model], rows), 0.001)
+            [logits] = models[event.model].forward([event.run])
+            reply = Reply(logits, 0.001, len(event.run.tokens))
 
 
 def answer_ids(rounds: list[Round]) -> tuple[int, ...]:
@@ -51,13 +158,56 @@ def answer_ids(rounds: list[Round]) -> tuple[int, ...]:
 
 
 class ScriptDrafter:
-    """Proposes `length` tokens made by `guess(context, position)`, as a drafter without probabilities."""
+    """Proposes `length` tokens made by `guess(context, position)`, without probabilities."""
 
     def __init__(self, length: int, guess):
         self.length = length
         self.guess = guess
 
     def propose(self, context, limit):
-        tokens = tuple(self.guess(context, len(context) + i) for i in range(min(self.length, limit)))
-        return Draft(tokens, ("script",) * len(tokens), (0.5,) * len(tokens), (None,) * len(tokens))
+        size = min(self.length, limit)
+        tokens = tuple(self.guess(context, len(context) + at) for at in range(size))
+        return Draft(tokens, ("script",) * size, (None,) * size)
         yield
+
+
+def request(
+    models: Mapping[str, ToyModel],
+    prompt: tuple[int, ...],
+    new_tokens: int,
+    draft_tokens: int = 0,
+) -> Decoding:
+    """A whole request, as a session makes it: prompt, answer, everything given back."""
+    target = models["target"].new_sequence()
+    draft = models["draft"].new_sequence()
+    policy = Policy(fixed=draft_tokens)
+    name = "model" if draft_tokens else "none"
+    try:
+        known = yield from prefill(target, prompt)
+        return (
+            yield from decode(
+                known,
+                target=target,
+                drafter=make_drafter(name, policy, GREEDY, sequence=draft),
+                policy=policy,
+                sampling=GREEDY,
+                limits=Limits(new_tokens, 10_000, frozenset({0})),
+            )
+        )
+    finally:
+        target.release()
+        draft.release()
+
+
+def alone(seed: int, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:
+    """Greedy tokens of a target of this seed, computed without scheduler, cache or drafts."""
+    model, tokens = ToyModel(seed=seed), list(prompt)
+    while len(tokens) < len(prompt) + new_tokens:
+        tokens.append(int(model.row(tokens).argmax()))
+        if tokens[-1] == 0:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def blocks_for(prompt: int, new_tokens: int, draft_tokens: int = 0) -> int:
+    return -(-(prompt + new_tokens + draft_tokens + 2) // BLOCK)

@@ -141,9 +141,9 @@ class Verdict:
     and its probabilities of the accepted tokens and, where one is rejected, of that; then of the
     added token.
 
-    `margin` (logits) is that of the added token's choice, `least_margin` the least of all choices
-    made; unknown ones (of the maximal coupling, whose answer depends on the draft anyway) count as
-    infinite.
+    `margin` (logits) is by how much the added token exceeds the next best, None where it was drawn;
+    `least_margin` the least of all choices made. Those of the maximal coupling, whose answer
+    depends on the draft anyway, are infinite.
     """
 
     accepted: int
@@ -175,7 +175,7 @@ def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> V
             probabilities.append(logits.probability(at, drafted))
         if token != drafted:
             break
-    known = margin if math.isfinite(margin) else None
+    known = margin if sampling.greedy else None
     return Verdict(at, token, tuple(probabilities), logits.probability(at, token), known, least)
 
 

@@ -19,7 +19,7 @@ from .open import Model
 from .policy import MAX_DRAFT
 from .prefix_cache import PrefixCache
 from .request import Request, Target
-from .scheduler import MERGED_TOKENS, Scheduler
+from .scheduler import MERGED_TOKENS, QUEUED, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Engine:
         context_limit: int,
         threads: int | None = None,
         active: int = 16,
+        waiting: int = QUEUED,
         cache_mb: int | None = None,
         available_bytes: Callable[[], int],
     ):
@@ -75,7 +76,7 @@ class Engine:
         self._targets: dict[str, Target] = {}
         self._draft: Model | None = None
         self._draft_seconds = 0.0
-        self._scheduler = Scheduler(most_active=active, make_room=self._make_room)
+        self._scheduler = Scheduler(most_active=active, queued=waiting, make_room=self._make_room)
         exact = self.target("exact")
         if files.draft is not None:
             self._draft = numerics.fastest_model(

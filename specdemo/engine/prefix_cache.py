@@ -141,6 +141,8 @@ class PrefixCache:
             return {
                 block for known in list(self._known.values()) for block in list(known.target.blocks)
             }
+        if model is not self.draft:
+            return set()
         drafts = [known.draft for known in list(self._known.values())]
         return {block for draft in drafts if draft is not None for block in list(draft.blocks)}
 

@@ -13,11 +13,12 @@ from .decode import Decoding, Limits, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
 from .handle import Sharing
+from .model import Run
 from .ngrams import NgramTable
 from .open import Model
 from .policy import Policy
 from .prefix_cache import KnownPrompt, PrefixCache
-from .sampling import Sampling
+from .sampling import Distribution, Sampling, distribution
 from .scheduler import MERGED_TOKENS
 
 
@@ -159,3 +160,20 @@ class Request:
         finally:
             decoding.close()
             self.cpu = time.process_time() - cpu
+
+
+@dataclass
+class NextToken(Request):
+    """Asks for the target model's distribution of the token after the prompt and `answer`."""
+
+    def work(self, target: Target, sharing: Sharing) -> Generator[Forward, Reply, Distribution]:
+        known = yield from self._prompt(target.prefixes)
+        try:
+            logits = known.prompt.logits
+            with target.model.fork(known.target, len(self.tokens)) as sequence:
+                if self.answer:
+                    run = Run(sequence, self.answer, 1, stepwise=True)
+                    logits = (yield Forward("target", run)).logits
+            return distribution(logits.rows[0], self.sampling)
+        finally:
+            target.prefixes.unpin(known)

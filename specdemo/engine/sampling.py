@@ -32,6 +32,10 @@ HEAD_PROBABILITY = 1e-5
 """Tokens at least this probable race one by one; the rest enter the race as one, so that a draw
 needs noise for the likely tokens and not for the whole vocabulary."""
 
+REACH = 0.05
+"""Logits up to which margins of draws are told apart: more than any guard asks for
+(`numerics.MOST_GUARD`)."""
+
 _GAPS = (16.0, 64.0, np.inf)
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -177,49 +181,64 @@ def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) ->
 
 def choose(logits: np.ndarray, sampling: Sampling, position: int) -> tuple[int, float]:
     """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit
-    by less than half of it would not have changed the draw. 0 where that is not known."""
+    by less than half of it would not have changed the draw. 0 where that is not known, REACH at
+    most."""
+    reach = min(REACH / sampling.temperature, 20.0)
     if sampling.filtered:
         source = distribution(logits, sampling)
-        at, lead = _race(source.probabilities, 1.0, source.ids, sampling.seed, position, TOKEN)
+        at, lead = _race(
+            source.probabilities, 1.0, source.ids, sampling.seed, position, TOKEN, reach
+        )
         return int(source.ids[at]), sampling.temperature * min(lead, 2 * source.edge)
     # Without filters the distribution is never made as a whole.
     weights = logits - logits.max()
     weights *= np.float32(1 / sampling.temperature)
     np.exp(weights, out=weights)
     total = float(weights.sum(dtype=np.float64))
-    token, lead = _race(weights, total, None, sampling.seed, position, TOKEN)
+    token, lead = _race(weights, total, None, sampling.seed, position, TOKEN, reach)
     return token, sampling.temperature * lead
 
 
 def _race(
-    weights: np.ndarray, total: float, ids: np.ndarray | None, seed: int, position: int, stream: int
+    weights: np.ndarray,
+    total: float,
+    ids: np.ndarray | None,
+    seed: int,
+    position: int,
+    stream: int,
+    reach: float = 0.0,
 ) -> tuple[int, float]:
-    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and the
-    logarithm of how many times later the next one arrives; `ids` are the tokens' (None: 0, 1, ...).
+    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and how far
+    (`reach` at most) the ratio of any two weights may change, as a logarithm, without changing
+    that; `ids` are the tokens' (None: 0, 1, ...).
     """
-    head = np.flatnonzero(weights >= HEAD_PROBABILITY * total)
-    racing = weights[head].astype(np.float64) / total
-    arrivals = (
-        -np.log(uniforms(seed, position, stream, head if ids is None else ids[head])) / racing
-    )
-    winner = int(arrivals.argmin()) if len(head) else -1
-    first = second = math.inf
-    if winner >= 0:
-        first = float(arrivals[winner])
-        arrivals[winner] = math.inf
-        second = float(arrivals.min())
+    near = np.flatnonzero(weights >= HEAD_PROBABILITY * math.exp(-reach) * total)
+    shares = weights[near].astype(np.float64) / total
+    noise = uniforms(seed, position, stream, near if ids is None else ids[near])
+    arrivals = -np.log(noise) / shares
+    head = shares >= HEAD_PROBABILITY
+    winner = int(np.where(head, arrivals, math.inf).argmin()) if head.any() else -1
+    first = float(arrivals[winner]) if winner >= 0 else math.inf
     # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their
     # sum is enough.
-    tail_mass = 1.0 - float(racing.sum())
-    if len(head) < len(weights) and tail_mass > 0:
-        arrival = -math.log(uniform(seed, position, stream + 8)) / tail_mass
-        if arrival < first:
-            tail = weights.astype(np.float64)
-            tail[head] = 0.0
-            mass = np.cumsum(tail)
-            return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1])), 0.0
-        second = min(second, arrival)
-    return int(head[winner]), math.log(second / first) if math.isfinite(second) else math.inf
+    tail_noise = -math.log(uniform(seed, position, stream + 8))
+    tail_mass = 1.0 - float(shares[head].sum())
+    in_head = int(head.sum())
+    if in_head < len(weights) and tail_mass > 0 and tail_noise / tail_mass < first:
+        tail = weights.astype(np.float64)
+        tail[near[head]] = 0.0
+        mass = np.cumsum(tail)
+        return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1])), 0.0
+    # A token that a change may take across the head's edge counts on both sides of it.
+    sure = shares >= HEAD_PROBABILITY * math.exp(reach)
+    if not sure[winner]:
+        return int(near[winner]), 0.0
+    arrivals[winner] = math.inf
+    second = float(arrivals.min())
+    others_mass = 1.0 - float(shares[sure].sum())
+    if int(sure.sum()) < len(weights) and others_mass > 0:
+        second = min(second, tail_noise / others_mass)
+    return int(near[winner]), min(max(math.log(second / first), 0.0), reach)
 
 
 def acceptance_probability(p: float, q: float) -> float:

@@ -106,7 +106,8 @@ class Scheduler:
         with self._wake:
             if self._closed:
                 raise Busy("The models have been closed.")
-            if len(self._queue) >= self.queued:
+            present = len(self._queue) + len(self._active)
+            if not first and present >= self.most_active + self.queued:
                 raise Busy(
                     f"{len(self._queue)} requests are waiting already; try again in a moment."
                 )

@@ -1,0 +1,164 @@
+"""What is measured of rounding at load holds afterwards: real (tiny) models, every setting."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import openvino as ov
+import pytest
+from test_engine_cache import CLOSE, F32
+
+from specdemo.engine import instance, numerics
+from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.numerics import Invariance, measure_invariance
+from specdemo.engine.open import open_model
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
+CONTEXT = 45
+
+SETTINGS = {
+    "dynamic quantization": ModelSettings(properties=F32),
+    "dynamic quantization, fixed shapes": ModelSettings(properties=F32, fixed_shapes=(1, 2, 4, 8)),
+    "no dynamic quantization": dataclasses.replace(CLOSE, fixed_shapes=()),
+    "no dynamic quantization, fixed shapes": CLOSE,
+    "f16 cache": ModelSettings(properties=(F32[0], ("KV_CACHE_PRECISION", "f16"))),
+    "stateful": dataclasses.replace(CLOSE, paged=False),
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def measured(request, tiny_llama_pair):
+    """A model in one setting, and what was measured of it."""
+    model = open_model(tiny_llama_pair.target_xml, SETTINGS[request.param])
+    return model, measure_invariance(model)
+
+
+def text_of(model, size: int, seed: int = 5) -> list[int]:
+    return np.random.default_rng(seed).integers(0, model.vocabulary_size, size).tolist()
+
+
+def in_pieces(model, size: int, total: int, unpadded: bool = False) -> np.ndarray:
+    """Logits of `total` tokens after a context, `size` tokens a forward."""
+    text = text_of(model, CONTEXT + total + size)
+    rows = []
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, text[:CONTEXT], 1)])
+        while sequence.length < CONTEXT + total:
+            piece = text[sequence.length : sequence.length + size]
+            run = Run(sequence, piece, len(piece), stepwise=True, unpadded=unpadded)
+            rows.append(model.forward([run])[0].rows.copy())
+    return np.concatenate(rows)[:total]
+
+
+def test_forwards_of_every_size_up_to_the_measured_one_give_the_same_bits(measured):
+    model, found = measured
+    sizes = [size for size in SIZES if size <= found.tokens]
+    reference = in_pieces(model, 4, 64)
+    for size in sizes:
+        assert np.array_equal(in_pieces(model, size, 64), reference), size
+
+
+def test_a_token_by_itself_differs_by_no_more_than_the_guard_allows(measured):
+    model, found = measured
+    apart = np.abs(in_pieces(model, 1, 32, unpadded=True) - in_pieces(model, 4, 32)).max()
+    if found.one_token == 0:
+        assert apart == 0 and found.guard is None and model.least_tokens == 1
+    elif found.tokens:
+        assert apart <= numerics.GUARD_TIMES * found.one_token / 2 and model.least_tokens == 2
+
+
+def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measured):
+    model, found = measured
+    if not found.merging:
+        assert "do not share forwards" in str(found) or not found.tokens
+        return
+    sizes, contexts = (3, 1, 8, 1), (45, 10, 70, 33)
+    text = text_of(model, 100)
+
+    def run_all(together: bool) -> list[np.ndarray]:
+        sequences = [model.new_sequence() for _ in sizes]
+        for sequence, context in zip(sequences, contexts, strict=True):
+            model.forward([Run(sequence, text[:context], 1)])
+        runs = [
+            Run(sequence, text[-size:], size, stepwise=True)
+            for sequence, size in zip(sequences, sizes, strict=True)
+        ]
+        batches = [runs] if together else [[run] for run in runs]
+        rows = [logits.rows.copy() for batch in batches for logits in model.forward(batch)]
+        for sequence in sequences:
+            sequence.release()
+        return rows
+
+    for alone, shared in zip(run_all(False), run_all(True), strict=True):
+        assert np.array_equal(alone, shared)
+
+
+def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
+    model, found = numerics.exact_model(tiny_llama_pair.target_xml, "CPU", ov.Core())
+    assert isinstance(model, PagedModel) and not model.note
+    assert found.tokens >= numerics.LEAST_USEFUL
+    assert found.threads == model.threads > 0
+
+
+@pytest.mark.parametrize(
+    ("found", "least", "guard", "said"),
+    [
+        (Invariance(64, 0.0, 2, True), 1, None, "on 2 threads forwards of 1 to 64 tokens"),
+        (
+            Invariance(64, 4e-5, 2, True),
+            2,
+            1e-3,
+            "one token by itself differs by up to 4e-05: near",
+        ),
+        (Invariance(64, 5e-4, 2), 2, 8e-3, "requests do not share forwards"),
+        (Invariance(64, 0.5, 8), 2, None, "differs by up to 0.5: which is padded to two"),
+        (Invariance(0, 0.5, 8), 1, None, "depend on how many tokens run together"),
+    ],
+)
+def test_what_was_found_decides_padding_guard_and_what_is_said(found, least, guard, said):
+    assert found.least_tokens == least
+    assert found.guard == (guard and pytest.approx(guard))
+    assert said in str(found)
+
+
+def test_a_plugin_that_refuses_the_empty_sub_sequence_is_run_without_it_and_that_is_said(
+    tiny_llama_pair, monkeypatch
+):
+    run = instance.Instance.run
+    forwards = []
+
+    def refusing(self, inputs, longest, wanted):
+        begins = inputs.begins
+        forwards.append(begins[-1] == begins[-2])
+        if forwards[-1]:
+            raise RuntimeError("Check 'subsequence_length > 0' failed")
+        return run(self, inputs, longest, wanted)
+
+    monkeypatch.setattr(instance.Instance, "run", refusing)
+    model, found = numerics.exact_model(tiny_llama_pair.target_xml, "CPU", ov.Core())
+    assert "refuses an empty sub-sequence" in model.note
+    refused = [at for at, empty in enumerate(forwards) if empty]
+    assert refused and len(refused) < 3, "asked once for each setting that was tried"
+    reference = in_pieces(model, 4, 16)
+    for size in (size for size in SIZES[1:5] if size <= found.tokens):
+        assert np.array_equal(in_pieces(model, size, 16), reference)
+
+
+def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, monkeypatch):
+    run = instance.Instance.run
+    seen = []
+
+    def noting(self, inputs, longest, wanted):
+        seen.append((list(inputs.begins), list(inputs.block_begins), inputs.past[-1]))
+        return run(self, inputs, longest, wanted)
+
+    monkeypatch.setattr(instance.Instance, "run", noting)
+    model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
+    with model.new_sequence() as one, model.new_sequence() as other:
+        model.forward([Run(one, [1, 2, 3], 1)])
+        model.forward([Run(one, [4], 1, stepwise=True)])
+        model.forward([Run(one, [5, 6], 2, stepwise=True), Run(other, [7], 1)])
+    assert len(seen) == 4
+    for begins, blocks, past in seen:
+        assert begins[-1] == begins[-2] and blocks[-1] == blocks[-2] and past == 0
