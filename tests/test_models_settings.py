@@ -1,4 +1,4 @@
-"""Weight format, KV cache precision, numerics and speculation are settings of their own: any combination answers."""
+"""Weight format, KV cache precision, numerics and drafter combine freely."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import math
 
 import openvino as ov
 import pytest
-from tiny_home import ir_folder
+from tiny_models import ir_folder
 
-from specdemo.trace import Settings
-from specdemo.session import RequestError, Session
+from specdemo.errors import BadInput
 from specdemo.models import machine
-from specdemo.models.export_child import fitting_group_size
+from specdemo.models.convert import fitting_group_size
+from specdemo.session import Session
+from specdemo.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
     session = Session(dataclasses.replace(tiny_llama_pair, target_xml=target, kv_cache=kv_cache))
     try:
         asked = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
-        *_, trace = session.answer("one two one two one", asked)
+        *_, trace = session.answer("one two one two one", asked, certify=True)
         properties = session.target_properties(numerics)
     finally:
         session.close()
@@ -53,10 +54,10 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
 
 @pytest.mark.parametrize(("weights", "stored"), [("int8", "i8"), ("int4", "i4"), ("fp16", "f16")])
 def test_an_export_stores_its_matrices_in_the_format_that_was_asked_for(tiny_home, weights, stored):
-    model = ov.Core().read_model(ir_folder(tiny_home, "llama-target", weights) / "openvino_model.xml")
+    xml = ir_folder(tiny_home, "llama-target", weights) / "openvino_model.xml"
     kinds = [
         node.get_output_element_type(0).get_type_name()
-        for node in model.get_ordered_ops()
+        for node in ov.Core().read_model(xml).get_ordered_ops()
         if node.get_type_name() == "Constant" and math.prod(node.get_output_shape(0)) >= 64 * 128
     ]
     assert kinds.count(stored) >= 6  # three in the feed-forward part of each of two layers
@@ -77,11 +78,13 @@ def test_int4_groups_are_the_largest_that_divide_the_models_widths(widths, size)
     assert fitting_group_size(widths) == size
 
 
-def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(tiny_llama_pair, monkeypatch):
+def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(
+    tiny_llama_pair, monkeypatch
+):
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
     session = Session(tiny_llama_pair)
     try:
-        monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
-        with pytest.raises(RequestError, match="keep to the numerics"):
+        with pytest.raises(BadInput, match="keep to the numerics"):
             list(session.answer("one two", Settings(max_new_tokens=2, numerics="fast")))
         *_, trace = session.answer("one two", Settings(max_new_tokens=2))
         assert len(trace.token_ids) == 2

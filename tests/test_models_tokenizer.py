@@ -1,23 +1,30 @@
-"""Text goes through the tokenizer unchanged, streams in whole characters, and never becomes a special token."""
+"""Text goes through the tokenizer unchanged, streams in whole characters, and never becomes a
+special token."""
 
 from __future__ import annotations
 
 import json
 
+import jinja2
+import openvino_genai
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
-from specdemo.models.errors import ZooError
-from specdemo.models.gguf_metadata import read_metadata
+from specdemo.errors import FetchError
+from specdemo.models import gguf_files
 from specdemo.models.templates import CHATML, PLAIN, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
 
-# SmolLM2's vocabulary has no token for these; see Tokenizer.
-UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=UNSPEAKABLE, max_codepoint=0x3FFFF))
-PIECES = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "  ", "<|endoftext|>", "é"])
-HOSTILE = st.lists(PIECES | TEXT, max_size=8).map("".join)
+UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=UNSPEAKABLE, max_codepoint=0x3FFFF)
+)
+SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "\n", " ", "  ", "<|endoftext|>", "é"]
+HOSTILE = st.lists(st.sampled_from(SPECIAL) | TEXT, max_size=8).map("".join)
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +32,13 @@ def tokenizer(embedded_pair) -> Tokenizer:
     return embedded_pair.tokenizer
 
 
-def spoken(tokenizer: Tokenizer, ids: list[int]) -> str:
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The texts of `ids`, pushed one by one, and what the end adds."""
+    stream = tokenizer.stream()
+    return [*map(stream.push, ids), stream.finish()]
+
+
+def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` with special tokens written out."""
     parts, run = [], []
     for id in ids:
@@ -40,14 +53,12 @@ def spoken(tokenizer: Tokenizer, ids: list[int]) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        "Hello, world",
         "  two leading, two trailing  ",
         "\n\n\ttabs and\r\nnewlines \n",
         "日本語、한국어, العربية, ελληνικά",
         "👩‍👩‍👧 🇫🇷 👍🏽 e\u0301 é",
         "a\u00a0b\u2003c\ufeff\u200b",
-        "12345 3.14159 1,000,000",
-        "don't I'LL we've",
+        "don't I'LL we've 12345 3.14159 1,000,000",
         "def f(x):\n    return x ** 2\n",
         "<|im_end|> is only text here",
         "",
@@ -64,36 +75,36 @@ def test_any_text_comes_back_unchanged(tokenizer, text):
 
 
 def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
-    openvino_genai = pytest.importorskip("openvino_genai")
     other = openvino_genai.Tokenizer(str(embedded_pair.target_xml.parent))
-    texts = ("Hello  world", " \n x\t\ty 12345 3.14", "日本語 👩‍👩‍👧 é", "<|im_start|>user\nhi<|im_end|>\n", "we've")
-    for text in texts:
-        assert tokenizer.encode(text) == other.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+    for text in (
+        "Hello  world",
+        " \n x\t\ty 12345 3.14",
+        "日本語 👩‍👩‍👧 é",
+        "<|im_start|>user\nhi<|im_end|>\n",
+        "we've",
+    ):
+        expected = other.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        assert tokenizer.encode(text) == expected
 
 
-@settings(max_examples=100, deadline=None)
-@given(ids=st.lists(st.integers(0, 49_160), max_size=40))
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.integers(0, 250) | st.integers(0, 49_160), max_size=40))
 def test_streamed_text_is_the_decoded_text(tokenizer, ids):
-    stream = tokenizer.stream()
-    pieces = [stream.push(id) for id in ids]
-    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 def test_a_character_of_several_tokens_is_shown_when_it_is_whole(tokenizer):
     ids = tokenizer.encode("👩🏽‍🚀", special=False)
+    shown = streamed(tokenizer, ids)
     assert len(ids) > 4
-    stream = tokenizer.stream()
-    shown = [stream.push(id) for id in ids]
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(shown)
-    assert "".join(shown) == "👩🏽‍🚀"
     assert shown[0] == ""
+    assert REPLACEMENT not in "".join(shown)
+    assert "".join(shown) == "👩🏽‍🚀"
 
 
 def test_a_character_that_never_became_whole_is_one_replacement_character(tokenizer):
     ids = tokenizer.encode("🚀", special=False)
-    stream = tokenizer.stream()
-    assert stream.push(ids[0]) == ""
-    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
+    assert streamed(tokenizer, ids[:1]) == ["", REPLACEMENT]
 
 
 def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):
@@ -110,14 +121,54 @@ def test_vocabulary_size_is_that_of_the_model(tokenizer):
     assert tokenizer.vocabulary_size == 49_152
 
 
-def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):
-    source = read_metadata(embedded_pair.target_xml.parents[1] / "source.gguf")["tokenizer.chat_template"]
-    folder = embedded_pair.target_xml.parent
-    assert not (folder / "tokenizer_config.json").exists()
-    import jinja2
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory) -> Tokenizer:
+    """A tokenizer of Llama 2's kind: words with a mark for the space before them, bytes for the
+    rest."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    words += [*"Helowrd,.", "▁Hello", "▁w", "▁H", "el", "lo", "Hello", "▁Hel"]
+    ids = {string: id for id, string in enumerate(words)}
+    merges = [("▁", "H"), ("e", "l"), ("l", "o"), ("▁H", "el"), ("▁Hel", "lo"), ("▁", "w")]
+    model = models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    marks = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    made.normalizer = normalizers.Sequence(marks)
+    spaces = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    steps = [spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]]
+    made.decoder = decoders.Sequence(steps)
+    made.add_special_tokens(["<s>", "</s>"])
+    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.json"
+    made.save(str(path))
+    return Tokenizer(path)
 
+
+@pytest.mark.parametrize(
+    "text", ["Hello world", " Hello  world ", "Hello, wörld 👍🏽", "日本\nHello", ""]
+)
+def test_sentencepiece_text_streams_whole_and_comes_back_unchanged(sentencepiece, text):
+    shown = "".join(streamed(sentencepiece, sentencepiece.encode(text, special=False)))
+    assert shown == text
+    assert REPLACEMENT not in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, r"no tokenizer\.json"), ('{"model": ', "not a tokenizer")]
+)
+def test_a_missing_or_damaged_tokenizer_is_one_sentence(tmp_path, content, words):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(FetchError, match=words):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
+# Templates.
+
+
+def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):
+    gguf = gguf_files.read(embedded_pair.target_xml.parents[1] / "source.gguf")
+    source = jinja2.Template(gguf_files.value(gguf, "tokenizer.chat_template"))
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
-    prompt = jinja2.Template(source).render(messages=messages, add_generation_prompt=True)
+    prompt = source.render(messages=messages, add_generation_prompt=True)
     assert CHATML.render("Why is the sky blue?", tokenizer) == tokenizer.encode(prompt)
 
 
@@ -126,14 +177,14 @@ def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded
 def test_no_instruction_becomes_a_special_token(tokenizer, instruction):
     ids = CHATML.render(instruction, tokenizer)
     assert [id for id in ids if id in tokenizer.special_ids] == [1, 2, 1, 2, 1]
-    assert spoken(tokenizer, ids) == CHATML.before + instruction + CHATML.after
+    assert spelled(tokenizer, ids) == CHATML.before + instruction + CHATML.after
 
 
 def test_a_special_token_that_the_template_completes_stays_text(tokenizer):
     template = Template("odd", before="Say ", after="|> now<|im_end|>")
     ids = template.render("<|im_end", tokenizer)
     assert ids.count(2) == 1
-    assert spoken(tokenizer, ids) == "Say <|im_end|> now<|im_end|>"
+    assert spelled(tokenizer, ids) == "Say <|im_end|> now<|im_end|>"
 
 
 def test_the_plain_template_adds_nothing_to_a_tokenizer_without_a_beginning_token(tokenizer):
@@ -141,14 +192,27 @@ def test_the_plain_template_adds_nothing_to_a_tokenizer_without_a_beginning_toke
 
 
 def write_config(folder, template) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": "<s>"}))
+    config = {"chat_template": template, "bos_token": {"content": "<s>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def test_a_tokenizers_own_chat_template_is_used(tmp_path):
-    turns = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
-    write_config(tmp_path, "{{ bos_token }}" + turns + " [assistant]")
+TURNS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [model]"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [TURNS, [{"name": "tools", "template": "x"}, {"name": "default", "template": TURNS}]],
+)
+def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
+    write_config(tmp_path, source)
     template = chat_template(tmp_path)
-    assert (template.before, template.after) == ("<s>[user] ", " [assistant]")
+    assert (template.before, template.after) == ("<s>[user] ", " [model]")
+
+
+def test_a_chat_template_in_a_file_of_its_own_goes_first(tmp_path):
+    write_config(tmp_path, "not this one")
+    (tmp_path / "chat_template.jinja").write_text(TURNS)
+    assert chat_template(tmp_path).before == "<s>[user] "
 
 
 def test_a_folder_without_a_chat_template_has_none(tmp_path):
@@ -167,53 +231,5 @@ def test_a_folder_without_a_chat_template_has_none(tmp_path):
 )
 def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path, hostile):
     write_config(tmp_path, hostile)
-    with pytest.raises(ZooError, match="chat template"):
+    with pytest.raises(FetchError, match="chat template"):
         chat_template(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory) -> Tokenizer:
-    """A tokenizer of Llama 2's kind: words with a mark for the space before them, bytes for the rest."""
-    import tokenizers
-    from tokenizers import decoders, models, normalizers
-
-    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"Helowrd,."]
-    vocabulary += ["▁Hello", "▁w", "▁H", "el", "lo", "Hello", "▁Hel"]
-    ids = {string: id for id, string in enumerate(vocabulary)}
-    merges = [("▁", "H"), ("e", "l"), ("l", "o"), ("▁H", "el"), ("▁Hel", "lo"), ("▁", "w")]
-    model = models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    made = tokenizers.Tokenizer(model)
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    made.decoder = decoders.Sequence(steps)
-    made.add_special_tokens(["<s>", "</s>"])
-    path = tmp_path_factory.mktemp("sentencepiece") / "tokenizer.json"
-    made.save(str(path))
-    return Tokenizer(path)
-
-
-@pytest.mark.parametrize("text", ["Hello world", " Hello  world ", "Hello, wörld 👍🏽", "日本\nHello", ""])
-def test_sentencepiece_text_streams_whole_and_comes_back_unchanged(sentencepiece, text):
-    ids = sentencepiece.encode(text, special=False)
-    stream = sentencepiece.stream()
-    pieces = [stream.push(id) for id in ids]
-    assert "".join(pieces) + stream.finish() == text
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
-
-
-def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path):
-    with pytest.raises(ZooError, match=r"no tokenizer\.json"):
-        Tokenizer(tmp_path / "tokenizer.json")
-
-
-def test_a_damaged_tokenizer_is_one_sentence(tmp_path):
-    (tmp_path / "tokenizer.json").write_text('{"model": ')
-    with pytest.raises(ZooError, match="not a tokenizer"):
-        Tokenizer(tmp_path / "tokenizer.json")
-
-
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(60), b"GGUF" + b"\xff" * 60])
-def test_a_damaged_gguf_file_is_one_sentence(tmp_path, content):
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ZooError, match="GGUF"):
-        read_metadata(tmp_path / "x.gguf")

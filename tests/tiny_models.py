@@ -1,77 +1,137 @@
-"""Small models with made-up weights in real shapes, for tests: Dolly with Pythia (GPT-NeoX), and GPT-2.
+"""Small models with made-up weights: Dolly with Pythia (GPT-NeoX), GPT-2, and a Llama pair.
 
 A draft is its target with noise added, so that it is right often but not always.
+`python tests/tiny_models.py GROUP FOLDER` writes a group of EXPORTED with its exports:
+importing torch and optimum-intel takes longer than exporting them, and the tests' own process need
+not do it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
-NOISE = 0.02
+EXPORTED = {
+    "hub": (("dolly", "int8"), ("pythia", "int8"), ("gpt2", "int8")),
+    "llama": (
+        ("llama-target", "int8"),
+        ("llama-draft", "int8"),
+        ("llama-target", "int4"),
+        ("llama-target", "fp16"),
+    ),
+}
+"""The groups: checkpoints and weight formats; `ir_folder` names the results."""
+
 TRAINING_TEXT = [
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.",
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.",
     "Fission splits a heavy nucleus; fusion joins two light ones. Both release energy.",
     "def add(a, b):\n    return a + b\n",
     "Café, naïve, 日本語, 👍 and more.",
-] * 3  # fmt: skip
+] * 3
+
+
+def ir_folder(home: Path, name: str, weight_format: str) -> Path:
+    return home / f"{name}-{weight_format}"
+
+
+def write_group(group: str, home: Path) -> None:
+    from specdemo.models import convert, ir
+
+    if group == "llama":
+        write_llama_pair(home / "llama-target", home / "llama-draft")
+    else:
+        write_dolly_pair(home / "dolly", home / "pythia")
+        write_gpt2_pair(home / "gpt2-xl", home / "gpt2")
+    for name, weight_format in EXPORTED[group]:
+        out = ir_folder(home, name, weight_format)
+        # Converting a vocabulary of 50,000 takes longer than exporting these models.
+        convert.from_checkpoint(home / name, out, weight_format, 0, convert_tokenizer=False)
+        ir.check_decoder(out)
 
 
 def special(id: int, content: str) -> dict:
-    return {"id": id, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": True}  # fmt: skip
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": id, "content": content, "special": True, **flags}
 
 
-def write_neox_tokenizer(folder: Path, *, dolly: bool) -> None:
-    """GPT-NeoX's layout: <|endoftext|> 0, <|padding|> 1, words to 50253, runs of spaces to 50276, Dolly's own after."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from tokenizers.decoders import ByteLevel
+def byte_level_tokenizer(model):
+    """A tokenizer of the `tokenizers` library with byte-level text."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        special_tokens=["<|endoftext|>", "<|padding|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def save_tokenizer(folder: Path, data: dict, kind: str, **tokens: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    config = {"tokenizer_class": kind, **tokens}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def trained_words() -> tuple[dict, list[str]]:
+    """A BPE tokenizer trained on TRAINING_TEXT, as data, and its words in the order of ids."""
+    from tokenizers import models, pre_tokenizers, trainers
+
+    tokenizer = byte_level_tokenizer(models.BPE())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
     data = json.loads(tokenizer.to_str())
     vocabulary = data["model"]["vocab"]
-    for id in range(len(vocabulary), 50254):
-        vocabulary[f"Ġword{id}"] = id
-    spaces = [{**special(50254 + i, " " * (24 - i)), "special": False, "normalized": True} for i in range(23)]
-    own = [special(50277, "### End"), special(50278, "### Instruction:"), special(50279, "### Response:\n")]
-    data["added_tokens"] = [special(0, "<|endoftext|>"), special(1, "<|padding|>"), *spaces, *(own if dolly else [])]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    config = {"tokenizer_class": "GPTNeoXTokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>",
-              "unk_token": "<|endoftext|>"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return data, sorted(vocabulary, key=vocabulary.get)
+
+
+def vocabulary_of(words: list[str], size: int) -> dict[str, int]:
+    words = words + [f"Ġword{id}" for id in range(len(words), size)]
+    return {word: id for id, word in enumerate(words)}
+
+
+def write_neox_tokenizer(folder: Path, *, dolly: bool) -> None:
+    """GPT-NeoX's layout: <|endoftext|> 0, <|padding|> 1, words to 50253, runs of spaces to 50276,
+    Dolly's own after."""
+    end, padding = "<|endoftext|>", "<|padding|>"
+    data, words = trained_words()
+    data["normalizer"] = {"type": "NFC"}
+    data["model"]["vocab"] = vocabulary_of([end, padding, *words], 50254)
+    spaces = [special(50254 + at, " " * (24 - at)) for at in range(23)]
+    added = [special(0, end), special(1, padding)]
+    added += [{**one, "special": False, "normalized": True} for one in spaces]
+    if dolly:
+        names = ("### End", "### Instruction:", "### Response:\n")
+        added += [special(50277 + at, name) for at, name in enumerate(names)]
+    data["added_tokens"] = added
+    ends = {"bos_token": end, "eos_token": end, "unk_token": end}
+    save_tokenizer(folder, data, "GPTNeoXTokenizer", **ends)
 
 
 def write_gpt2_tokenizer(folder: Path) -> None:
     """GPT-2's layout: 50257 ids, <|endoftext|> last."""
-    write_neox_tokenizer(folder, dolly=False)
-    data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = {string: id for string, id in data["model"]["vocab"].items() if id > 1}
-    words = sorted(vocabulary, key=vocabulary.get)
-    data["model"]["vocab"] = {string: id for id, string in enumerate(words)}
-    for id in range(len(words), 50256):
-        data["model"]["vocab"][f"Ġmore{id}"] = id
-    data["model"]["vocab"]["<|endoftext|>"] = 50256
-    data["normalizer"] = None
-    data["added_tokens"] = [special(50256, "<|endoftext|>")]
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"})
-    )
+    end = "<|endoftext|>"
+    data, words = trained_words()
+    data["model"]["vocab"] = vocabulary_of(words, 50256) | {end: 50256}
+    data["added_tokens"] = [special(50256, end)]
+    save_tokenizer(folder, data, "GPT2Tokenizer", eos_token=end, bos_token=end)
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """A token for every byte and nothing else."""
+    from tokenizers import models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE({character: id for id, character in enumerate(alphabet)}, [])
+    data = json.loads(byte_level_tokenizer(model).to_str())
+    save_tokenizer(folder, data, "PreTrainedTokenizerFast")
 
 
 def write_dolly_pair(target: Path, draft: Path) -> None:
-    """Checkpoints: Dolly with 50280 ids, Pythia with 50304, of the same tiny width so that they agree often."""
+    """Checkpoints: Dolly with 50280 ids, Pythia with 50304."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     def model(vocabulary: int):
@@ -87,7 +147,7 @@ def write_dolly_pair(target: Path, draft: Path) -> None:
         )
         return GPTNeoXForCausalLM(config)
 
-    _save_pair(model, 50280, 50304, target, draft)
+    _save_pair(lambda: (model(50280), model(50304)), target, draft, sharpness=4.0, noise=0.02)
     write_neox_tokenizer(target, dolly=True)
     write_neox_tokenizer(draft, dolly=False)
 
@@ -96,26 +156,55 @@ def write_gpt2_pair(target: Path, draft: Path) -> None:
     """Checkpoints of GPT-2's architecture, 1024 learned positions."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    def model(vocabulary: int):
-        config = GPT2Config(vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=4, n_positions=1024)
-        return GPT2LMHeadModel(config)
-
-    _save_pair(model, 50257, 50257, target, draft)
+    config = GPT2Config(vocab_size=50257, n_embd=64, n_layer=2, n_head=4, n_positions=1024)
+    models = GPT2LMHeadModel
+    _save_pair(lambda: (models(config), models(config)), target, draft, sharpness=4.0, noise=0.02)
     write_gpt2_tokenizer(target)
     write_gpt2_tokenizer(draft)
 
 
-def _save_pair(make, target_vocabulary: int, draft_vocabulary: int, target: Path, draft: Path) -> None:
+def write_llama_pair(target: Path, draft: Path) -> None:
+    """Checkpoints of Llama's architecture with a byte vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+    )
+    models = LlamaForCausalLM
+    _save_pair(lambda: (models(config), models(config)), target, draft, sharpness=6.0, noise=0.3)
+    write_byte_tokenizer(target)
+    write_byte_tokenizer(draft)
+
+
+def _save_pair(make, target: Path, draft: Path, *, sharpness: float, noise: float) -> None:
+    """`sharpness` multiplies the initial weights, so that some tokens are much likelier."""
     import torch
 
-    torch.manual_seed(1)
-    first, second = make(target_vocabulary), make(draft_vocabulary)
+    torch.manual_seed(0)
+    first, second = make()
+    copies = dict(second.named_parameters())
     with torch.no_grad():
         for name, weights in first.named_parameters():
-            weights.mul_(4.0 if weights.dim() > 1 else 1.0)  # sharper choices than initial weights give
-            noisy = weights + NOISE * weights.std().nan_to_num(0) * torch.randn_like(weights)
-            own = dict(second.named_parameters())[name]
-            own.mul_(4.0 if weights.dim() > 1 else 1.0)
-            own[: len(noisy)] = noisy
+            copy = copies[name]
+            if weights.dim() > 1:
+                weights.mul_(sharpness)
+                copy.mul_(sharpness)
+            noisy = weights.clone()
+            if weights.dim() > 1:
+                noisy.add_(noise * weights.std() * torch.randn_like(weights))
+            copy[: len(noisy)] = noisy
     first.save_pretrained(target)
     second.save_pretrained(draft)
+
+
+if __name__ == "__main__":
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    write_group(sys.argv[1], Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Where models come from: pairs as data, downloads, the embedded pair, export, tokenizers and prompt templates.
+"""Where models come from: the registry of pairs, downloads, the embedded pair, export, tokenizers.
 
-Nothing here compiles or runs a model; that is the engine's work.
+Only `rehearsal_costs` compiles or runs a model.
 """

@@ -1,4 +1,4 @@
-"""Run work that may crash, hang or be killed in a child process that dies with this one."""
+"""Run a module that may crash, hang or be killed in a child process that dies with this one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from pathlib import Path
 
 import specdemo
 
-# Linux only: ask the kernel to kill the child when the parent goes, however it goes, so that a killed fetch leaves
-# no process writing behind it. Elsewhere the child runs to its end and its leftovers are swept by the next fetch.
+# Linux only: the kernel kills the child when its parent dies, so that a killed fetch leaves no
+# process writing behind it. Elsewhere the child runs to its end, and the next fetch removes what it
+# wrote.
 _PRELUDE = """
 import os, runpy, sys
 parent = int(sys.argv.pop(1))
 if sys.platform == "linux":
     import ctypes
-    ctypes.CDLL(None).prctl(1, 9)
+    PR_SET_PDEATHSIG, SIGKILL = 1, 9
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
 module = sys.argv.pop(1)
@@ -33,11 +35,11 @@ def run_module(
     *,
     log: Path,
     environment: Mapping[str, str] | None = None,
-    watch: Callable[[], None] | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> tuple[int, str]:
-    """Run `python -m module arguments` and return its exit code and all it printed (kept in the file `log`).
+    """Run `python -m module arguments`; returns its exit code and its output, kept in `log`.
 
-    `watch` is called about five times a second meanwhile. The child is killed if this function is left early.
+    `watch` is called about five times a second. The child is killed if this function is left early.
     """
     command = [sys.executable, "-c", _PRELUDE, str(os.getpid()), module, *arguments]
     package_root = str(Path(specdemo.__file__).parent.parent)
@@ -45,15 +47,25 @@ def run_module(
     variables = {**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}
     with open(log, "wb") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=variables
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
         )
         try:
             while child.poll() is None:
-                if watch:
-                    watch()
-                time.sleep(0.2 if watch else 0.05)
+                watch()
+                time.sleep(0.2)
         finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+            child.kill()
+            child.wait()
     return child.returncode, log.read_text(encoding="utf-8", errors="replace")
+
+
+def reason(code: int, output: str) -> str:
+    """Why a child failed: its last line, or the signal that ended it."""
+    if code < 0:
+        return f"the process was killed (signal {-code}), which usually means that memory ran out."
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else f"exit code {code}."

@@ -1,39 +1,158 @@
-"""`python -m specdemo.models.convert GGUF FOLDER`: turn a GGUF file into OpenVINO IR in FOLDER, with openvino_genai.
+"""The program that makes OpenVINO IR, run in a child process (see `export`).
 
-A program of its own so that a crash in it hurts nobody. It writes openvino_model.xml and .bin with int8 weights, then
-checks that the model reads back as a decoder; it exits with 1 and a sentence if not.
+`python -m specdemo.models.convert GGUF OUT` converts a GGUF file with openvino_genai;
+`python -m specdemo.models.convert CHECKPOINT OUT FORMAT GROUP_SIZE` exports a PyTorch checkpoint
+with optimum-intel.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from specdemo.models.quantize import to_int8_rows
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from specdemo.models.machine import link
+
+GROUP_SIZES = (128, 64, 32)
+_KEPT = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
+_AT_ONCE = 32
+"""Matrices unpacked together: one at a time, compiling would take most of the time, and all of them
+would take 4 bytes a weight."""
 
 
-def main(gguf: Path, folder: Path) -> int:
-    import openvino
+def from_gguf(gguf: Path, out: Path) -> None:
+    """Write IR of `gguf` with int8 weights into the new folder `out`."""
     import openvino_genai
 
-    openvino_genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in gguf.parent.glob("openvino_*"):
-        made.rename(folder / made.name)
-    model = openvino.Core().read_model(folder / "openvino_model.xml")
-    to_int8_rows(model)
-    # Read weights stay mapped from their file: written beside it, then put in its place.
-    openvino.save_model(model, folder / "int8.xml", compress_to_fp16=False)
-    del model
-    for suffix in ("xml", "bin"):
-        (folder / f"int8.{suffix}").replace(folder / f"openvino_model.{suffix}")
-    inputs = {name for port in openvino.Core().read_model(folder / "openvino_model.xml").inputs for name in port.names}
-    missing = {"input_ids", "attention_mask", "position_ids", "beam_idx"} - inputs
-    if missing:
-        print(f"the converted model has no input {', '.join(sorted(missing))}")
-        return 1
-    return 0
+    out.mkdir(parents=True)
+    source = out / "model.gguf"  # the IR is written beside it
+    link(gguf, source)
+    openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
+    source.unlink()
+    _rewrite(out / "openvino_model.xml", to_int8_rows)
+
+
+def from_checkpoint(
+    source: Path, out: Path, weight_format: str, group_size: int, *, convert_tokenizer: bool = True
+) -> None:
+    """Write IR of the checkpoint in `source`, with its tokenizer, into `out`.
+
+    `convert_tokenizer` False leaves out the tokenizer as IR, which only other programs need.
+    """
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig
+
+    main_export(
+        str(source),
+        output=str(out),
+        task="text-generation-with-past",
+        ov_config=OVConfig(dtype="fp16" if weight_format == "fp16" else "fp32"),
+        library_name="transformers",
+        stateful=True,
+        convert_tokenizer=convert_tokenizer,
+    )
+    if weight_format != "fp16":
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        size = group_size or fitting_group_size(config)
+        _rewrite(out / "openvino_model.xml", lambda model: _compressed(model, weight_format, size))
+    for name in _KEPT:  # the checkpoint's own files, where transformers wrote none or another form
+        if (source / name).is_file() and (name == "tokenizer.json" or not (out / name).exists()):
+            shutil.copyfile(source / name, out / name)
+
+
+def fitting_group_size(config: dict) -> int:
+    """The largest group that divides the model's widths, -1 (a whole row) if none does."""
+    names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
+    widths = [config[name] for name in names if isinstance(config.get(name), int)]
+    fitting = (size for size in GROUP_SIZES if widths and all(one % size == 0 for one in widths))
+    return next(fitting, -1)
+
+
+def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Model:
+    """Weights as int8 with a scale a row, or int4 with a scale a group (embedding and head int8).
+
+    optimum-intel's `main_export` leaves the quantization to its command line.
+    """
+    import nncf
+
+    if weight_format == "int8":
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    mode = nncf.CompressWeightsMode.INT4_SYM
+    return nncf.compress_weights(model, mode=mode, group_size=group_size, ratio=1.0)
+
+
+def to_int8_rows(model: ov.Model) -> ov.Model:
+    """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place.
+
+    Verifying a draft runs a few rows at once. Without dot-product instructions for small integers
+    such a forward spends its time on unpacking weights, and plain int8 rows unpack fastest.
+    """
+    matrices = [node for node in model.get_ordered_ops() if _is_compressed_matrix(node)]
+    for begin in range(0, len(matrices), _AT_ONCE):
+        nodes = matrices[begin : begin + _AT_ONCE]
+        expressions = ov.Model([ops.result(node.output(0)) for node in nodes], [], "weights")
+        precision = {"INFERENCE_PRECISION_HINT": "f32"}
+        values = ov.Core().compile_model(expressions, "CPU", precision)()
+        for index, node in enumerate(nodes):
+            replacement = _int8_rows(values[index])
+            for target in list(node.output(0).get_target_inputs()):
+                if target.get_node().get_type_name() != "Result":
+                    target.replace_source_output(replacement)
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def _int8_rows(weights: np.ndarray) -> ov.Output:
+    scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
+    scale[scale == 0] = 1
+    rounded = np.clip(np.rint(weights / scale.astype(np.float32)), -127, 127).astype(np.int8)
+    unpacked = ops.multiply(ops.convert(ops.constant(rounded), "f16"), ops.constant(scale))
+    return ops.convert(unpacked, "f32").output(0)
+
+
+def _is_compressed_matrix(node: ov.Node) -> bool:
+    """Whether `node` converts a constant expression of integers to a float32 matrix."""
+    if node.get_type_name() != "Convert" or node.get_output_element_type(0) != ov.Type.f32:
+        return False
+    shape = node.get_output_partial_shape(0)
+    if shape.rank.is_dynamic or shape.rank.get_length() != 2:
+        return False
+    pending, compressed = [node], False
+    while pending:
+        at = pending.pop()
+        if at.get_type_name() == "Constant":
+            integers = at.get_output_element_type(0).is_integral()
+            compressed |= integers and len(at.get_output_shape(0)) > 1
+        elif not at.get_input_size():
+            return False
+        else:
+            pending += [value.get_node() for value in at.input_values()]
+    return compressed
+
+
+def _rewrite(xml: Path, change: Callable[[ov.Model], ov.Model]) -> None:
+    """Replace IR by what `change` makes of it. Its weights stay mapped from the file while read, so
+    the new ones are written beside it."""
+    new = xml.with_name("rewritten.xml")
+    ov.save_model(change(ov.Core().read_model(xml)), new, compress_to_fp16=False)
+    for suffix in (".xml", ".bin"):
+        new.with_suffix(suffix).replace(xml.with_suffix(suffix))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    _source, _out = Path(sys.argv[1]), Path(sys.argv[2])
+    if len(sys.argv) == 3:
+        from_gguf(_source, _out)
+    else:
+        from_checkpoint(_source, _out, sys.argv[3], int(sys.argv[4]))

@@ -1,7 +1,7 @@
-"""PyTorch checkpoints become OpenVINO IR, by optimum-intel in a child process; cached by source and settings.
+"""OpenVINO IR of PyTorch checkpoints and GGUF files, made in child processes (see `convert`).
 
-The child gives its memory back when it ends, and a crash in it is a sentence here. Without torch and optimum-intel
-installed it says what to install.
+A child gives its memory back when it ends, and a crash in it becomes an error here. Exports of
+checkpoints are cached by source and settings.
 """
 
 from __future__ import annotations
@@ -10,45 +10,43 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models import child, ir
-from specdemo.models.errors import BadChoice, ZooError
-from specdemo.models.home import cache_home, make_folder, only_one_in, require_space
+from specdemo.models.machine import cache_home, exclusive_scratch, make_folder, require_space
 from specdemo.models.progress import Progress, Report, silent
 
-WEIGHT_FORMATS = ("int8", "int4", "fp16")
 _FORMAT = 2
 """Raised when exports change, so that older ones in the cache are not taken for new ones."""
 
-_NEEDED = ("torch", "transformers", "optimum.intel", "nncf")
+_NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """`weight_format` is one of WEIGHT_FORMATS; `group_size` only for int4: weights that share a scale, 0 to choose."""
+    """`weight_format` is int8, int4 or fp16; `group_size` is for int4: weights that share a scale,
+    0 for the largest that fits."""
 
     weight_format: str = "int8"
     group_size: int = 0
 
 
-def export_cached(source: Path, name: str, revision: str, settings: ExportSettings, report: Report = silent) -> Path:
-    """The IR of the checkpoint in `source`, from the cache if this revision was exported with these settings before.
+def export_cached(
+    source: Path, name: str, revision: str, settings: ExportSettings, report: Report = silent
+) -> Path:
+    """The IR of the checkpoint in `source`, from the cache if this revision was exported before.
 
-    `revision` says which content `source` has. Raises ZooError.
+    `revision` identifies the content of `source`. Raises what `export` raises.
     """
     folder = _place(name, revision, settings)
-    if (folder / ir.MODEL).is_file():
-        return folder
-    make_folder(folder.parent)
-    with only_one_in(folder.parent):
-        if not (folder / ir.MODEL).is_file():
-            for leftover in folder.parent.glob(".*-*"):  # of an export that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
-            export(source, folder, settings, report, name=name)
+    if not (folder / ir.MODEL).is_file():
+        with exclusive_scratch(folder.parent) as scratch:
+            if not (folder / ir.MODEL).is_file():
+                export(source, scratch / "ir", settings, report, name=name)
+                os.replace(scratch / "ir", folder)
     return folder
 
 
@@ -65,76 +63,84 @@ def _place(name: str, revision: str, settings: ExportSettings) -> Path:
     return cache_home() / "exported" / f"{plain}-{settings.weight_format}-{key[:10]}"
 
 
-def export(source: Path, out: Path, settings: ExportSettings, report: Report = silent, *, name: str = "") -> None:
-    """Make IR of the checkpoint in the folder `source` in the new folder `out`, whole or not at all.
+def export(
+    source: Path, out: Path, settings: ExportSettings, report: Report = silent, *, name: str = ""
+) -> None:
+    """Make IR of the checkpoint in `source` in the new folder `out`, whole or not at all.
 
-    Raises BadChoice for a folder that holds no checkpoint or an `out` that exists, ZooError if the export fails.
+    Raises BadInput for a folder without a checkpoint or an `out` that exists, MissingPackage
+    without torch and optimum-intel, FetchError if the export fails.
     """
     require_checkpoint(source)
+    name = name or str(source)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadChoice(f"{out} exists already; name a folder that is not there yet.")
-    if missing := [one for one in _NEEDED if not _installed(one)]:
-        raise ZooError(
+        raise BadInput(f"{out} exists already; name a folder that is not there yet.")
+    if missing := [one for one in _NEEDED if importlib.util.find_spec(one) is None]:
+        raise MissingPackage(
             f"Exporting needs {', '.join(missing)}, which are not installed; run "
             "`pip install --retries 1 -r requirements-export.txt`."
         )
-    weights = sum(path.stat().st_size for path in source.glob("*") if path.suffix in (".safetensors", ".bin"))
-    make_folder(out.parent)
-    # On the way to int8 or int4 there is IR of 32 bits a weight, which the checkpoint may have 16 for.
-    needed = weights if settings.weight_format == "fp16" else 2.5 * weights
-    require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name or source}")
-    report(Progress(f"Exporting {name or source} to OpenVINO IR ({settings.weight_format})"))
-    scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
+    needed = sum(path.stat().st_size for path in weights)
+    if settings.weight_format != "fp16":  # 32-bit IR comes first, of a checkpoint of perhaps 16
+        needed = int(2.5 * needed)
+    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
+    report(Progress(f"Exporting {name} to OpenVINO IR ({settings.weight_format})"))
     try:
-        made = scratch / "ir"
-        code, said = child.run_module(
-            "specdemo.models.export_child",
-            [str(source), str(made), settings.weight_format, str(settings.group_size)],
-            log=scratch / "export.log",
-            environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-        )
-        if code != 0 or not (made / ir.MODEL).is_file():
-            raise ZooError(f"optimum-intel could not export {name or source}: {_reason(code, said)}")
-        ir.check_decoder(made)
-        if out.is_dir():
-            out.rmdir()
-        os.replace(made, out)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+            made = Path(scratch) / "ir"
+            code, output = child.run_module(
+                "specdemo.models.convert",
+                [str(source), str(made), settings.weight_format, str(settings.group_size)],
+                log=Path(scratch) / "export.log",
+                environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+            if code != 0 or not (made / ir.MODEL).is_file():
+                raise FetchError(
+                    f"optimum-intel could not export {name}: {child.reason(code, output)}"
+                )
+            ir.check_decoder(made)
+            if out.is_dir():
+                out.rmdir()
+            os.replace(made, out)
     except OSError as error:
-        raise ZooError(f"{out} could not be written: {error.strerror or error}.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
+
+
+def convert_gguf(gguf: Path, out: Path) -> None:
+    """Make IR of a GGUF file in the new folder `out`, weights as int8 rows. Raises FetchError.
+
+    The folder is not whole if this fails: make it inside a scratch folder.
+    """
+    make_folder(out.parent)
+    code, output = child.run_module(
+        "specdemo.models.convert", [str(gguf), str(out)], log=out.parent / "convert.log"
+    )
+    if code != 0:
+        raise FetchError(
+            f"openvino_genai could not convert {gguf.name} to OpenVINO IR: "
+            f"{child.reason(code, output)}"
+        )
+    ir.check_decoder(out)
 
 
 def require_checkpoint(folder: Path) -> None:
-    """Raise BadChoice if `folder` holds no PyTorch checkpoint with its configuration."""
+    """Raise BadInput if `folder` holds no PyTorch checkpoint with its configuration."""
     if not folder.is_dir():
-        raise BadChoice(f"{folder} is not a folder.")
+        raise BadInput(f"{folder} is not a folder.")
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if not has_weights or not (folder / "config.json").is_file():
-        raise BadChoice(
-            f"{folder} holds neither OpenVINO IR ({ir.MODEL}) nor a PyTorch checkpoint (config.json, *.safetensors)."
+        raise BadInput(
+            f"{folder} holds neither OpenVINO IR ({ir.MODEL}) nor a PyTorch checkpoint "
+            "(config.json, *.safetensors)."
         )
 
 
 def fingerprint(folder: Path) -> str:
-    """Stands for the content of a local checkpoint: names, sizes and times of its files."""
+    """Identifies the content of a local checkpoint by names, sizes and times of its files."""
     total = hashlib.sha256(str(folder.resolve()).encode())
     for path in sorted(folder.glob("*")):
         if path.is_file():
             status = path.stat()
             total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return total.hexdigest()[:16]
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _reason(code: int, said: str) -> str:
-    if code < 0:
-        return f"the exporting process was killed (signal {-code}), which usually means that memory ran out."
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"exit code {code}."

@@ -1,21 +1,26 @@
-"""What this machine has to offer a model: memory and processors, as far as this process may use them."""
+"""This machine: memory, disk, processors and devices, and the folder in which models are kept."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from specdemo.models.errors import BadChoice
+from specdemo.errors import BadInput, FetchError
 
-KV_CACHES = ("auto", "f32", "f16", "bf16", "u8")
-"""Precisions in which keys and values may be kept; "auto" leaves it to the numerics."""
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 def memory_bytes() -> int:
-    """Memory that this process may fill: the machine's, or its container's limit where that is lower. Bytes."""
+    """Memory that this process may fill: the machine's or its container's. Bytes."""
     import psutil
 
     total = psutil.virtual_memory().total
@@ -27,6 +32,16 @@ def memory_bytes() -> int:
     return total
 
 
+def require_memory(needed: int, what: str) -> None:
+    """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`."""
+    memory = memory_bytes()
+    if needed > memory:
+        raise FetchError(
+            f"{what} needs {needed / 1e9:.1f} GB of memory and this machine has "
+            f"{memory / 1e9:.1f} GB; choose a smaller pair (`specdemo pairs` lists them)."
+        )
+
+
 def available_bytes() -> int:
     """Memory that this process could still fill now. Bytes."""
     import psutil
@@ -35,7 +50,7 @@ def available_bytes() -> int:
 
 
 def own_bytes() -> int:
-    """Memory of this process that is no mapped file's; where the system does not tell, all that is resident. Bytes."""
+    """Resident memory of this process without mapped files, where the system tells them apart."""
     import psutil
 
     memory = psutil.Process().memory_info()
@@ -44,35 +59,116 @@ def own_bytes() -> int:
 
 def processors() -> int:
     """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def devices() -> list[str]:
-    """OpenVINO's names of the devices here, such as CPU and GPU, with AUTO, which chooses among them."""
+    """OpenVINO's device names, such as CPU and GPU, and AUTO, which chooses among them."""
     import openvino
 
     return [*openvino.Core().available_devices, "AUTO"]
 
 
 def require_device(name: str, option: str) -> None:
-    """Raise BadChoice, naming the `option` and what there is, if OpenVINO has no such device here."""
-    if name == "CPU":  # always there; saves importing OpenVINO for it
+    """Raise BadInput, naming the `option` and the devices here, if there is no device `name`."""
+    if name == "CPU":  # always there; saves importing OpenVINO
         return
     there = devices()
     if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
-        raise BadChoice(f"{option} {name!r} is not a device OpenVINO finds here; choose one of {', '.join(there)}.")
+        raise BadInput(
+            f"{option} {name!r} is not a device OpenVINO finds here; choose one of "
+            f"{', '.join(there)}."
+        )
 
 
 def describe() -> str:
     """The machine in one line: processor, count, memory."""
-    return f"{_processor_name()}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
+    name = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = found[0] if found else name
+    return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
 
 
-def _processor_name() -> str:
+def cache_home() -> Path:
+    """The folder for everything this program keeps: SPECDEMO_HOME, else in the user's cache folder.
+
+    It need not exist yet.
+    """
+    chosen = os.environ.get("SPECDEMO_HOME", "").strip()
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "specdemo"
+    variable = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
+    caches = Path(os.environ.get(variable, "").strip())
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "specdemo"
+
+
+def make_folder(folder: Path) -> Path:
+    """Create `folder` with its parents. Raises FetchError."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FetchError(
+            f"The cache folder {folder} cannot be created ({error.strerror or error}); "
+            "set SPECDEMO_HOME to a folder you can write to."
+        ) from error
+    return folder
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raise FetchError if the disk of `folder` has fewer than `needed` bytes free for `what`."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FetchError(
+            f"{what} needs {needed / 1e9:.1f} GB of disk in {folder} and {free / 1e9:.1f} GB are "
+            "free; free some space, or set SPECDEMO_HOME (HF_HOME for Hub models) to a larger disk."
+        )
+
+
+@contextmanager
+def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end.
+
+    The system releases the lock when its holder dies; what killed holders left is removed first.
+    `waiting` is called if another process holds the lock. Raises FetchError.
+    """
+    import filelock
+
+    lock = filelock.FileLock(make_folder(home) / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        waiting()
+        lock.acquire()
+    try:
+        for leftover in home.glob("scratch-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(
+            prefix="scratch-", dir=home, ignore_cleanup_errors=True
+        ) as scratch:
+            yield Path(scratch)
+    finally:
+        lock.release()
+
+
+def link(source: Path | str, destination: Path | str) -> None:
+    """Make `destination` a hard link to `source`, or a copy where the disk has no links."""
+    try:
+        os.link(source, destination)
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        shutil.copyfile(source, destination)
+
+
+def file_size(path: Path) -> int:
+    """Size of the file at `path` in bytes, 0 if there is none."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
