@@ -1,5 +1,5 @@
-# make demo: the page, from a fresh clone. make test: everything checked. Both are quick the second time: a stamp file
-# in .venv says that the requirements it is named after are installed.
+# From a fresh clone: make demo opens the page, make test checks everything. All targets are quick the
+# second time: a stamp file in .venv says that the requirements it is named after are installed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,11 +8,12 @@ RUN_STAMP := $(VENV)/.requirements
 DEV_STAMP := $(VENV)/.requirements-dev
 ARGS ?=
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo check test bench clean
 
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
+	@echo "make check   style and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
 	@echo "make bench   figures of this machine in results/"
 
@@ -36,13 +37,16 @@ setup: $(RUN_STAMP)
 demo: setup
 	$(BIN)/python app.py --pair embedded $(ARGS)
 
+check: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
 test: $(DEV_STAMP)
 	@sh .ci/chromium
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest $(ARGS)
-
-lint: $(DEV_STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
 bench: setup
 	@mkdir -p results

@@ -24,7 +24,7 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import TOKEN, Distribution, Sampling, distribution, draw
 from specdemo.models import embedded
 from specdemo.models.load import load_pair
-from specdemo.models.pairs import find_pair
+from specdemo.models.registry import find_pair
 from specdemo.session import Session
 from specdemo.settings import Settings
 
