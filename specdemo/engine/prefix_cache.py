@@ -29,22 +29,23 @@ saves the others."""
 
 @dataclass(eq=False, slots=True)
 class KnownPrompt:
-    """A prompt and the sequences that hold it: the target's, and the draft's as far as the draft
-    has read it."""
+    """A prompt and the sequences that hold it: the target model's, and the draft model's as far as
+    it has read it."""
 
     prompt: Prompt
     target: Sequence
     draft: Sequence | None = None
     users: int = 0
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.prompt.tokens
+    def release(self) -> None:
+        for sequence in (self.target, self.draft):
+            if sequence is not None:
+                sequence.release()
 
 
 class PrefixCache:
-    """The prompts of one target, the least recently used given up first. Prompts in use (`pin`) are
-    never given up.
+    """The prompts of one target model, the least recently used given up first. Prompts in use
+    (`pin`) are never given up.
 
     `opening` are the tokens with which most prompts begin.
     """
@@ -79,9 +80,9 @@ class PrefixCache:
     def unpin(self, known: KnownPrompt) -> None:
         known.users -= 1
         if self.target.pool.limit is None:
-            self._shrink_to(SPARE_TOKENS // self.target.block_size, keep_last=True)
-        elif len(self._known) > MOST_PROMPTS:
-            self._give_up(self._oldest())
+            self.make_room(self.target, SPARE_TOKENS // self.target.block_size, keep_last=True)
+        while len(self._known) > MOST_PROMPTS and (spare := self._spare()):
+            self._give_up(spare[0])
 
     def opening_of(self, tokens: tuple[int, ...]) -> int:
         """How many tokens of a prompt are the opening: all of it or none."""
@@ -96,21 +97,20 @@ class PrefixCache:
         # A rest of one token more than a chunk is run as one.
         most = opening + max(len(tokens) - opening - 2, 0) // PREFILL_CHUNK * PREFILL_CHUNK
         for known in self._known.values():
-            common = _common(tokens, known.tokens, most)
+            common = _common(tokens, known.prompt.tokens, most)
             if common >= opening:
                 common -= (common - opening) % PREFILL_CHUNK
                 if common > reused:
-                    best, reused = known, common
-        if best is None:
-            return self.target.new_sequence()
-        return self.target.fork(best.target, reused)
+                    best, reused = known.target, common
+        return self.target.new_sequence() if best is None else self.target.fork(best, reused)
 
     def start_draft(self, tokens: tuple[int, ...]) -> Sequence:
         """A draft sequence that holds as much of the prompt as any known one begins with."""
         best, reused = None, 0
         for known in self._known.values():
             if known.draft is not None:
-                common = _common(tokens, known.tokens, min(len(tokens), known.draft.length))
+                most = min(len(tokens), known.draft.length)
+                common = _common(tokens, known.prompt.tokens, most)
                 if common > reused:
                     best, reused = known.draft, common
         return self.draft.new_sequence() if best is None else self.draft.fork(best, reused)
@@ -118,7 +118,8 @@ class PrefixCache:
     def keep_draft(self, known: KnownPrompt, sequence: Sequence) -> None:
         """Take over a draft sequence at the end of its request: what it holds of the prompt may be
         reused."""
-        shared = _common(known.tokens, tuple(sequence.tokens[: len(known.tokens)]), sequence.length)
+        prompt = known.prompt.tokens
+        shared = _common(prompt, tuple(sequence.tokens[: len(prompt)]), sequence.length)
         if known.draft is None and shared:
             sequence.truncate(shared)
             sequence.trim_blocks()
@@ -129,39 +130,25 @@ class PrefixCache:
     def held(self, model: Model) -> int:
         """Blocks of a model that prompts in nobody's use hold, those they share counted each
         time."""
-        spare = [known for known in self._known.values() if not known.users]
-        if model is self.target:
-            return sum(len(known.target.blocks) for known in spare)
-        return sum(len(known.draft.blocks) for known in spare if known.draft is not None)
+        return sum(len(self._blocks(known, model)) for known in self._spare())
 
     def kept_blocks(self, model: Model) -> set[int]:
-        """The blocks of a model that all known prompts hold. From any thread: a glance, for whoever
-        watches."""
-        if model is self.target:
-            return {
-                block for known in list(self._known.values()) for block in list(known.target.blocks)
-            }
-        if model is not self.draft:
-            return set()
-        drafts = [known.draft for known in list(self._known.values())]
-        return {block for draft in drafts if draft is not None for block in list(draft.blocks)}
+        """The blocks of a model that all known prompts hold; may be asked from any thread."""
+        known = list(self._known.values())
+        return {block for one in known for block in list(self._blocks(one, model))}
 
-    def make_room(self, model: Model, blocks: int) -> None:
-        """Give up prompts in nobody's use, the oldest first, until those left hold at most `blocks`
-        of a model."""
-        if model is self.target:
-            self._shrink_to(blocks)
-        elif model is self.draft:
-            held = [
-                known
-                for known in self._known.values()
-                if not known.users and known.draft is not None
-            ]
-            total = sum(len(known.draft.blocks) for known in held)
-            for known in held:
-                if total <= blocks:
-                    break
-                total -= len(known.draft.blocks)
+    def make_room(self, model: Model, blocks: int, *, keep_last: bool = False) -> None:
+        """Give up prompts in nobody's use, or for the draft model what it holds of them, the oldest
+        first, until those left hold at most `blocks` blocks of a model."""
+        held = self.held(model)
+        spare = self._spare()
+        for known in spare[:-1] if keep_last else spare:
+            if held <= blocks:
+                break
+            held -= len(self._blocks(known, model))
+            if model is self.target:
+                self._give_up(known)
+            elif known.draft is not None:
                 known.draft.release()
                 known.draft = None
 
@@ -170,26 +157,17 @@ class PrefixCache:
         for known in list(self._known.values()):
             self._give_up(known)
 
-    def _shrink_to(self, blocks: int, *, keep_last: bool = False) -> None:
-        held = [known for known in self._known.values() if not known.users]
-        total = sum(len(known.target.blocks) for known in held)
-        for known in held[:-1] if keep_last else held:
-            if total <= blocks and len(self._known) <= MOST_PROMPTS:
-                break
-            total -= len(known.target.blocks)
-            self._give_up(known)
+    def _spare(self) -> list[KnownPrompt]:
+        """The prompts in nobody's use, the oldest first."""
+        return [known for known in self._known.values() if not known.users]
 
-    def _oldest(self) -> KnownPrompt | None:
-        return next((known for known in self._known.values() if not known.users), None)
+    def _blocks(self, known: KnownPrompt, model: Model) -> list[int]:
+        sequence = {self.target: known.target, self.draft: known.draft}.get(model)
+        return [] if sequence is None else sequence.blocks
 
-    def _give_up(self, known: KnownPrompt | None) -> None:
-        if known is None:
-            return
-        del self._known[known.tokens]
-        known.target.release()
-        if known.draft is not None:
-            known.draft.release()
-            known.draft = None
+    def _give_up(self, known: KnownPrompt) -> None:
+        del self._known[known.prompt.tokens]
+        known.release()
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...], most: int) -> int:

@@ -126,7 +126,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
 def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
     """How far log-weights (ranked) may change before other than the first `size` are kept; with
     top-p those reach `mass` together, and without the last of them do not."""
-    edge = math.log(weights[size - 1] / weights[size]) / 2 if size < len(weights) else math.inf
+    next_weight = weights[size] if size < len(weights) else 0.0
+    edge = math.log(weights[size - 1] / next_weight) / 2 if next_weight > 0 else math.inf
     if mass is None:
         return edge
     reached = float(weights[:size].sum())
