@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 import openvino as ov
@@ -109,6 +110,8 @@ class Instance:
         self._buffers: dict[tuple[str, int], tuple[ov.Tensor, memoryview]] = {}
         self._bound: dict[str, list[int]] = {}
         self._logits: Logits | None = None
+        self.seconds = 0.0
+        """Of the last inference."""
 
     def run(self, inputs: Inputs, longest: int, wanted: list[int]) -> Logits:
         """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
@@ -120,8 +123,10 @@ class Instance:
         self._bind("block_indices_begins", inputs.block_begins)
         self._bind("max_context_len", [longest])
         self._bind(ROWS_INPUT, wanted)
+        before = perf_counter()
         # Without share_outputs the results would be copied into arrays that nobody reads.
         self.request.infer(share_outputs=True)
+        self.seconds = perf_counter() - before
         if self._logits is not None:
             return self._logits
         outputs = [self.request.get_output_tensor(index) for index in range(OUTPUTS)]

@@ -10,7 +10,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import openvino as ov
@@ -217,12 +216,11 @@ class PagedModel:
             )  # padding rows attend to a scratch block
         if self._takes_empty:
             inputs.add([], 0, [])
-        before = perf_counter()
         try:
             logits = instance.run(inputs, longest, wanted or [0])
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
-        self.seconds += perf_counter() - before
+        self.seconds += instance.seconds
         self.forwards += 1
         results = []
         begin = 0
