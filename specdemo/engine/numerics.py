@@ -26,7 +26,7 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
 weights' anyway."""
 
-FIXED_SHAPES = (1, 2, 3, 4, 6, 8, 12, 16)
+FIXED_SHAPES = (1, 2, 3, 6, 12)
 DRAFT_FIXED_SHAPES = (1, 2, 4)
 """What a draft model reads between its steps: the last token, and few others."""
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
