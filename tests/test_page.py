@@ -37,30 +37,26 @@ def url(embedded_pair):
     """Address of a server started as a user starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (ROOT / ".pytest_cache").resolve()
-    log.mkdir(exist_ok=True)
-    with open(log / "page-server.log", "w+", encoding="utf-8") as output:
-        server = subprocess.Popen(
-            [sys.executable, "app.py", "--port", str(port)],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"},
-        )
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}/"
+    log = ROOT / ".pytest_cache" / "page-server.log"
+    log.parent.mkdir(exist_ok=True)
+    command = [sys.executable, "app.py", "--port", address.split(":")[-1].strip("/")]
+    offline = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    with (
+        open(log, "w", encoding="utf-8") as output,
+        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=offline) as server,
+    ):
         try:
-            address = f"http://127.0.0.1:{port}/"
             for _ in range(600):
                 try:
                     urllib.request.urlopen(address, timeout=2).read()
                     break
                 except OSError:
-                    assert server.poll() is None, (log / "page-server.log").read_text()
+                    assert server.poll() is None, log.read_text()
                     time.sleep(0.1)
             yield address
         finally:
             server.terminate()
-            server.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +83,12 @@ class Visit:
     def __init__(self, context, url: str, query: str = "max_new_tokens=24"):
         self.page = context.new_page()
         self.errors: list[str] = []
-        self.foreign: list[str] = []
+        self.asked: set[str] = set()
+        self.url = url
         self.before = None  # the run that was on the stage when a question was asked
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on(
-            "request",
-            lambda request: (
-                self.foreign.append(request.url)
-                if not request.url.startswith((url, "data:", "blob:"))
-                else None
-            ),
-        )
+        self.page.on("request", lambda request: self.asked.add(request.url))
         self.page.set_default_timeout(PATIENCE)
         self.page.goto(url + ("?" + query if query else ""))
         self.page.wait_for_selector("#sd-question textarea")
@@ -136,6 +126,16 @@ class Visit:
         assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
         return self.page.evaluate("window.specdemo.stage.trace")
 
+    def open_file(self, path: Path) -> None:
+        with self.page.expect_file_chooser() as chooser:
+            self.page.locator(".sd-open").click()
+        chooser.value.set_files(path)
+
+    def has_charts(self) -> None:
+        """Waits until the last of the charts that every run has is drawn."""
+        drawn = "document.querySelectorAll('#sd-plot-2 .js-plotly-plot').length === 1"
+        self.page.wait_for_function(drawn)
+
     def text(self, selector: str) -> str:
         return self.page.inner_text(selector)
 
@@ -150,12 +150,8 @@ class Visit:
 
     def axe_finds_nothing_serious(self) -> None:
         self.page.get_by_role("button", name="Settings for engineers").click()
-        source = (
-            resources.files("axe_playwright_python")
-            .joinpath("axe.min.js")
-            .read_text(encoding="utf-8")
-        )
-        self.page.evaluate(source)
+        axe = resources.files("axe_playwright_python").joinpath("axe.min.js")
+        self.page.evaluate(axe.read_text(encoding="utf-8"))
         for name in ("Race", "Benchmark", "How it works"):
             self.open_tab(name)
             expect(self.page.get_by_role("tab", name=name)).to_have_attribute(
@@ -165,21 +161,14 @@ class Visit:
                 "document.getAnimations().every(one => one.playState !== 'running')"
             )
             found = self.page.evaluate("axe.run(document).then(result => result.violations)")
-            serious = [
-                (
-                    v["id"],
-                    v["nodes"][0]["html"][:160],
-                    v["nodes"][0]["failureSummary"][:300],
-                    len(v["nodes"]),
-                )
-                for v in found
-                if v["impact"] in ("serious", "critical")
-            ]
-            assert serious == [], name
+            grave = [one for one in found if one["impact"] in ("serious", "critical")]
+            told = [(one["id"], one["nodes"][0]["failureSummary"][:300]) for one in grave]
+            assert told == [], name
 
     def close(self) -> None:
         self.page.close()
-        assert self.foreign == []
+        own = self.url, "data:", "blob:"
+        assert [one for one in self.asked if not one.startswith(own)] == []
         assert self.errors == []
 
 
@@ -202,7 +191,7 @@ def visit(browser, desk, url):
 
 
 def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_chart(visit):
-    tab = visit()
+    tab = visit("max_new_tokens=48")
     tab.page.evaluate("""() => {
       const box = document.querySelector('.sd-text-spec');
       window.seen = new Set();
@@ -218,7 +207,7 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
     trace = tab.finished()
     tokens = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
     assert tab.page.evaluate("window.seen.size") >= 3, "the tokens all came at once"
-    assert tokens.count() == trace["summary"]["tokens"] == 24
+    assert tokens.count() == trace["summary"]["tokens"] == 48
     classes = tokens.evaluate_all("nodes => nodes.map(node => node.className.split(' ')[1])")
     assert set(classes) <= KINDS and classes[0] == "sd-first"
     assert float(tab.text('[data-figure="speculative-rate"]')) > 0
@@ -235,7 +224,7 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_rounds_and_a_
     points = tab.page.evaluate(
         "[...document.querySelector('#sd-plot-0 .js-plotly-plot').data].map(d => d.x.length)"
     )
-    assert points == [len(trace["rounds"]), 24]
+    assert points == [len(trace["rounds"]), 48]
 
 
 def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
@@ -290,45 +279,17 @@ HOSTILE = [
 
 def hostile_trace() -> dict:
     """A saved run whose every text tries to be markup."""
-    rounds = [
-        {
-            "drafted": [],
-            "emitted": {"id": 1, "kind": "first", "target_probability": 0.5, "text": HOSTILE[0]},
-            "draft_seconds": 0.0,
-            "verify_seconds": 0.1,
-            "shown_at": 0.1,
-        }
-    ]
+    target = {"target_probability": 0.5}
+    first = {"id": 1, "kind": "first", "text": HOSTILE[0], **target}
+    rounds = [{"drafted": [], "emitted": first, "shown_at": 0.1}]
     for i, text in enumerate(HOSTILE):
-        rounds.append(
-            {
-                "drafted": [
-                    {
-                        "id": 2,
-                        "draft_probability": 0.6,
-                        "target_probability": 0.5,
-                        "accepted": True,
-                        "source": "model",
-                        "text": text,
-                    },
-                    {
-                        "id": 3,
-                        "draft_probability": 0.4,
-                        "target_probability": 0.1,
-                        "accepted": False,
-                        "source": "model",
-                        "text": text,
-                    },
-                ],
-                "emitted": {"id": 4, "kind": "correction", "target_probability": 0.9, "text": text},
-                "draft_seconds": 0.01,
-                "verify_seconds": 0.05,
-                "shown_at": 0.2 + 0.1 * i,
-            }
-        )
-    plain = [
-        {"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % len(HOSTILE)]} for i in range(25)
-    ]
+        draft = {"source": "model", "text": text, "draft_probability": 0.6, **target}
+        drafted = [{"id": 2, "accepted": True, **draft}, {"id": 3, "accepted": False, **draft}]
+        emitted = {"id": 4, "kind": "correction", "text": text, **target}
+        rounds.append({"drafted": drafted, "emitted": emitted, "shown_at": 0.2 + 0.1 * i})
+    for one in rounds:
+        one |= {"draft_seconds": 0.01, "verify_seconds": 0.05}
+    plain = [{"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % 12]} for i in range(25)]
     return {
         "schema": 1,
         "instruction": HOSTILE[1],
@@ -346,57 +307,45 @@ def hostile_trace() -> dict:
     }
 
 
-def open_file(tab: Visit, path: Path) -> None:
-    tab.page.locator(
-        "#sd-open input[type=file], input#sd-open, input[type=file]"
-    ).first.set_input_files(str(path))
-
-
-def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(visit, tmp_path):
+@pytest.fixture
+def saved(visit, tmp_path):
+    """A tab that shows the hostile trace, opened from a file."""
     path = tmp_path / "run.json"
     path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
     tab = visit()
-    open_file(tab, path)
+    tab.open_file(path)
     tab.finished()
-    shown = tab.page.evaluate("document.querySelector('.sd-text-spec').textContent")
+    return tab
+
+
+def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(saved):
+    shown = saved.page.evaluate("document.querySelector('.sd-text-spec').textContent")
     for text in HOSTILE:
         assert text in shown
     assert (
-        tab.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count()
+        saved.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count()
         == 0
     )
-    tab.page.locator(".sd-table summary").click()
-    expect(tab.page.locator(".sd-table tbody tr")).to_have_count(len(HOSTILE) + 1)
-    tab.page.locator(".sd-text-spec .sd-correction").first.hover()
-    expect(tab.page.locator(".sd-card")).to_contain_text("rejected here")
-    assert tab.page.evaluate("window.hacked") is None
+    saved.page.locator(".sd-table summary").click()
+    expect(saved.page.locator(".sd-table tbody tr")).to_have_count(len(HOSTILE) + 1)
+    saved.page.locator(".sd-text-spec .sd-correction").first.hover()
+    expect(saved.page.locator(".sd-card")).to_contain_text("rejected here")
+    assert saved.page.evaluate("window.hacked") is None
     since = time.monotonic()
-    tab.page.get_by_role("button", name="Replay the race").click()
-    expect(tab.page.locator(".sd-text-plain .sd-later")).not_to_have_count(0)
-    tab.page.wait_for_function("document.querySelector('.sd-time').textContent === '2.40 s'")
-    tab.page.wait_for_function("document.querySelector('.sd-play').textContent.includes('Replay')")
+    saved.page.get_by_role("button", name="Replay the race").click()
+    expect(saved.page.locator(".sd-text-plain .sd-later")).not_to_have_count(0)
+    saved.page.wait_for_function("document.querySelector('.sd-time').textContent === '2.40 s'")
+    saved.page.wait_for_function(
+        "document.querySelector('.sd-play').textContent.includes('Replay')"
+    )
     assert time.monotonic() - since > 2.3
 
 
-def test_the_strip_and_the_slider_move_the_answer_with_them(visit, tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
-    tab = visit()
-    open_file(tab, path)
-    tab.finished()
-    tab.page.locator(".sd-round").nth(2).click()
-    expect(tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1 + 2 * 2)
-    tab.page.locator(".sd-seek").fill("1000")
-    expect(tab.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
-
-
-def test_a_file_that_is_no_trace_gets_one_sentence(visit, tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text('{"schema": 1, "instruction": 5}', encoding="utf-8")
-    tab = visit()
-    open_file(tab, path)
-    tab.page.wait_for_selector(".sd-error:not([hidden])")
-    expect(tab.page.locator(".sd-error")).to_contain_text("trace")
+def test_the_strip_and_the_slider_move_the_answer_with_them(saved):
+    saved.page.locator(".sd-round").nth(2).click()
+    expect(saved.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1 + 2 * 2)
+    saved.page.locator(".sd-seek").fill("1000")
+    expect(saved.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
 
 
 def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_opened_again(
@@ -411,7 +360,7 @@ def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_ope
     path = tmp_path / "kept.json"
     download.value.save_as(path)
     other = visit()
-    open_file(other, path)
+    other.open_file(path)
     again = other.finished()
     assert again["rounds"] == trace["rounds"] and again["instruction"] == trace["instruction"]
     expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
@@ -423,19 +372,13 @@ def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result
     tab = visit("max_new_tokens=24&kv_cache=auto")
     page = tab.page
     page.get_by_role("button", name="Settings for engineers").click()
-    for label, value in (
-        ("Drafter", "lookup"),
-        ("Draft length", "3"),
-        ("Acceptance rule", "maximal"),
-    ):
+    chosen = {"Drafter": "lookup", "Draft length": "3", "Acceptance rule": "maximal"}
+    for label, value in chosen.items():
         page.get_by_label(label, exact=True).click()
         page.get_by_role("option", name=value, exact=True).click()
-    for label, name, value in (
-        ("Maximum tokens", "max_new_tokens", "7"),
-        ("Temperature", "temperature", "0.5"),
-        ("Top-p", "top_p", "0.9"),
-    ):
-        tab.set_number(label, name, value)
+    tab.set_number("Maximum tokens", "max_new_tokens", "7")
+    tab.set_number("Temperature", "temperature", "0.5")
+    tab.set_number("Top-p", "top_p", "0.9")
     for label, value in (("Top-k", "40"), ("Seed", "11")):
         page.get_by_label(label).fill(value)
         page.keyboard.press("Tab")
@@ -472,9 +415,7 @@ def test_a_link_to_a_run_that_is_no_longer_kept_says_so_and_keeps_the_question(v
     expect(tab.page.locator("#sd-question textarea")).to_have_value("Why?")
 
 
-@pytest.mark.skipif(
-    "SPECDEMO_ENGINE" in os.environ, reason="an engine somewhere else has one pair and no other"
-)
+@pytest.mark.skipif("SPECDEMO_ENGINE" in os.environ, reason="an engine elsewhere has one pair")
 def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sentence(visit):
     tab = visit()
     tab.page.get_by_role("button", name="Settings for engineers").click()
@@ -487,19 +428,14 @@ def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sente
     )
 
 
-def test_a_token_tells_by_keyboard_what_the_draft_thought(visit, tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
-    tab = visit()
-    open_file(tab, path)
-    tab.finished()
-    tab.page.locator(".sd-text-spec").focus()
+def test_a_token_tells_by_keyboard_what_the_draft_thought(saved):
+    saved.page.locator(".sd-text-spec").focus()
     for _ in range(2):
-        tab.page.keyboard.press("ArrowRight")
+        saved.page.keyboard.press("ArrowRight")
     for said in ("accepted draft token", "60 %", "50 %"):
-        expect(tab.page.locator(".sd-card")).to_contain_text(said)
-    tab.page.keyboard.press("Escape")
-    expect(tab.page.locator(".sd-card")).to_be_hidden()
+        expect(saved.page.locator(".sd-card")).to_contain_text(said)
+    saved.page.keyboard.press("Escape")
+    expect(saved.page.locator(".sd-card")).to_be_hidden()
 
 
 def test_work_per_update_does_not_grow_with_the_answer(visit):
@@ -520,8 +456,6 @@ def test_work_per_update_does_not_grow_with_the_answer(visit):
       for (let i = 0; i < 300; i++) {
         stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '', limit: 1200,
           rounds_from: i, rounds: [round(i)], plain_from: 0, plain: [] }));
-        stage.read();
-        stage.reach(stage.spec, i + 1, true);
         counts.push(watch.takeRecords().length);
       }
       for (let i = 0; i < 2000; i++) stage.addRound(round(300 + i));
@@ -554,26 +488,17 @@ def test_the_page_holds_nothing_that_axe_calls_serious(visit):
     assert not tab.page.evaluate("document.body.classList.contains('dark')")
     tab.ask("Name two colours")
     tab.finished()
-    tab.page.wait_for_function(
-        "document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1"
-    )
+    tab.has_charts()
     tab.axe_finds_nothing_serious()
 
 
 def test_a_phone_in_the_dark_shows_everything_without_sideways_scrolling_and_axe_agrees(visit):
-    tab = visit(
-        "max_new_tokens=12",
-        viewport={"width": 390, "height": 844},
-        has_touch=True,
-        is_mobile=True,
-        color_scheme="dark",
-    )
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    tab = visit("max_new_tokens=12", color_scheme="dark", **phone)
     assert tab.page.evaluate("document.body.classList.contains('dark')")
     tab.ask("What is a rainbow?")
     tab.finished()
-    tab.page.wait_for_function(
-        "document.querySelectorAll('#sd-plot-4 .js-plotly-plot').length === 1"
-    )
+    tab.has_charts()
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
     tab.page.locator(".sd-text-spec .sd-tok").first.tap()
     expect(tab.page.locator(".sd-card")).to_contain_text("first token")
@@ -601,8 +526,9 @@ def test_a_small_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp
     assert kept["HTML"].startswith("<!DOCTYPE html>")
 
 
-def test_gradio_client_gets_a_streamed_answer_and_a_comparison(url):
+def test_gradio_client_gets_a_streamed_answer_a_comparison_and_one_sentence_for_bad_input(url):
     from gradio_client import Client
+    from gradio_client.exceptions import AppError
 
     client = Client(url, verbose=False)
     parts = list(client.submit("Explain why the sky is blue", 30, api_name="/generate"))
@@ -611,6 +537,8 @@ def test_gradio_client_gets_a_streamed_answer_and_a_comparison(url):
     compared = client.predict("Explain why the sky is blue", 30, api_name="/compare")
     assert compared["identical"] is True and compared["speedup"] > 0
     assert compared["text"] == parts[-1]["text"]
+    with pytest.raises(AppError, match="max_new_tokens is 0; it must be at least 1"):
+        client.predict("Hello", 0, api_name="/compare")
 
 
 def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
@@ -638,11 +566,3 @@ def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
     assert "speculative decoding" in tools["generate"].description
     assert "finish_reason" in answer.content[0].text
     assert "both answers are identical" in compared.content[0].text
-
-
-def test_a_program_gets_one_sentence_for_bad_input(url):
-    from gradio_client import Client
-    from gradio_client.exceptions import AppError
-
-    with pytest.raises(AppError, match="max_new_tokens is 0; it must be at least 1"):
-        Client(url, verbose=False).predict("Hello", 0, api_name="/compare")

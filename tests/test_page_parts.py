@@ -8,16 +8,20 @@ import json
 import subprocess
 import sys
 import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fakes import FakeSession
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
+from specdemo.models import registry
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace, summarize
-from specdemo.ui import choice, envelopes, figures, handlers, inputs, wording
-from specdemo.ui.runs import Finished, Running
+from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace, summarize, to_json
+from specdemo.ui import choice, figures, inputs, page, race, runs, wording
+from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
 
 EMBEDDED = ModelChoice("embedded")
@@ -54,27 +58,35 @@ def made_up_trace(
     )
 
 
-def differing_trace(margin: float | None, **settings) -> Trace:
+TRACE = made_up_trace()
+
+
+def changed(**changes) -> Trace:
+    """The made-up run with other fields."""
+    return dataclasses.replace(TRACE, **changes)
+
+
+def with_baseline(**changes) -> Baseline:
+    return dataclasses.replace(TRACE.baseline, **changes)
+
+
+def differing_trace(margin: float | None = None, **settings) -> Trace:
     """The made-up run, with another token of the baseline at position 4."""
-    trace = made_up_trace()
-    shown = list(trace.baseline.tokens)
+    shown = list(TRACE.baseline.tokens)
     shown[4] = dataclasses.replace(shown[4], id=99, text="other", margin=margin)
-    baseline = dataclasses.replace(trace.baseline, tokens=tuple(shown))
-    return dataclasses.replace(
-        trace, baseline=baseline, identical=False, settings=Settings(**settings)
-    )
+    baseline = with_baseline(tokens=tuple(shown))
+    return changed(baseline=baseline, identical=False, settings=Settings(**settings))
 
 
 # Words
 
 
 def test_a_faster_run_is_told_as_one_sentence_with_its_figures():
-    words = wording.verdict(made_up_trace())
+    words = wording.verdict(TRACE)
     assert (words.tone, words.headline, words.reason) == ("faster", "1.5 times faster", "")
     assert words.sentence == (
         "30 tokens in 0.20 s instead of 0.30 s; acceptance rate 67 %; both answers are identical."
     )
-    assert words.identity.startswith("Identical: two independent runs")
 
 
 def test_a_slower_run_says_so_and_says_why():
@@ -86,54 +98,56 @@ def test_a_slower_run_says_so_and_says_why():
 
 
 @pytest.mark.parametrize(
-    ("trace", "said"),
+    ("margin", "settings", "said"),
     [
-        (
-            differing_trace(0.0125),
-            "at token 5 the answer has “b”, the baseline chose “other”, by 0.0125 logits over the "
-            "next best.",
-        ),
-        (differing_trace(None), "the baseline chose “other”."),
-        (differing_trace(None, numerics="fast"), "fast numerics"),
-        (differing_trace(None, temperature=0.7, coupling="maximal"), "classic acceptance rule"),
+        (0.0125, {}, "has “b”, the baseline chose “other”, by 0.0125 logits over the next best."),
+        (None, {}, "the baseline chose “other”."),
+        (None, {"numerics": "fast"}, "fast numerics"),
+        (None, {"temperature": 0.7, "coupling": "maximal"}, "classic acceptance rule"),
     ],
-    ids=["margin", "sampled", "fast", "maximal"],
 )
-def test_answers_that_differ_are_told_with_the_first_position_and_both_tokens(trace, said):
-    words = wording.verdict(trace)
+def test_answers_that_differ_are_told_with_the_first_position_and_both_tokens(
+    margin, settings, said
+):
+    words = wording.verdict(differing_trace(margin, **settings))
     assert words.identity.startswith("Not identical: at token 5") and said in words.identity
     assert "the answers differ" in words.sentence
 
 
-def test_an_answer_that_ends_before_its_baseline_is_not_called_identical():
-    trace = made_up_trace()
-    shorter = dataclasses.replace(trace.baseline, tokens=trace.baseline.tokens[:-3])
-    cut = dataclasses.replace(trace, baseline=shorter, identical=False)
-    assert wording.identity(cut) == "Not identical: one of the two runs ends after 28 tokens."
+ALONE = {"baseline": None, "identical": None}
 
 
-def test_a_certificate_is_told_only_where_there_is_no_baseline():
-    compared = dataclasses.replace(made_up_trace(), certificate=Certificate(True, 31, None, 0.02))
-    assert "pass" not in wording.identity(compared)
-    alone = dataclasses.replace(compared, baseline=None, identical=None)
-    assert wording.identity(alone) == (
-        "Certified: one parallel pass over the finished answer chose the same 31 tokens."
-    )
-    broken = dataclasses.replace(alone, certificate=Certificate(False, 31, 4, 0.02))
-    assert wording.identity(broken).endswith("chose another token at position 5.")
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (changed(certificate=Certificate(True, 31, None, 0.02)), "Identical: two independent runs"),
+        (
+            changed(baseline=with_baseline(tokens=TRACE.baseline.tokens[:-3]), identical=False),
+            "Not identical: one of the two runs ends after 28 tokens.",
+        ),
+        (
+            changed(certificate=Certificate(True, 31, None, 0.02), **ALONE),
+            "Certified: one parallel pass over the finished answer chose the same 31 tokens.",
+        ),
+        (
+            changed(certificate=Certificate(False, 31, 4, 0.02), **ALONE),
+            "Not certified: one parallel pass over the finished answer chose another token at "
+            "position 5.",
+        ),
+    ],
+    ids=["identical", "shorter", "certified", "not certified"],
+)
+def test_identity_is_of_two_runs_and_a_certificate_is_told_only_without_a_baseline(trace, said):
+    assert wording.identity(trace).startswith(said)
 
 
 def test_a_run_on_a_shared_machine_says_so():
-    quiet = made_up_trace()
-    assert "shared with" not in wording.verdict(quiet).reason
-    baseline = dataclasses.replace(quiet.baseline, shared_with=3)
-    busy = dataclasses.replace(quiet, baseline=baseline)
+    busy = changed(baseline=with_baseline(shared_with=3))
     assert "shared with 3 other requests" in wording.verdict(busy).reason
 
 
 def test_a_stopped_run_claims_no_comparison():
-    stopped = {"finish_reason": "cancelled", "baseline": None, "identical": None}
-    words = wording.verdict(dataclasses.replace(made_up_trace(), **stopped))
+    words = wording.verdict(changed(finish_reason="cancelled", **ALONE))
     assert (words.tone, words.identity) == ("stopped", "")
 
 
@@ -142,36 +156,27 @@ def test_a_stopped_run_claims_no_comparison():
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_a_run_too_short_to_compare_still_gets_words_and_figures(rounds):
-    trace = made_up_trace()
-    short = dataclasses.replace(trace, rounds=trace.rounds[:rounds], baseline=None, identical=None)
+    short = changed(rounds=TRACE.rounds[:rounds], **ALONE)
     assert wording.verdict(short).sentence
-    assert len(figures.all_figures(short)) == len(figures.ALL)
-
-
-def test_the_page_has_a_place_for_every_figure():
-    from specdemo.ui import page
-
-    assert len(figures.ALL) == page.CHARTS
+    assert len(figures.all_figures(short)) == race.CHARTS
 
 
 def test_the_race_figure_has_every_round_every_baseline_token_and_the_time_saved():
-    trace = made_up_trace()
-    figure = figures.race(trace)
+    figure = figures.race(TRACE)
     ours, baseline = figure.data
-    assert len(ours.x) == len(trace.rounds)
+    assert len(ours.x) == len(TRACE.rounds)
     assert ours.y[-1] == baseline.y[-1] == 31
     assert baseline.x[-1] == pytest.approx(0.30)
     assert any("0.10 s saved" in note.text for note in figure.layout.annotations)
 
 
 def test_the_bars_of_where_the_time_went_add_up_to_the_run():
-    trace = made_up_trace()
-    ours = sum(bar.x[0] for bar in figures.time_spent(trace).data)
-    assert ours == pytest.approx(trace.prefill_seconds + summarize(trace).decode_seconds, rel=0.01)
+    ours = sum(bar.x[0] for bar in figures.time_spent(TRACE).data)
+    assert ours == pytest.approx(TRACE.prefill_seconds + summarize(TRACE).decode_seconds, rel=0.01)
 
 
 def test_the_what_if_figure_marks_this_run_at_its_acceptance_rate_and_draft_length():
-    *_, star = figures.what_if(made_up_trace()).data
+    *_, star = figures.what_if(TRACE).data
     assert star.x[0] == 3 and star.y[0] == pytest.approx(2 / 3)
 
 
@@ -179,16 +184,16 @@ def test_the_what_if_figure_marks_this_run_at_its_acceptance_rate_and_draft_leng
 
 
 def test_an_envelope_does_not_grow_with_the_answer():
-    channel, sizes = envelopes.Channel(), []
+    channel, sizes = runs.Channel(), []
     for round_ in made_up_trace(rounds=3000).rounds:
-        channel.add(round_)
+        channel.rounds.append(round_)
         if len(channel.rounds) % 3 == 0:
             sizes.append(len(channel.envelope("speculative")))
     assert max(sizes) < 1.1 * max(sizes[:20])
 
 
 def test_envelopes_lose_no_round_when_every_other_one_is_skipped():
-    channel, seen = envelopes.Channel(), 0
+    channel, seen = runs.Channel(), 0
     rounds = made_up_trace(rounds=60).rounds
     for start in range(0, len(rounds), 3):
         channel.rounds += rounds[start : start + 3]
@@ -209,47 +214,43 @@ DEFAULTS = {
 }
 
 
-def test_a_link_restores_question_and_settings():
-    wanted = {
-        "question": "Why? & how = <b>",
-        "max_new_tokens": 40,
-        "draft_tokens": "5",
-        "drafter": "lookup",
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 40,
-        "seed": 11,
-        "numerics": "fast",
-        "coupling": "maximal",
-        "kv_cache": "f16",
-    }
-    query = {name: str(value) for name, value in wanted.items()}
-    assert inputs.from_link(query, ["embedded"], DEFAULTS) == {**DEFAULTS, **wanted}
+WANTED = {
+    "question": "Why? & how = <b>",
+    "max_new_tokens": 40,
+    "draft_tokens": "5",
+    "drafter": "lookup",
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 40,
+    "seed": 11,
+    "numerics": "fast",
+    "coupling": "maximal",
+    "kv_cache": "f16",
+}
+NONSENSE = {
+    "pair": "none",
+    "target": "somebody/model",
+    "draft": "/etc",
+    "device": "GPU",
+    "weight_format": "int4",
+    "max_new_tokens": "1e99",
+    "draft_tokens": "16",
+    "temperature": "nan",
+    "top_p": "x",
+    "top_k": "3.5",
+    "seed": "",
+    "numerics": "<script>",
+}
 
 
-def test_a_link_chooses_neither_a_device_nor_a_model_that_is_not_listed():
-    query = {
-        "pair": inputs.OWN,
-        "target": "somebody/model",
-        "draft": "/etc",
-        "device": "GPU",
-        "weight_format": "int4",
-    }
-    assert inputs.from_link(query, ["embedded", inputs.OWN], DEFAULTS) == DEFAULTS
-
-
-def test_a_link_with_nonsense_leaves_the_defaults():
-    query = {
-        "pair": "none",
-        "max_new_tokens": "1e99",
-        "draft_tokens": "16",
-        "temperature": "nan",
-        "top_p": "x",
-        "top_k": "3.5",
-        "seed": "",
-        "numerics": "<script>",
-    }
-    assert inputs.from_link(query, ["embedded"], DEFAULTS) == DEFAULTS
+@pytest.mark.parametrize(
+    ("query", "restored"),
+    [(WANTED, WANTED), (NONSENSE, {}), ({"pair": inputs.OWN}, {})],
+)
+def test_a_link_restores_question_and_settings_and_nothing_impossible_or_unsafe(query, restored):
+    given = {name: str(value) for name, value in query.items()}
+    found = inputs.from_link(given, ["embedded", inputs.OWN], DEFAULTS)
+    assert found == {**DEFAULTS, **restored}
 
 
 def test_every_draft_length_on_offer_is_a_setting():
@@ -272,25 +273,15 @@ def test_sliders_have_the_limits_of_the_settings():
         ("temperature", float("nan"), "temperature is nan"),
         ("seed", -1, "seed is -1"),
         ("numerics", "best", "numerics is 'best'; it must be 'exact' or 'fast'."),
-    ],
-)
-def test_an_impossible_setting_is_refused_in_one_sentence_that_names_it(name, value, said):
-    with pytest.raises(BadInput) as error:
-        inputs.settings_of({**DEFAULTS, name: value})
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
         ("kv_cache", "f8", "kv_cache is 'f8'"),
         ("device", "C\nPU", "device is"),
         ("pair", inputs.OWN, "Your own pair needs a target"),
     ],
 )
-def test_an_impossible_choice_of_models_is_refused_in_one_sentence(name, value, said):
+def test_an_impossible_input_is_refused_in_one_sentence_that_names_it(name, value, said):
+    read = inputs.settings_of if name in inputs.SETTINGS else inputs.models_of
     with pytest.raises(BadInput, match=said):
-        inputs.models_of({**DEFAULTS, name: value})
+        read({**DEFAULTS, name: value})
 
 
 # Saved and finished runs
@@ -299,27 +290,19 @@ def test_an_impossible_choice_of_models_is_refused_in_one_sentence(name, value, 
 def test_a_file_that_is_no_trace_gets_one_sentence(tmp_path):
     path = tmp_path / "notes.json"
     path.write_bytes(b"\xff\xfe not json")
-    update = handlers.open_trace(str(path))
-    assert update.trace is None
-    assert json.loads(update.envelope)["phase"] == "error"
+    envelope, trace = runs.open_file(str(path))
+    assert trace is None and json.loads(envelope)["phase"] == "error"
 
 
 def test_finished_runs_are_found_again_and_the_oldest_make_room():
-    trace, finished = made_up_trace(), Finished(max_runs=2)
+    finished = runs.Finished(max_bytes=2 * len(zlib.compress(to_json(TRACE).encode(), 1)))
     for run in ("a", "b", "c"):
-        finished.put(run, trace)
-    assert finished.get("a") is None
-    assert finished.get("c") == trace
-
-
-def test_finished_runs_are_bounded_in_bytes():
-    finished = Finished(max_bytes=100)
-    finished.put("a", made_up_trace())
-    assert finished.get("a") is None
+        finished.put(run, TRACE)
+    assert finished.get("a") is None and finished.get("c") == TRACE
 
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
-    running = Running()
+    running = runs.Running()
     with running.run("tab", "race") as first, running.run("other tab", "race") as other:
         with running.run("tab", "race"):
             assert first.is_set() and not other.is_set()
@@ -334,8 +317,7 @@ def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
 class CountingMeter:
     """A meter that reads one joule more each time."""
 
-    def __init__(self):
-        self.read = 0
+    read = 0
 
     def joules(self) -> float:
         self.read += 1
@@ -347,12 +329,16 @@ class BlindMeter:
         return None
 
 
-@pytest.mark.parametrize(("meter", "per_token"), [(CountingMeter, 4 / 12), (BlindMeter, None)])
-def test_energy_is_counted_from_the_first_token_to_the_last_where_it_can_be_read(meter, per_token):
-    energy = handlers.Energy(meter)
-    for round_ in made_up_trace(rounds=4).rounds:
-        energy.count(round_)
-    assert energy.per_token == pytest.approx(per_token)
+@pytest.mark.parametrize(
+    ("meter", "joules"), [(CountingMeter, {"speculative": 1.0, "plain": 1.0}), (BlindMeter, None)]
+)
+def test_energy_is_counted_from_the_first_token_to_the_last_where_it_can_be_read(meter, joules):
+    session = FakeSession()
+    session.meter = meter
+    service = Service(EMBEDDED, lambda pair, report: session)
+    asked = Visitor(), "one two three four five", EMBEDDED, Settings()
+    *_, (envelope, _) = runs.run(service, runs.Running(), runs.Finished(), *asked)
+    assert json.loads(envelope)["joules"] == joules
 
 
 # Starting
@@ -389,22 +375,18 @@ def test_a_bad_option_of_app_py_gets_one_sentence_and_exit_code_2(arguments, sai
 
 def test_a_pair_that_nobody_waits_for_gives_way_while_it_loads():
     large, small = ModelChoice("large"), ModelChoice("small")
-    given_up = threading.Event()
 
     def opener(pair, report):
-        try:
-            while pair == large:
-                report("downloading", 0.1)
-                given_up.wait(0.005)
-        finally:
-            given_up.set()
+        while pair == large:
+            report("downloading", 0.1)
+            time.sleep(0.005)
         return FakeSession(info=PairInfo(pair.pair, pair.pair, None))
 
     service = Service(large, opener)
     service.start()
     *_, last = service.states(small)
     assert (last.kind, last.pair) == ("ready", small)
-    with service.session(small) as session:
+    with service.session(small, Visitor()) as session:
         assert session.info.name == "small"
 
 
@@ -417,16 +399,15 @@ def test_a_pair_that_somebody_waits_for_is_loaded_before_another():
         go.wait(5)
         return FakeSession()
 
-    service, seen = Service(first, opener), []
+    service = Service(first, opener)
     waiting = service.states(first)
     next(waiting)
-    other = threading.Thread(target=lambda: seen.extend(service.states(second)))
-    other.start()
-    go.set()
-    assert [state.kind for state in waiting][-1] == "ready"
-    other.join(5)
-    assert opened == [first, second]
-    assert (seen[-1].kind, seen[-1].pair) == ("ready", second)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: list(service.states(second)))
+        go.set()
+        assert list(waiting)[-1].kind == "ready"
+        last = other.result()[-1]
+    assert opened == [first, second] and (last.kind, last.pair) == ("ready", second)
 
 
 # The choice of models
@@ -443,8 +424,6 @@ def test_the_server_refuses_a_pair_of_the_visitors_own_where_it_offers_none(tmp_
 
 
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_kept(monkeypatch):
-    from specdemo.models import registry
-
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
@@ -454,8 +433,6 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_kept(monkeypa
 
 
 def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypatch):
-    from specdemo.models import registry
-
     large = registry.find_pair("dolly-12b")
     there = [
         registry.Surveyed(registry.EMBEDDED, None, fits=True, ready=True),
@@ -473,17 +450,12 @@ def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypa
 
 
 def test_the_endpoints_for_programs_say_what_they_take_and_what_they_give():
-    from specdemo.ui import page
-
     service = Service(EMBEDDED, lambda pair, report: FakeSession())
-    built = page.build(service, choice.Offer(EMBEDDED, False))
-    endpoints = built.blocks.get_api_info()["named_endpoints"]
+    blocks, _ = page.build(service, choice.Offer(EMBEDDED, False))
+    endpoints = blocks.get_api_info()["named_endpoints"]
     assert set(endpoints) == {"/generate", "/compare", "/benchmark"}
-    pieces, compared = (
-        endpoints[name]["returns"][0]["type"]["properties"] for name in ("/generate", "/compare")
-    )
+    pieces = endpoints["/generate"]["returns"][0]["type"]["properties"]
     assert pieces["delta"] == {"type": "string"} and pieces["done"] == {"type": "boolean"}
-    assert compared["speedup"] == {"oneOf": [{"type": "null"}, {"type": "number"}]}
     asked = {one["parameter_name"]: one["type"] for one in endpoints["/generate"]["parameters"]}
     assert "request" not in asked
     assert asked["drafter"] == {"enum": ["auto", "model", "lookup"]}

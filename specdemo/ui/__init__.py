@@ -10,3 +10,10 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+MAX_EVENTS = 64
+"""Runs in work or waiting at once; the session's scheduler decides how many share the models."""
+
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+"""Options of an event that is no endpoint. Gradio's own sign of progress keeps a browser drawing
+sixty times a second even where it is hidden, so it is shown on nothing; the page has its own."""

@@ -1,8 +1,8 @@
 """The endpoints for programs, over HTTP and as MCP tools: /generate, /compare and /benchmark."""
 
-from __future__ import annotations
-
+# Annotations here are no strings: Gradio derives the endpoints' types from them.
 import dataclasses
+import inspect
 import json
 import threading
 import time
@@ -13,14 +13,13 @@ from typing import Any, Literal, TypedDict
 import gradio as gr
 
 from specdemo.engine.rounds import Round
-from specdemo.errors import BadInput, RequestFailed
-from specdemo.settings import Settings, parse
+from specdemo.errors import BadInput
 from specdemo.trace import Trace, summarize, to_json
+from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer
-from specdemo.ui.events import MAX_EVENTS
-from specdemo.ui.handlers import SLOWEST_UPDATE, UPDATE_EVERY
-from specdemo.ui.inputs import help_of
+from specdemo.ui.inputs import help_of, settings_of
 from specdemo.ui.limits import LimitedSession, visitor_of
+from specdemo.ui.runs import update_seconds
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence, verdict
 
@@ -69,28 +68,21 @@ def add(service: Service, offer: Offer) -> None:
         gr.api(function, api_name=function.__name__, concurrency_limit=MAX_EVENTS)
 
 
-def _endpoint(returns: type, description: str) -> Callable[[Callable], Callable]:
-    """Completes an endpoint's docstring by its parameters and its answer."""
-
-    def completed(function: Callable) -> Callable:
-        lines = [function.__doc__.rstrip(), "", "Args:"]
-        for name in function.__annotations__:
-            if name == "instruction":
-                lines.append("    instruction: What to answer, in plain language.")
-            elif name == "limit":
-                lines.append(f"    limit: How many prompts, over all tasks (1 to {MAX_PROMPTS}).")
-            elif name not in ("request", "return"):
-                lines.append(f"    {name}: {help_of(name)}")
-        keys = ", ".join(f'"{key}"' for key in returns.__annotations__)
-        function.__doc__ = "\n".join([*lines, "", "Returns:", f"    {{{keys}}}: {description}"])
-        # Gradio takes this annotation as it stands: not a string, and not inside an Iterator.
-        function.__annotations__["return"] = returns
-        return function
-
-    return completed
+def _described(function: Callable) -> Callable:
+    """Adds the parameters to an endpoint's docstring, which programs get to read."""
+    words = {
+        "instruction": "What to answer, in plain language.",
+        "limit": f"How many prompts, over all tasks (1 to {MAX_PROMPTS}).",
+    }
+    names = list(inspect.signature(function).parameters)[2:]  # after self and request
+    lines = [f"    {name}: {words.get(name) or help_of(name)}" for name in names]
+    function.__doc__ = "\n".join([function.__doc__.rstrip(), "", "Args:", *lines])
+    return function
 
 
 class _Endpoints:
+    """Generators are annotated with the type of their items: Gradio reads no Iterator."""
+
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
 
@@ -100,9 +92,8 @@ class _Endpoints:
         stop = threading.Event()
         try:
             pair = self._offer.first()
-            for state in self._service.states(pair, stop):
-                if state.kind == "failed":
-                    raise RequestFailed(state.text)
+            for _ in self._service.states(pair, stop):
+                pass
             with self._service.session(pair, visitor_of(request)) as session:
                 yield session, stop
         except Exception as error:
@@ -110,9 +101,7 @@ class _Endpoints:
         finally:
             stop.set()
 
-    @_endpoint(
-        Piece, "the new text, the figures so far, and at the end the whole answer and why it ended."
-    )
+    @_described
     def generate(
         self,
         request: gr.Request,
@@ -125,32 +114,27 @@ class _Endpoints:
         top_k: int = 0,
         seed: int = 0,
         numerics: Numerics = "exact",
-    ) -> Iterator[Piece]:
+    ) -> Piece:
         """Answer an instruction with speculative decoding, streamed as it is generated.
 
         Each item holds the text that is new since the one before, and the figures so far. The last
-        one has "done": true and the whole answer in "text".
+        one has "done": true, the whole answer in "text" and why it ended in "finish_reason".
         """
-        given = _settings(locals())
+        given = locals()
         with self._opened(request) as (session, stop):
             rounds: list[Round] = []
             sent, sent_at = 0, 0.0
-            for event in session.answer(instruction, parse(Settings, given), stop=stop):
+            for event in session.answer(instruction, settings_of(given), stop=stop):
                 if isinstance(event, Trace):
                     ended = {"done": True, "text": event.text, "finish_reason": event.finish_reason}
                     yield {**_piece(rounds, rounds[sent:]), **ended}
                     return
                 rounds.append(event)
-                pause = min(UPDATE_EVERY * self._service.users, SLOWEST_UPDATE)
-                if time.monotonic() - sent_at >= pause:
+                if time.monotonic() - sent_at >= update_seconds(self._service):
                     yield _piece(rounds, rounds[sent:])
                     sent, sent_at = len(rounds), time.monotonic()
 
-    @_endpoint(
-        Comparison,
-        "the answer, how many times faster it came, whether both runs gave the same tokens, "
-        "that in words, all figures, and the whole trace.",
-    )
+    @_described
     def compare(
         self,
         request: gr.Request,
@@ -165,10 +149,11 @@ class _Endpoints:
         numerics: Numerics = "exact",
     ) -> Comparison:
         """Answer an instruction twice on this machine, with speculative and with autoregressive
-        decoding, and compare."""
-        given = _settings(locals())
+        decoding, and compare: the answer, how many times faster it came, whether both runs gave the
+        same tokens, that in words, all figures, and the whole trace."""
+        given = locals()
         with self._opened(request) as (session, stop):
-            *_, trace = session.race(instruction, parse(Settings, given), stop=stop)
+            *_, trace = session.race(instruction, settings_of(given), stop=stop)
         summary, words = summarize(trace), verdict(trace)
         return {
             "text": trace.text,
@@ -179,10 +164,7 @@ class _Endpoints:
             "trace": json.loads(to_json(trace)),
         }
 
-    @_endpoint(
-        BenchmarkItem,
-        'a row of figures after each prompt; last, "done" is true and the report is there.',
-    )
+    @_described
     def benchmark(
         self,
         request: gr.Request,
@@ -190,36 +172,25 @@ class _Endpoints:
         max_new_tokens: int = 64,
         draft_tokens: str = "auto",
         drafter: Drafter = "auto",
-    ) -> Iterator[BenchmarkItem]:
-        """Run the built-in prompts with and without speculative decoding, streamed by prompt."""
+    ) -> BenchmarkItem:
+        """Run the built-in prompts with and without speculative decoding, streamed by prompt: a row
+        of figures after each one; last, "done" is true and the report is there."""
         from specdemo.bench.prompts import read_prompts, spread
         from specdemo.bench.race import Plan, bench
         from specdemo.bench.report import Report, Row
         from specdemo.bench.report import to_json as report_json
 
-        given = _settings(locals())
+        given = locals()
         with self._opened(request) as (session, stop):
-            prompts = spread(read_prompts(), prompt_count(limit))
-            for event in bench(session, prompts, Plan(parse(Settings, given)), stop=stop):
+            if limit not in range(1, MAX_PROMPTS + 1):
+                allowed = f"a whole number from 1 to {MAX_PROMPTS}"
+                raise BadInput(f"limit is {limit!r:.60}; it must be {allowed}.")
+            prompts = spread(read_prompts(), int(limit))
+            for event in bench(session, prompts, Plan(settings_of(given)), stop=stop):
                 if isinstance(event, Row):
                     yield {"done": False, "row": dataclasses.asdict(event), "report": None}
                 elif isinstance(event, Report):
                     yield {"done": True, "row": None, "report": json.loads(report_json(event))}
-
-
-def prompt_count(value: Any) -> int:
-    """How many prompts to run. Raises BadInput."""
-    if isinstance(value, bool) or value not in range(1, MAX_PROMPTS + 1):
-        raise BadInput(
-            f"limit is {value!r:.60}; it must be a whole number from 1 to {MAX_PROMPTS}."
-        )
-    return int(value)
-
-
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings among an endpoint's arguments."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    return {name: value for name, value in given.items() if name in names}
 
 
 def _piece(rounds: list[Round], new: list[Round]) -> Piece:

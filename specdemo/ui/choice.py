@@ -24,7 +24,7 @@ ENGINE_PATIENCE = 900.0
 
 class Offer:
     """The choices of one server. `first` is what it starts with: its pair is AUTO to take the one
-    that suits the machine."""
+    that suits the machine; `why` then says why that one."""
 
     def __init__(self, first: ModelChoice, allow_own_pair: bool):
         self._first, self._allow_own_pair = first, allow_own_pair
@@ -74,12 +74,10 @@ class Offer:
         facts = {AUTO: self._default}
         for found in survey():
             pair = found.pair
-            facts[pair.name] = (
-                "here already" if found.ready else f"{size(pair.download_bytes)} to download"
-            )
+            fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
             if not found.fits:
-                needed = size(pair.memory_bytes)
-                facts[pair.name] += f"; needs {needed} of memory, more than there is here"
+                fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
+            facts[pair.name] = fact
         return [
             (f"{title} ({facts[name]})" if facts.get(name) else title, name)
             for title, name in self.pairs()
@@ -94,9 +92,21 @@ class RemoteOffer(Offer):
     """
 
     def __init__(self, url: str):
+        from specdemo.serving.client import RemoteSession
+
         self._url = url
-        with _reached(url) as session:
-            pair = session.info
+        since = time.monotonic()
+        while True:
+            try:
+                with RemoteSession(url) as session:
+                    pair = session.info
+                break
+            except Busy as error:
+                if time.monotonic() - since > ENGINE_PATIENCE:
+                    words = f"is still not ready after {ENGINE_PATIENCE:g} s."
+                    raise RequestFailed(f"The engine at {url} {words}") from error
+                print(f"The engine at {url}: {error}", file=sys.stderr, flush=True)
+                time.sleep(3)
         self._title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
         super().__init__(ModelChoice(pair.name), allow_own_pair=False)
 
@@ -110,8 +120,7 @@ class RemoteOffer(Offer):
     def pairs(self) -> list[tuple[str, str]]:
         return [(self._title, self._default)]
 
-    def surveyed_pairs(self) -> list[tuple[str, str]]:
-        return self.pairs()
+    surveyed_pairs = pairs
 
     def open_session(self, chosen: ModelChoice, report: Report) -> RemoteSession:
         """The engine, whatever was chosen."""
@@ -119,30 +128,6 @@ class RemoteOffer(Offer):
 
         report(f"Reaching the engine at {self._url}", None)
         return RemoteSession(self._url)
-
-
-def _reached(url: str) -> RemoteSession:
-    """A session of the engine at `url`, when it is ready."""
-    from specdemo.serving.client import RemoteSession
-
-    since = time.monotonic()
-    while True:
-        try:
-            return RemoteSession(url)
-        except Busy as error:
-            if time.monotonic() - since > ENGINE_PATIENCE:
-                raise RequestFailed(
-                    f"The engine at {url} is still not ready after {ENGINE_PATIENCE:g} s."
-                ) from error
-            print(f"The engine at {url}: {error}", file=sys.stderr, flush=True)
-            time.sleep(3)
-
-
-def devices() -> list[str]:
-    """OpenVINO's devices here. Imports OpenVINO, which takes a moment."""
-    from specdemo.models import machine
-
-    return machine.devices()
 
 
 def open_session(chosen: ModelChoice, report: Report, **capacity: Any) -> Session:

@@ -1,295 +1,177 @@
-"""Plotly figures of one run, as functions of its trace. style.css sets text and grid colours."""
+"""Plotly figures of one run, as functions of its trace: None where the run has too little for one.
+style.css sets the colours of backgrounds, text and grid."""
 
 from __future__ import annotations
 
-from typing import Any
+from bisect import bisect_left
+from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from specdemo.bench.costs import CostTable, expected_speedup, measured_costs
+from specdemo.bench.costs import expected_speedup, measured_costs
 from specdemo.trace import Trace, acceptance_by_position, summarize
 from specdemo.ui.wording import percent, seconds
 
 SPECULATIVE, BASELINE, MARK = "#0072B2", "#E69F00", "#D55E00"
 PREFILL, DRAFT, VERIFY, OUTSIDE = "#999999", "#009E73", "#0072B2", "#CC79A7"
-STAR = {"size": 14, "symbol": "star", "color": "#F0E442", "line": {"width": 1.5, "color": "#000"}}
+STAR = {
+    "mode": "markers",
+    "marker": {"size": 14, "symbol": "star", "color": "#F0E442", "line_width": 1.5},
+    "cliponaxis": False,
+}
+"""Where a run lies in the what-if figures."""
+
 LENGTHS = range(1, 13)
 """Draft lengths in the what-if figures."""
 
-NOTHING = "Nothing was generated in this run"
-NO_COSTS = "Needs drafts and a baseline to measure costs"
+
+def all_figures(trace: Trace) -> list[go.Figure | None]:
+    """Every figure of a trace, in the order in which the page shows them."""
+    return [draw(trace) for draw in (race, time_spent, by_position, what_if, draft_size)]
 
 
-def _figure(title: str, x: str, y: str, message: str = "") -> go.Figure:
-    grid = {"gridcolor": "#ccc", "zeroline": False}
+def _figure(title: str, x: str, y: str) -> go.Figure:
+    left = {"x": 0.01, "xanchor": "left", "xref": "container"}
+    below = {"x": 0.5, "xanchor": "center", "y": 0.01, "yanchor": "bottom", "yref": "container"}
     figure = go.Figure()
-    figure.update_layout(
-        title={
-            "text": title,
-            "font": {"size": 15},
-            "x": 0.01,
-            "y": 0.97,
-            "xanchor": "left",
-            "yanchor": "top",
-            "xref": "container",
-            "yref": "container",
-        },
-        legend={
-            "orientation": "h",
-            "x": 0.5,
-            "y": 0.01,
-            "xanchor": "center",
-            "yanchor": "bottom",
-            "yref": "container",
-            "traceorder": "normal",
-        },
+    figure.update_xaxes(title_text=x, title_standoff=8, gridcolor="#ccc", zeroline=False)
+    figure.update_yaxes(title_text=y, rangemode="tozero", gridcolor="#ccc", zeroline=False)
+    return figure.update_layout(
+        title={"text": title, "font_size": 15, "y": 0.97, "yanchor": "top", **left},
+        legend={"orientation": "h", "traceorder": "normal", **below},
         height=340,
         margin={"l": 56, "r": 16, "t": 44, "b": 88},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
         template="none",
         font={"family": "system-ui, sans-serif", "size": 12},
         hovermode="closest",
-        xaxis={"title": {"text": x, "standoff": 8}, **grid},
-        yaxis={"title": {"text": y}, "rangemode": "tozero", **grid},
     )
-    if message:
-        centre = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
-        figure.add_annotation(text=message, showarrow=False, **centre)
-        figure.update_xaxes(showticklabels=False, range=[0, 1])
-        figure.update_yaxes(showticklabels=False, range=[0, 1])
-    return figure
 
 
-def race(trace: Trace) -> go.Figure:
+def race(trace: Trace) -> go.Figure | None:
     """Tokens against seconds for both runs, from each one's first token, the time saved marked."""
-    axes = "Tokens against time", "seconds after the first token", "tokens"
     if not trace.rounds:
-        return _figure(*axes, NOTHING)
-    figure = _figure(*axes)
-    first = trace.rounds[0].shown_at
-    times = [round_.shown_at - first for round_ in trace.rounds]
-    counts = [len(trace.rounds[0].tokens)]
-    for round_ in trace.rounds[1:]:
-        counts.append(counts[-1] + len(round_.tokens))
+        return None
+    figure = _figure("Tokens against time", "seconds after the first token", "tokens")
+    figure.update_xaxes(hoverformat=".3f")
+    times = [round_.shown_at - trace.rounds[0].shown_at for round_ in trace.rounds]
+    counts = list(accumulate(len(round_.tokens) for round_ in trace.rounds))
     # In steps: tokens appear in bursts, a round at a time.
-    line = {"color": SPECULATIVE, "width": 2, "shape": "hv"}
-    _add_run(figure, "speculative", times, counts, line, {"size": 5})
-    if trace.baseline and trace.baseline.tokens:
-        shown = trace.baseline.tokens
-        slow = [token.shown_at - shown[0].shown_at for token in shown]
-        line = {"color": BASELINE, "width": 2, "dash": "dot"}
-        marker = {"size": 4, "symbol": "diamond"}
-        _add_run(figure, "baseline", slow, list(range(1, len(shown) + 1)), line, marker)
-        _mark_saving(figure, times, counts, slow)
-    return figure
-
-
-def _add_run(figure: go.Figure, name: str, x: list, y: list, line: dict, marker: dict) -> None:
-    figure.add_scatter(
-        x=x,
-        y=y,
-        name=name,
-        mode="lines+markers",
-        line=line,
-        marker=marker,
-        hovertemplate=f"%{{y}} tokens after %{{x:.3f}} s<extra>{name}</extra>",
-    )
-
-
-def _mark_saving(figure: go.Figure, times: list, counts: list, slow: list) -> None:
-    """A line between the moments at which each run had reached the same number of tokens."""
+    line = {"color": SPECULATIVE, "shape": "hv"}
+    figure.add_scatter(x=times, y=counts, name="speculative", mode="lines+markers", line=line)
+    baseline = trace.baseline.tokens if trace.baseline else ()
+    if not baseline:
+        return figure
+    slow = [token.shown_at - baseline[0].shown_at for token in baseline]
+    numbers = list(range(1, len(slow) + 1))
+    line = {"color": BASELINE, "dash": "dot"}
+    figure.add_scatter(x=slow, y=numbers, name="baseline", mode="lines+markers", line=line)
+    # A line between the moments at which each run had reached the same number of tokens.
     same = min(counts[-1], len(slow))
-    fast = next(time for time, count in zip(times, counts, strict=True) if count >= same)
-    late = slow[same - 1]
-    if same < 2 or fast == late:
-        return
-    line = {"width": 2, "color": MARK}
-    figure.add_shape(type="line", x0=fast, x1=late, y0=same, y1=same, line=line)
+    fast, late = times[bisect_left(counts, same)], slow[same - 1]
+    figure.add_shape(type="line", x0=fast, x1=late, y0=same, y1=same, line_color=MARK)
     words = f"{seconds(abs(late - fast))} {'saved' if late > fast else 'lost'}"
     figure.add_annotation(x=(fast + late) / 2, y=same, text=words, showarrow=False, yshift=10)
-
-
-def time_spent(trace: Trace) -> go.Figure:
-    """Where the seconds of both runs went: prefill, drafting, target forwards, everything else."""
-    axes = "Where the time went", "seconds", ""
-    if not trace.rounds:
-        return _figure(*axes, NOTHING)
-    summary = summarize(trace)
-    outside = summary.decode_seconds - summary.draft_seconds - summary.verify_seconds
-    rows = ["speculative"]
-    parts = [
-        ("prefill", PREFILL, "/", [trace.prefill_seconds]),
-        ("drafting", DRAFT, "x", [summary.draft_seconds]),
-        ("target forwards", VERIFY, "", [summary.verify_seconds]),
-        ("outside", OUTSIDE, ".", [max(0.0, outside)]),
-    ]
-    if trace.baseline and summary.baseline_decode_seconds is not None:
-        rows.append("baseline")
-        baseline = trace.baseline.prefill_seconds, 0.0, summary.baseline_decode_seconds, 0.0
-        for (*_, values), value in zip(parts, baseline, strict=True):
-            values.append(value)
-    figure = _figure(*axes)
-    for name, colour, shape, values in parts:
-        pattern = {"shape": shape, "fillmode": "overlay", "size": 6, "solidity": 0.25}
-        figure.add_bar(
-            y=rows,
-            x=values,
-            name=name,
-            orientation="h",
-            marker={"color": colour, "pattern": pattern},
-            hovertemplate=f"%{{x:.3f}} s<extra>{name}, %{{y}}</extra>",
-        )
-    figure.update_layout(barmode="stack", bargap=0.45, margin={"l": 84})
-    figure.update_yaxes(autorange="reversed", rangemode="normal")
     return figure
 
 
-def by_position(trace: Trace) -> go.Figure:
+def time_spent(trace: Trace) -> go.Figure | None:
+    """Where the seconds of both runs went: prefill, drafting, target forwards, everything else."""
+    if not trace.rounds:
+        return None
+    summary = summarize(trace)
+    outside = summary.decode_seconds - summary.draft_seconds - summary.verify_seconds
+    prefill = trace.baseline.prefill_seconds if trace.baseline else 0.0
+    runs = ["speculative", "baseline"] if trace.baseline else ["speculative"]
+    figure = _figure("Where the time went", "seconds", "")
+    for name, colour, shape, *values in (
+        ("prefill", PREFILL, "/", trace.prefill_seconds, prefill),
+        ("drafting", DRAFT, "x", summary.draft_seconds, 0.0),
+        ("target forwards", VERIFY, "", summary.verify_seconds, summary.baseline_decode_seconds),
+        ("outside", OUTSIDE, ".", max(0.0, outside), 0.0),
+    ):
+        marker = {"color": colour, "pattern": {"shape": shape, "solidity": 0.25}}
+        figure.add_bar(y=runs, x=values[: len(runs)], name=name, orientation="h", marker=marker)
+    figure.update_xaxes(hoverformat=".3f")
+    figure.update_yaxes(autorange="reversed", rangemode="normal")
+    return figure.update_layout(barmode="stack", bargap=0.45, margin_l=84)
+
+
+def by_position(trace: Trace) -> go.Figure | None:
     """How often the first, second, ... draft token of a round was accepted, of those examined."""
-    axes = "Acceptance by draft position", "position in the draft", "accepted, of those examined"
     counts = acceptance_by_position([trace])
     if not counts:
-        return _figure(*axes, "Nothing was drafted in this run" if trace.rounds else NOTHING)
-    figure = _figure(*axes)
+        return None
+    axes = "position in the draft", "accepted, of those examined"
+    figure = _figure("Acceptance by draft position", *axes)
     figure.add_bar(
         x=list(range(1, len(counts) + 1)),
         y=[accepted / examined for accepted, examined in counts],
         text=[f"{accepted}/{examined}" for accepted, examined in counts],
         textposition="outside",
-        marker={"color": DRAFT},
+        marker_color=DRAFT,
         cliponaxis=False,
-        showlegend=False,
-        hovertemplate="position %{x}: %{y:.0%} (%{text})<extra></extra>",
     )
-    figure.update_yaxes(range=[0, 1.08], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 1])
-    figure.update_xaxes(dtick=1)
-    return figure
+    figure.update_yaxes(range=[0, 1.08], tickformat=".0%")
+    return figure.update_xaxes(dtick=1)
 
 
-def what_if(trace: Trace) -> go.Figure:
+def what_if(trace: Trace) -> go.Figure | None:
     """The speed-up to expect by acceptance rate and draft length, at the costs of this run."""
-    axes = "What if: speed-up at this machine's costs", "draft length", "acceptance rate"
     costs, summary = measured_costs([trace]), summarize(trace)
     if costs is None or summary.acceptance_rate is None or summary.speedup is None:
-        return _figure(*axes, NO_COSTS)
-    figure = _figure(*axes)
+        return None
+    title = "What if: speed-up at this machine's costs"
+    figure = _figure(title, "draft length", "acceptance rate")
     rates = [step / 25 for step in range(26)]
     surface = [[expected_speedup(rate, length, costs) for length in LENGTHS] for rate in rates]
     data = {"x": list(LENGTHS), "y": rates, "z": surface}
     top = max(2.0, max(map(max, surface)))
-    even = 1.0 / top
     figure.add_contour(
         **data,
         zmin=0,
         zmax=top,
+        zhoverformat=".2f",
         contours={"start": 0.25, "end": top, "size": 0.25, "showlabels": True},
-        colorscale=[
-            [0, MARK],
-            [even * 0.75, "#F4C7A1"],
-            [even, "#F7F7F7"],
-            [(1 + even) / 2, "#7FB8DA"],
-            [1, SPECULATIVE],
-        ],
-        line={"width": 0.5},
+        colorscale=[[0, MARK], [1.0 / top, "#F7F7F7"], [1, SPECULATIVE]],
+        line_width=0.5,
         showscale=False,
         name="expected speed-up",
-        hovertemplate="draft length %{x}, acceptance rate %{y:.0%}: %{z:.2f} times<extra></extra>",
     )
-    figure.add_contour(
-        **data,
-        contours={"type": "constraint", "operation": "=", "value": 1.0},
-        line={"width": 3, "color": "#000000"},
-        name="break-even",
-        showlegend=True,
-        hoverinfo="skip",
-    )
+    even = {"contours": {"type": "constraint", "operation": "=", "value": 1.0}, "line_width": 3}
+    figure.add_contour(**data, **even, name="break-even", showlegend=True, hoverinfo="skip")
     drafts = [len(round_.drafted) for round_ in trace.rounds if round_.drafted]
-    figure.add_scatter(
-        x=[min(sum(drafts) / len(drafts), LENGTHS[-1])],
-        y=[summary.acceptance_rate],
-        text=[f" {summary.speedup:.2f}×"],
-        mode="markers+text",
-        name="this run",
-        textposition="middle right",
-        textfont={"color": "#000000"},
-        marker=STAR,
-        cliponaxis=False,
-        hovertemplate=f"this run: measured {summary.speedup:.2f} times<extra></extra>",
-    )
+    length = min(sum(drafts) / len(drafts), LENGTHS[-1])
+    words = f"measured {summary.speedup:.2f} times"
+    rate = summary.acceptance_rate
+    figure.add_scatter(x=[length], y=[rate], name="this run", text=words, **STAR)
     figure.update_xaxes(dtick=1)
-    figure.update_yaxes(tickformat=".0%", rangemode="normal", range=[0, 1])
-    return figure
+    return figure.update_yaxes(tickformat=".0%", rangemode="normal", range=[0, 1])
 
 
-def draft_size(trace: Trace) -> go.Figure:
+def draft_size(trace: Trace) -> go.Figure | None:
     """The best speed-up by the draft's cost, with the rule of thumb and what was measured."""
-    axes = (
-        "What if: a smaller or larger draft",
-        "cost of a draft token / a baseline token",
-        "best speed-up",
-    )
     costs, summary = measured_costs([trace]), summarize(trace)
     if costs is None or summary.acceptance_rate is None or summary.speedup is None:
-        return _figure(*axes, NO_COSTS)
-    figure = _figure(*axes)
+        return None
+    axes = "cost of a draft token / a baseline token", "best speed-up"
+    figure = _figure("What if: a smaller or larger draft", *axes)
     ratios = [0.01 * 1.12**step for step in range(41)]
-    grey = [{"width": 1.5, "color": "#888888", "dash": dash} for dash in ("dot", "dash", "dashdot")]
-    ours = {"width": 3, "color": SPECULATIVE}
-    for rate, line in zip([0.4, 0.6, 0.8, summary.acceptance_rate], [*grey, ours], strict=True):
-        figure.add_scatter(
-            x=ratios,
-            y=[_best(costs, rate, ratio) for ratio in ratios],
-            mode="lines",
-            name=percent(rate) + (" accepted (this run)" if line is ours else ""),
-            line=line,
-            hovertemplate=f"cost %{{x:.2f}}: %{{y:.2f}} times<extra>{percent(rate)}</extra>",
-        )
-    figure.add_vline(x=0.1, line={"width": 2, "dash": "dash", "color": MARK})
-    figure.add_annotation(
-        x=-1,
-        y=0.02,
-        yref="paper",
-        text="the advice: ten times smaller",
-        showarrow=False,
-        xanchor="right",
-        xshift=-4,
-        yanchor="bottom",
-    )
-    figure.add_hline(y=1.0, line={"width": 1, "color": "#888888"})
-    figure.add_scatter(
-        x=[min(max(costs.draft_step / costs.plain, ratios[0]), ratios[-1])],
-        y=[summary.speedup],
-        mode="markers",
-        name="measured",
-        marker=STAR,
-        cliponaxis=False,
-        hovertemplate="measured: cost %{x:.2f}, %{y:.2f} times<extra></extra>",
-    )
-    figure.update_layout(margin={"b": 112})
-    figure.update_xaxes(type="log", tickvals=[0.01, 0.03, 0.1, 0.3, 1], range=[-2, 0])
-    return figure
-
-
-def _best(costs: CostTable, acceptance: float, ratio: float) -> float:
-    step = ratio * costs.plain
-    return max(expected_speedup(acceptance, length, costs, step) for length in LENGTHS)
-
-
-def of_benchmark(report: Any) -> list[go.Figure]:
-    """The figures of a benchmark report, with this page's background."""
-    from specdemo.bench.figures import all_figures as report_figures
-
-    clear = "rgba(0,0,0,0)"
-    return [
-        figure.update_layout(paper_bgcolor=clear, plot_bgcolor=clear)
-        for figure in report_figures(report)
-    ]
-
-
-ALL = (race, time_spent, by_position, what_if, draft_size)
-
-
-def all_figures(trace: Trace) -> tuple[go.Figure, ...]:
-    """Every figure of a trace, in the order of `ALL`."""
-    return tuple(draw(trace) for draw in ALL)
+    rates = 0.4, 0.6, 0.8, summary.acceptance_rate
+    for rate, dash in zip(rates, ("dot", "dash", "dashdot", "solid"), strict=True):
+        best = [
+            max(expected_speedup(rate, length, costs, ratio * costs.plain) for length in LENGTHS)
+            for ratio in ratios
+        ]
+        ours = dash == "solid"
+        name = percent(rate) + (" accepted (this run)" if ours else "")
+        line = {"width": 3, "color": SPECULATIVE} if ours else {"color": "#888", "dash": dash}
+        figure.add_scatter(x=ratios, y=best, mode="lines", name=name, line=line)
+    figure.add_vline(x=0.1, line_dash="dash", line_color=MARK)
+    left = {"xanchor": "right", "yanchor": "bottom", "yref": "paper", "showarrow": False}
+    figure.add_annotation(x=-1, y=0.02, text="the advice: ten times smaller ", **left)
+    figure.add_hline(y=1.0, line_width=1, line_color="#888")
+    cost = min(max(costs.draft_step / costs.plain, ratios[0]), ratios[-1])
+    figure.add_scatter(x=[cost], y=[summary.speedup], name="measured", **STAR)
+    figure.update_layout(margin_b=112)
+    figure.update_yaxes(hoverformat=".2f")
+    return figure.update_xaxes(type="log", tickvals=[0.01, 0.03, 0.1, 0.3, 1], range=[-2, 0])

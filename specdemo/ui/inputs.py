@@ -44,6 +44,12 @@ def choices(name: str) -> list[str]:
     return list(_SCHEMA[name]["enum"])
 
 
+def help_of(name: str) -> str:
+    """One sentence on an input, as the command line has it."""
+    helps = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+    return helps[name][0].upper() + helps[name][1:] + "."
+
+
 def settings_of(values: Mapping[str, Any]) -> Settings:
     """The settings among `values`. Raises BadInput."""
     return parse(Settings, {name: values[name] for name in SETTINGS if name in values})
@@ -74,20 +80,9 @@ def from_link(
     values = {**defaults, "question": query.get("question", "")[:LONGEST_LINK_QUESTION]}
     if query.get("pair") in pairs and query["pair"] != OWN:
         values["pair"] = query["pair"]
-    for name in (*SETTINGS, "kv_cache"):
+    for name in {*SETTINGS, "kv_cache"} & set(query):
         kind = Settings if name in SETTINGS else ModelChoice
-        if name in query:
-            with suppress(BadInput):
-                values[name] = getattr(parse(kind, {name: query[name]}), name)
-    if values["draft_tokens"] != AUTO:
-        values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+        with suppress(BadInput):
+            values[name] = getattr(parse(kind, {name: query[name]}), name)
+    values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
     return values
-
-
-def help_of(name: str) -> str:
-    """One sentence on an input, as the command line has it."""
-    for field in (*fields(Settings), *fields(ModelChoice)):
-        if field.name == name:
-            text = field.metadata["help"]
-            return text[0].upper() + text[1:] + "."
-    raise KeyError(name)

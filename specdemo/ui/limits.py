@@ -9,11 +9,11 @@ import ipaddress
 import math
 import os
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -52,11 +52,9 @@ class Visitor:
     address: str = ""
 
 
-def visitor_of(request: gradio.Request | None) -> Visitor:
+def visitor_of(request: gradio.Request) -> Visitor:
     """The visitor behind a request. A Space's proxy reports the network address; an address of this
     machine is left out."""
-    if request is None:
-        return Visitor()
     if "SPACE_ID" in os.environ:
         address = str(request.headers.get("x-forwarded-for", "")).split(",")[0].strip()
     else:
@@ -69,14 +67,11 @@ def visitor_of(request: gradio.Request | None) -> Visitor:
 
 
 class Gate:
-    """Counts the requests of each visitor and each address, by a monotonic clock. Thread safe."""
+    """Counts the requests of each visitor and each address. Thread safe."""
 
-    def __init__(
-        self, metrics: Metrics, limits: Limits = LIMITS, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, metrics: Metrics, limits: Limits = LIMITS):
         self.limits = limits
         self._metrics = metrics
-        self._clock = clock
         self._lock = threading.Lock()
         self._names: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
@@ -91,14 +86,13 @@ class Gate:
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
         """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
-        try:
-            with self._lock:
-                self._check(visitor)
-                self._names[visitor.name] += 1
-                self._addresses[visitor.address] += 1
-        except Busy:
-            self._metrics.requests.labels("answer", "refused").inc()
-            raise
+        with self._lock:
+            refusal = self._refusal(visitor)
+            if refusal:
+                self._metrics.requests.labels("answer", "refused").inc()
+                raise Busy(refusal)
+            self._names[visitor.name] += 1
+            self._addresses[visitor.address] += 1
         try:
             yield
         finally:
@@ -107,56 +101,51 @@ class Gate:
                 self._addresses[visitor.address] -= 1
                 self._names, self._addresses = +self._names, +self._addresses
 
-    def _check(self, visitor: Visitor) -> None:
-        limits, now = self.limits, self._clock()
+    def _refusal(self, visitor: Visitor) -> str:
+        """Why this request is one too many, "" if it is not."""
+        limits, now = self.limits, monotonic()
         if self._names[visitor.name] >= limits.at_once:
-            raise Busy(
+            return (
                 f"You have {limits.at_once} questions at work already, as many as one visitor may "
                 "have; wait for one to finish, or stop it."
             )
         if visitor.address and self._addresses[visitor.address] >= limits.of_address:
-            raise Busy(
+            return (
                 f"{limits.of_address} questions from your network are at work already; "
                 "try again in a moment."
             )
         if len(self._started) > 1000:  # names cost nothing to make up
-            self._started = {
-                name: times for name, times in self._started.items() if now - times[-1] < 60
-            }
+            recent = {name: times for name, times in self._started.items() if now - times[-1] < 60}
+            self._started = recent
         times = self._started.setdefault(visitor.name, deque(maxlen=limits.per_minute))
         if len(times) == limits.per_minute and now - times[0] < 60:
-            raise Busy(
+            return (
                 f"You have asked {limits.per_minute} questions within a minute, as many as one "
                 f"visitor may; ask again in {math.ceil(60 - (now - times[0]))} seconds."
             )
         times.append(now)
+        return ""
 
 
 class LimitedSession:
     """A session within the limits of one request, which counts how the request ended. Attributes
     that are not here are the session's own."""
 
-    def __init__(
-        self,
-        session: Session,
-        metrics: Metrics,
-        limits: Limits = LIMITS,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, session: Session, metrics: Metrics, limits: Limits = LIMITS):
         self._session = session
         self._metrics = metrics
         self._limits = limits
-        self._clock = clock
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
     def answer(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Session.answer`. Raises BadInput for an instruction or an answer that is too long."""
+        """As `Session.answer`, but what it raises comes with the first event. Raises BadInput too
+        for an instruction or an answer over the limits, RequestFailed when it took too long."""
         return self._limited(self._session.answer, instruction, settings, **options)
 
     def race(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Session.race`. Raises BadInput for an instruction or an answer that is too long."""
+        """As `Session.race`, in the same limits as `answer`."""
         return self._limited(self._session.race, instruction, settings, **options)
 
     def _limited(
@@ -170,13 +159,14 @@ class LimitedSession:
         **options: Any,
     ) -> Iterator[Any]:
         stop = stop or threading.Event()
-        deadline = self._clock() + self._limits.seconds
+        record = Record(self._metrics)
+        deadline = monotonic() + self._limits.seconds
 
         def late() -> bool:
-            if self._clock() <= deadline:
-                return False
-            stop.set()
-            return True
+            over = monotonic() > deadline
+            if over:
+                stop.set()
+            return over
 
         def waited(waiting: Any) -> None:
             if not late() and on_wait is not None:
@@ -185,29 +175,6 @@ class LimitedSession:
         try:
             self._check(instruction, settings)
             events = start(instruction, settings, stop=stop, on_wait=waited, **options)
-        except (BadInput, Busy):
-            self._metrics.requests.labels("answer", "refused").inc()
-            raise
-        return self._counted(events, late)
-
-    def _check(self, instruction: str, settings: Settings) -> None:
-        limits = self._limits
-        if len(instruction) > limits.prompt_characters:
-            raise BadInput(
-                f"The question has {len(instruction)} characters; this server reads up to "
-                f"{limits.prompt_characters}: shorten it."
-            )
-        if settings.max_new_tokens > limits.new_tokens:
-            raise BadInput(
-                f"Maximum tokens is {settings.max_new_tokens}; this server gives up to "
-                f"{limits.new_tokens}.",
-                "max_new_tokens",
-            )
-
-    def _counted(self, events: Iterator[Any], late: Callable[[], bool]) -> Iterator[Any]:
-        """The events, counted. Raises RequestFailed when the request took too long."""
-        record = Record(self._metrics)
-        try:
             with closing(events):
                 for event in events:
                     if late() and isinstance(event, Trace):
@@ -226,3 +193,17 @@ class LimitedSession:
             raise
         finally:
             record.end("cancelled")
+
+    def _check(self, instruction: str, settings: Settings) -> None:
+        limits = self._limits
+        if len(instruction) > limits.prompt_characters:
+            raise BadInput(
+                f"The question has {len(instruction)} characters; this server reads up to "
+                f"{limits.prompt_characters}: shorten it."
+            )
+        if settings.max_new_tokens > limits.new_tokens:
+            raise BadInput(
+                f"Maximum tokens is {settings.max_new_tokens}; this server gives up to "
+                f"{limits.new_tokens}.",
+                "max_new_tokens",
+            )

@@ -1,33 +1,63 @@
-"""What the page remembers of runs: how to stop those in progress, and finished ones for links.
+"""A run as the page sees it: what a session yields becomes small JSON envelopes for the page's
+script, a run can be stopped, and a finished one is kept for its link (in memory only).
 
-Bounded, in memory only: all is gone when the server ends.
+No HTML is made here or by the script, which draws text with `textContent` only.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import threading
+import time
+import uuid
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from threading import Event
+from typing import Any
 
-from specdemo.trace import Trace, from_json, to_json
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import MAX_JSON_BYTES, BaselineToken, Trace, from_json, to_json
+from specdemo.ui.limits import Visitor
+from specdemo.ui.service import Service
+from specdemo.ui.wording import error_sentence, queue_place, verdict
+
+UPDATE_EVERY, SLOWEST_UPDATE = 0.2, 0.5
+"""Seconds between two envelopes for one user, and at most: fewer leave more of the processor to the
+models."""
+
+OVERLAP = 24
+"""Rounds or baseline tokens sent again with the next envelope: a browser draws only the latest of
+several updates that arrive within one frame, and what it skipped must not be lost."""
+
+NOTES = {
+    "speculative": "Answering with speculative decoding",
+    "plain": "Answering again, one token at a time",
+}
+
+Update = tuple[str, Trace | None]
+"""An envelope, and with a run's last one its trace, unless there was an error."""
 
 
 class Running:
     """The stop signals of the runs in progress, by browser session and kind of run."""
 
     def __init__(self):
-        self._stops: dict[tuple[str, str], threading.Event] = {}
+        self._stops: dict[tuple[str, str], Event] = {}
 
     @contextmanager
-    def run(self, session: str | None, kind: str) -> Iterator[threading.Event]:
+    def run(self, session: str, kind: str) -> Iterator[Event]:
         """The stop signal of a new run, which ends an earlier run of the same session and kind. It
         is set when the run is left, however that happens."""
         self.stop(session, kind)
-        stop = threading.Event()
-        if session is not None:
-            self._stops[session, kind] = stop
+        stop = self._stops[session, kind] = Event()
         try:
             yield stop
         finally:
@@ -35,7 +65,7 @@ class Running:
             if self._stops.get((session, kind)) is stop:
                 del self._stops[session, kind]
 
-    def stop(self, session: str | None, *kinds: str) -> None:
+    def stop(self, session: str, *kinds: str) -> None:
         """Stop the session's runs of these kinds; of every kind if none is named."""
         for key, stop in list(self._stops.items()):
             if key[0] == session and (not kinds or key[1] in kinds):
@@ -45,8 +75,8 @@ class Running:
 class Finished:
     """Traces by id for links to them, the oldest dropped first. Thread safe."""
 
-    def __init__(self, max_runs: int = 500, max_bytes: int = 20_000_000):
-        self._max_runs, self._max_bytes = max_runs, max_bytes
+    def __init__(self, max_bytes: int = 20_000_000):
+        self._max_bytes = max_bytes
         self._packed: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -54,10 +84,7 @@ class Finished:
         packed = zlib.compress(to_json(trace).encode(), 1)
         with self._lock:
             self._packed[run] = packed
-            while (
-                len(self._packed) > self._max_runs
-                or sum(map(len, self._packed.values())) > self._max_bytes
-            ):
+            while sum(map(len, self._packed.values())) > self._max_bytes:
                 self._packed.popitem(last=False)
 
     def get(self, run: str) -> Trace | None:
@@ -65,3 +92,152 @@ class Finished:
         with self._lock:
             packed = self._packed.get(run)
         return None if packed is None else from_json(zlib.decompress(packed))
+
+
+class Channel:
+    """The sending end for one run. The size of an envelope does not grow with the answer."""
+
+    def __init__(self, question: str = "", limit: int = 0):
+        self.run = uuid.uuid4().hex[:16]
+        self.question, self.limit = question, limit
+        self.rounds: list[Round] = []
+        self.baseline: list[BaselineToken] = []
+        self._rounds_sent = self._baseline_sent = 0
+
+    def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
+        """`phase` is "idle", "loading", "waiting", "speculative", "plain" (the baseline), "done",
+        "stopped", "error" or "opened"; `note` is a sentence for the status line."""
+        rounds_from = max(0, self._rounds_sent - OVERLAP)
+        baseline_from = max(0, self._baseline_sent - OVERLAP)
+        data = {
+            "run": self.run,
+            "phase": phase,
+            "note": note,
+            "limit": self.limit,
+            "rounds_from": rounds_from,
+            "rounds": [dataclasses.asdict(one) for one in self.rounds[rounds_from:]],
+            "plain_from": baseline_from,
+            "plain": [dataclasses.asdict(one) for one in self.baseline[baseline_from:]],
+            **extra,
+        }
+        self._rounds_sent, self._baseline_sent = len(self.rounds), len(self.baseline)
+        return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+    def finished(self, trace: Trace, phase: str, note: str = "", **extra: Any) -> Update:
+        """The last envelope of a run: the whole trace, once, and the verdict in words."""
+        self.rounds, self.baseline = [], []
+        whole = {"trace": json.loads(to_json(trace)), "verdict": dataclasses.asdict(verdict(trace))}
+        return self.envelope(phase, note, **whole, **extra), trace
+
+
+def failed(error: Exception) -> Update:
+    """An envelope that shows one sentence and leaves the rest of the stage as it is."""
+    return Channel().envelope("error", error_sentence(error)), None
+
+
+def opened(trace: Trace, note: str, kept: str = "") -> Update:
+    """The envelope of a run that was measured before. `kept` is the id by which a link can show it
+    again, "" where the server does not keep it."""
+    channel = Channel(limit=trace.settings.max_new_tokens)
+    return channel.finished(trace, "opened", note, kept=kept)
+
+
+def open_file(path: str) -> Update:
+    """Shows a saved trace, or says in one sentence what is wrong with the file."""
+    try:
+        if Path(path).stat().st_size > MAX_JSON_BYTES:
+            raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB.")
+        trace = from_json(Path(path).read_bytes())
+    except (BadInput, OSError) as error:
+        return failed(error)
+    title = " ".join(trace.instruction.split())
+    title = title if len(title) <= 80 else title[:79] + "…"
+    return opened(trace, f"A saved run: {title}")
+
+
+def run(
+    service: Service,
+    running: Running,
+    finished: Finished,
+    visitor: Visitor,
+    question: str,
+    pair: ModelChoice,
+    settings: Settings,
+) -> Iterator[Update]:
+    """Answer and baseline, update by update. An error ends it with one sentence."""
+    channel = Channel(question, settings.max_new_tokens)
+    with running.run(visitor.name, "race") as stop:
+        try:
+            yield channel.envelope("loading", "Starting"), None
+            for state in service.states(pair, stop):
+                if state.kind == "loading":
+                    yield channel.envelope("loading", f"{state.line}. Your question is next."), None
+            with service.session(pair, visitor) as session:
+                for envelope, trace in _race(session, channel, settings, stop, service):
+                    if trace is not None:
+                        finished.put(channel.run, trace)
+                    yield envelope, trace
+        except Exception as error:
+            yield failed(error)
+
+
+def update_seconds(service: Service) -> float:
+    """Seconds between two updates of a stream, more where many users share the processor."""
+    return min(UPDATE_EVERY * service.users, SLOWEST_UPDATE)
+
+
+def _race(
+    session: Any, channel: Channel, settings: Settings, stop: Event, service: Service
+) -> Iterator[Update]:
+    from specdemo.bench.energy import Meter
+
+    # A session that runs elsewhere has a meter of its own.
+    make_meter = getattr(session, "meter", Meter)
+    meters: dict[str, Any] = {}
+    tokens: Counter[str] = Counter()
+    joules: dict[str, float | None] = {}
+    places: deque = deque(maxlen=1)
+    events = session.race(channel.question, settings, stop=stop, on_wait=places.append)
+    yield channel.envelope("speculative", "Reading the question"), None
+    # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
+    pool = ThreadPoolExecutor(1)
+    first = pool.submit(next, events)
+    pool.shutdown(wait=False)
+    while not wait([first], timeout=1.0).done:
+        if places:
+            yield channel.envelope("waiting", queue_place(places.pop())), None
+    sent = 0.0
+    for event in chain([first.result()], events):
+        if isinstance(event, Trace):
+            break
+        phase = "speculative" if isinstance(event, Round) else "plain"
+        (channel.rounds if phase == "speculative" else channel.baseline).append(event)
+        if phase not in meters:  # energy counts from the first token on, as the seconds do
+            meters[phase] = make_meter()
+        else:
+            tokens[phase] += len(event.tokens) if isinstance(event, Round) else 1
+            joules[phase] = meters[phase].joules()
+        if time.monotonic() - sent >= update_seconds(service):
+            yield channel.envelope(phase, NOTES[phase]), None
+            sent = time.monotonic()
+    if event.finish_reason == "cancelled":
+        yield channel.finished(event, "stopped", "Stopped.")
+    elif stop.is_set():
+        yield channel.finished(event, "stopped", "Stopped during the baseline.")
+    else:
+        known = {phase: value / tokens[phase] for phase, value in joules.items() if value}
+        yield channel.finished(event, "done", joules=known or None)
+
+
+def loading(service: Service) -> Iterator[str]:
+    """Text for the line under the title, until the pair is ready or has failed. Starts nothing."""
+    shown = None
+    while True:
+        state = service.state
+        if state != shown:
+            shown = state
+            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[state.kind]
+            yield prefix + state.line
+        if state.kind != "loading":
+            return
+        time.sleep(0.2)

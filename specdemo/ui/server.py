@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import webbrowser
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from specdemo.ui.inputs import AUTO
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from gradio import Blocks
 
     from specdemo.ui.service import Service
 
@@ -53,7 +51,7 @@ def main(
     chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
     models = dataclasses.replace(models, pair=pair or AUTO)
 
-    from specdemo.ui import choice, events, page
+    from specdemo.ui import MAX_EVENTS, choice, page
     from specdemo.ui.service import Service
 
     if engine:
@@ -65,30 +63,27 @@ def main(
         capacity = {"active": visitors, "cache_mb": cache_mb, "exclusive": exclusive}
         service = Service(models, partial(choice.open_session, **capacity))
     metrics.log_requests()
-    built = page.build(service, offer, max_new_tokens)
-    built.blocks.queue(max_size=2 * events.MAX_EVENTS)
-    app, url, _ = built.blocks.launch(
-        max_threads=3 * events.MAX_EVENTS,  # a run that waits holds a thread
+    blocks, looks = page.build(service, offer, max_new_tokens)
+    blocks.queue(max_size=2 * MAX_EVENTS)
+    app, url, _ = blocks.launch(
+        max_threads=3 * MAX_EVENTS,  # a run that waits holds a thread
         state_session_capacity=SESSIONS,
         server_name=host,
         server_port=port,
-        share=False,
+        share=share,
+        inbrowser=_has_desktop(),
         quiet=True,
         prevent_thread_lock=True,
         show_error=False,
         mcp_server=True,
-        **built.launch,
+        **looks,
     )
     add_monitoring(app, service)
     # Which pair suits the machine may take the network two seconds to tell: the page does not wait.
     threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
     print(f"The page is up: {url}", flush=True)
-    if _has_desktop():
-        webbrowser.open(url)
-    if share:
-        _share(built.blocks, host, port)
     with contextlib.suppress(KeyboardInterrupt):
-        built.blocks.block_thread()
+        blocks.block_thread()
 
 
 def add_monitoring(app: FastAPI, service: Service) -> None:
@@ -131,23 +126,3 @@ def _has_desktop() -> bool:
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )
     return screen and sys.stdout.isatty() and not ON_SPACE
-
-
-def _share(blocks: Blocks, host: str, port: int) -> None:
-    """Print a public link, or why there is none. The page goes on either way."""
-    if ON_SPACE:
-        print("--share: a Space has a public address already.", file=sys.stderr)
-        return
-    from gradio.networking import setup_tunnel
-
-    try:
-        link = setup_tunnel(host, port, blocks.share_token, None, None)
-    except Exception as error:  # whatever the tunnel's client, its download or the network raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160].rstrip(".")
-        print(
-            f"--share: no public link can be had ({reason}); the local address works.",
-            file=sys.stderr,
-            flush=True,
-        )
-        return
-    print(f"Public link, for a week at most: {link}", flush=True)

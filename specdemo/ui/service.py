@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdemo.errors import Busy
+from specdemo.errors import Busy, RequestFailed
 from specdemo.metrics import Gauges, Metrics
 from specdemo.settings import ModelChoice
 from specdemo.ui.limits import LIMITS, Gate, LimitedSession, Limits, Visitor
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str, float | None], None]
 Opener = Callable[[ModelChoice, Report], "Session"]
+BEGINNING = "Getting the models ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,16 @@ class _Superseded(Exception):
 class Service:
     """One pair at a time. Loading a second one first waits until nobody uses the first, then closes
     it. A pair that is still loading is given up as soon as nobody waits for it and another is
-    wanted."""
+    wanted. `users` counts the requests that hold the session."""
 
     def __init__(self, pair: ModelChoice, opener: Opener, limits: Limits = LIMITS):
         self._opener = opener
         self._changed = threading.Condition()
         self._session: Session | None = None
-        self._users = 0
         self._load_number = 0
         self._waiting: Counter[ModelChoice] = Counter()
-        self.state = State("loading", pair, "Getting the models ready")
+        self.users = 0
+        self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(self._gauges)
         self.gate = Gate(self.metrics, limits)
 
@@ -62,49 +63,45 @@ class Service:
             if not self._load_number:
                 self._begin(pair or self.state.pair)
 
-    def _set(self, state: State, load_number: int) -> None:
-        with self._changed:
-            if load_number != self._load_number:
-                raise _Superseded
-            self.state = state
-            self._changed.notify_all()
-
     def _begin(self, pair: ModelChoice) -> None:
-        with self._changed:
-            self._load_number += 1
-            number = self._load_number
-            self._set(State("loading", pair, "Getting the models ready"), number)
-        threading.Thread(target=self._load, args=(pair, number), name="load", daemon=True).start()
+        """Start a thread that loads the pair. The caller holds the lock."""
+        self._load_number += 1
+        self.state = State("loading", pair, BEGINNING)
+        self._changed.notify_all()
+        arguments = pair, self._load_number
+        threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
     def _load(self, pair: ModelChoice, number: int) -> None:
+        def tell(text: str, fraction: float | None = None, kind: str = "loading") -> None:
+            with self._changed:
+                if number != self._load_number:
+                    raise _Superseded
+                self.state = State(kind, pair, text, fraction)
+                self._changed.notify_all()
+
         session = None
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._users == 0 or number != self._load_number)
-                if number != self._load_number:
-                    raise _Superseded
+                self._changed.wait_for(lambda: self.users == 0 or number != self._load_number)
+                tell(BEGINNING)
                 old, self._session = self._session, None
             if old is not None:
                 old.close()
-            session = self._opener(
-                pair, lambda text, part: self._set(State("loading", pair, text, part), number)
-            )
+            session = self._opener(pair, tell)
             draft = session.info.draft or "n-gram lookup (no draft model)"
             with self._changed:
-                ready = f"Ready: {session.info.target}, drafts by {draft}"
-                self._set(State("ready", pair, ready), number)
+                tell(f"Ready: {session.info.target}, drafts by {draft}", kind="ready")
                 self._session = session
         except _Superseded:
             if session is not None:
                 session.close()
         except Exception as error:
-            with self._changed:
-                if number == self._load_number:
-                    self._set(State("failed", pair, error_sentence(error)), number)
+            with suppress(_Superseded):
+                tell(error_sentence(error), kind="failed")
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """The states until `pair` is "ready" or "failed"; starts loading if need be. Ends early,
-        with a "loading" state, when `stop` is set."""
+        """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
+        sentence, when the pair cannot be loaded or `stop` is set before it is."""
         seen = None
         with self._changed:
             self._waiting[pair] += 1
@@ -117,12 +114,15 @@ class Service:
                     if self.state.pair != pair and not self._waiting[self.state.pair]:
                         self._begin(pair)
                     state = self.state
+                if state.pair == pair and state.kind == "failed":
+                    raise RequestFailed(state.text)
                 if state != seen:
                     seen = state
                     yield state
-                ended = state.pair == pair and state.kind != "loading"
-                if ended or (stop is not None and stop.is_set()):
+                if state.pair == pair and state.kind == "ready":
                     return
+                if stop is not None and stop.is_set():
+                    raise RequestFailed("Stopped before the models were ready.")
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
         finally:
@@ -130,29 +130,22 @@ class Service:
                 self._waiting[pair] -= 1
 
     @contextmanager
-    def session(
-        self, pair: ModelChoice, visitor: Visitor | None = None
-    ) -> Iterator[LimitedSession]:
-        """The session of a ready pair for one request, kept open while in use. Without a `visitor`
-        no limit of a visitor holds. Raises Busy when a limit is reached, or when another pair has
-        taken the place of this one."""
-        with nullcontext() if visitor is None else self.gate.request(visitor):
+    def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
+        """The session of a ready pair for one request of the visitor, kept open while in use.
+        Raises Busy when a limit is reached, or when another pair has taken the place of this
+        one."""
+        with self.gate.request(visitor):
             with self._changed:
                 if self._session is None or (self.state.kind, self.state.pair) != ("ready", pair):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
-                self._users += 1
+                self.users += 1
                 session = self._session
             try:
                 yield LimitedSession(session, self.metrics, self.gate.limits)
             finally:
                 with self._changed:
-                    self._users -= 1
+                    self.users -= 1
                     self._changed.notify_all()
-
-    @property
-    def users(self) -> int:
-        """Requests that hold the session."""
-        return self._users
 
     def _gauges(self) -> Gauges:
         return Gauges.of(self._session, self.gate.visitors)
@@ -160,14 +153,15 @@ class Service:
     def health(self) -> dict[str, object]:
         """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
         now = self._gauges()
+        blocks = {
+            name: {"used": used, "kept": kept, "limit": limit}
+            for name, used, kept, limit in now.blocks
+        }
         return {
             "status": self.state.kind,
             "visitors": now.visitors,
             "active": now.active,
             "queue": now.waiting,
             "restarts": now.restarts,
-            "cache_blocks": {
-                name: {"used": used, "kept": kept, "limit": limit}
-                for name, used, kept, limit in now.blocks
-            },
+            "cache_blocks": blocks,
         }

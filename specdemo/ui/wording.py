@@ -33,64 +33,50 @@ class Verdict:
 
 def verdict(trace: Trace) -> Verdict:
     """The words for a finished or stopped run."""
-    summary = summarize(trace)
-    cut_short = (
-        trace.baseline is not None
-        and trace.identical is None
-        and len(trace.baseline.tokens) < summary.tokens
-    )
+    summary, baseline = summarize(trace), trace.baseline
+    cut_short = baseline and trace.identical is None and len(baseline.tokens) < summary.tokens
     if trace.finish_reason == "cancelled" or cut_short:
         return Verdict("stopped", "Stopped", _answer_only(summary), "", "")
     if summary.speedup is None:
         words = _answer_only(summary)
-        if trace.baseline is not None and summary.tokens <= 1:
+        if baseline and summary.tokens <= 1:
             words = "The answer is a single token, so there is nothing to speed up."
-        return Verdict("plain", _count(summary.tokens), words, "", identity(trace))
+        return Verdict("plain", _count(summary.tokens, "token"), words, "", identity(trace))
     gain = summary.speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
-    reasons = ["" if tone == "faster" else why_not(trace), shared(trace)]
+    factor = 1.0 / summary.speedup if tone == "slower" else summary.speedup
+    headline = f"{factor:.2f} times {tone}" if factor < 1.2 else f"{factor:.1f} times {tone}"
+    reason = "" if tone == "faster" else why_not(trace)
+    others = max(trace.shared_with, baseline.shared_with)
+    if others:
+        reason += (
+            f" The machine was shared with {_count(others, 'other request')}, "
+            "so these times are not those of a quiet machine."
+        )
     return Verdict(
         tone,
-        _headline(summary.speedup, tone),
+        "No faster this time" if tone == "even" else headline,
         _comparison(trace, summary),
-        " ".join(filter(None, reasons)),
+        reason.strip(),
         identity(trace),
     )
 
 
-def shared(trace: Trace) -> str:
-    """That other requests ran at the same time, "" when none did."""
-    others = max(trace.shared_with, trace.baseline.shared_with if trace.baseline else 0)
-    if not others:
-        return ""
-    return (
-        f"The machine was shared with {others} other request{'s' if others > 1 else ''}, "
-        "so these times are not those of a quiet machine."
-    )
-
-
-def _headline(speedup: float, tone: str) -> str:
-    if tone == "even":
-        return "No faster this time"
-    factor = speedup if tone == "faster" else 1.0 / speedup
-    return f"{factor:.2f} times {tone}" if factor < 1.2 else f"{factor:.1f} times {tone}"
-
-
-def _count(tokens: int) -> str:
-    return f"{tokens} token" + ("" if tokens == 1 else "s")
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" + ("" if number == 1 else "s")
 
 
 def seconds(value: float) -> str:
-    """A duration for reading: "0.61 s", "12.4 s", "850 µs"."""
+    """A duration for reading: "0.61 s", "12.4 s", "8.5 ms"."""
     if value >= 10:
         return f"{value:.1f} s"
     if value >= 0.095:
         return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.1f} ms"
 
 
 def percent(share: float) -> str:
-    """Halves go up, as in script.js: 22.5 % must not be 22 here and 23 there."""
+    """Halves go up, as in the page's script: 22.5 % must not be 22 here and 23 there."""
     return f"{int(100 * share + 0.5)} %"
 
 
@@ -104,27 +90,23 @@ def _comparison(trace: Trace, summary: Summary) -> str:
     """Both runs, counted from the first token, because both start from the same prefill."""
     after = summary.tokens - len(trace.rounds[0].tokens)
     baseline_after = len(trace.baseline.tokens) - 1
-    spent, baseline = summary.decode_seconds, summary.baseline_decode_seconds
+    pace = f"{_count(after, 'token')} in {seconds(summary.decode_seconds)}"
+    baseline = seconds(summary.baseline_decode_seconds)
     if after == baseline_after:
-        pace = f"{_count(after)} in {seconds(spent)} instead of {seconds(baseline)}"
+        pace += f" instead of {baseline}"
     else:
-        pace = (
-            f"{_count(after)} in {seconds(spent)}, the baseline {_count(baseline_after)} in "
-            f"{seconds(baseline)} (compared per token)"
-        )
-    same = {
-        True: "both answers are identical",
-        False: "the answers differ",
-        None: "the answers were not compared",
-    }
+        other = _count(baseline_after, "token")
+        pace += f", the baseline {other} in {baseline} (compared per token)"
+    same = {True: "both answers are identical", False: "the answers differ", None: "not compared"}
     return f"{pace}; {_acceptance(summary)}; {same[trace.identical]}."
 
 
 def _answer_only(summary: Summary) -> str:
+    tokens = _count(summary.tokens, "token")
     if summary.tokens <= 1:
-        return f"{_count(summary.tokens)} had been generated."
+        return f"{tokens} had been generated."
     return (
-        f"{_count(summary.tokens)}, {summary.tokens_per_second:.0f} tokens/s after the first; "
+        f"{tokens}, {summary.tokens_per_second:.0f} tokens/s after the first; "
         f"{_acceptance(summary)}. The baseline did not run to the end, so there is no comparison."
     )
 
@@ -167,7 +149,7 @@ def identity(trace: Trace) -> str:
     if certificate.certified:
         return (
             "Certified: one parallel pass over the finished answer chose the same "
-            f"{_count(certificate.checked)}."
+            f"{_count(certificate.checked, 'token')}."
         )
     return (
         "Not certified: one parallel pass over the finished answer chose another token at position "
@@ -179,7 +161,7 @@ def _difference(trace: Trace) -> str:
     found = trace.difference
     if found is None:
         shorter = min(len(trace.token_ids), len(trace.baseline.tokens))
-        return f"Not identical: one of the two runs ends after {_count(shorter)}."
+        return f"Not identical: one of the two runs ends after {_count(shorter, 'token')}."
     margin = "" if found.margin is None else f", by {found.margin:.3g} logits over the next best"
     text = (
         f"Not identical: at token {found.position + 1} the answer has “{found.text}”, the baseline "
@@ -196,8 +178,7 @@ def _difference(trace: Trace) -> str:
 def queue_place(waiting: Waiting) -> str:
     """A request's place in the queue, and the wait to expect."""
     ahead = waiting.place - 1
-    line = f"In the queue, {ahead} request{'' if ahead == 1 else 's'} ahead"
-    line = "Next in the queue" if ahead <= 0 else line
+    line = f"In the queue, {_count(ahead, 'request')} ahead" if ahead > 0 else "Next in the queue"
     if waiting.seconds is None:
         return line
     wait = max(1, round(waiting.seconds))

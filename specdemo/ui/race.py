@@ -1,0 +1,203 @@
+"""The race tab: its layout, and what its inputs, Run, Stop, a saved run and a link do."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from specdemo.errors import BadInput
+from specdemo.trace import Trace
+from specdemo.ui import MAX_EVENTS, PRIVATE, inputs, runs
+from specdemo.ui.choice import Offer
+from specdemo.ui.limits import LIMITS, visitor_of
+from specdemo.ui.service import Service
+
+STATIC = Path(__file__).parent / "static"
+
+EXAMPLES = (
+    "Explain the difference between fission and fusion",
+    "Write a Python function that reverses a string",
+    "List five uses of a paper clip",
+    "Why is the sky blue?",
+)
+
+CHARTS = 5
+"""How many charts `figures.all_figures` draws; importing Plotly to count them would be slow."""
+
+REMEMBER_INPUTS = """(...values) => {
+  const names = %s;
+  const pairs = names.map((name, i) => [name, values[i] === null ? "" : String(values[i])]);
+  window.specdemo.settings(new URLSearchParams(pairs).toString());
+}"""
+
+RECEIVE = """watch('value', () => window.specdemo.receive(props.value));
+window.specdemo.receive(props.value)"""
+
+
+class Tab:
+    """The tab's components and its events. `inputs` are by name, in the order of inputs.NAMES."""
+
+    def __init__(
+        self, service: Service, running: runs.Running, offer: Offer, defaults: dict[str, Any]
+    ):
+        """Adds the tab to the layout being built; the inputs start with `defaults`."""
+        self._service, self._running, self._offer = service, running, offer
+        self._defaults = defaults
+        self._finished = runs.Finished()
+        with gr.Row(elem_id="sd-ask", equal_height=True):
+            question = gr.Textbox(
+                label="Your question",
+                placeholder="Ask anything, for example how a rainbow forms",
+                max_lines=8,
+                scale=8,
+                elem_id="sd-question",
+                autofocus=True,
+            )
+            narrow = {"scale": 1, "min_width": 110}
+            self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
+            self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
+        examples = [[text] for text in EXAMPLES]
+        gr.Examples(examples, [question], label="Or try one of these", elem_id="sd-examples")
+        self.inputs = {"question": question}
+        self._add_settings()
+        self.inputs = {name: self.inputs[name] for name in inputs.NAMES}
+        plain = {"apply_default_css": False}
+        stage, mount = (STATIC / "stage.html").read_text("utf-8"), "window.specdemo.mount(element)"
+        gr.HTML(html_template=stage, elem_id="sd-stage", js_on_load=mount, **plain)
+        channel = {"html_template": "", "visible": "hidden", "js_on_load": RECEIVE}
+        self.channel = gr.HTML("", elem_id="sd-channel", **channel, **plain)
+        # Out of sight: a button of the stage opens it, beside the others that keep and share.
+        hidden = {"file_types": [".json"], "visible": "hidden"}
+        self.upload = gr.UploadButton("Open a saved run", elem_id="sd-open", **hidden)
+        title = '<h2>Charts of this run</h2><p class="sd-hint">Drawn when both runs have ended.</p>'
+        gr.HTML(title)
+        with gr.Row(elem_classes="sd-charts"):
+            looks = {"show_label": False, "min_width": 320, "elem_classes": "sd-plot"}
+            self.plots = [gr.Plot(elem_id=f"sd-plot-{at}", **looks) for at in range(CHARTS)]
+        self.trace = gr.State(None)
+
+    def _add_settings(self) -> None:
+        def put(kind: type, name: str, label: str, **options: Any) -> None:
+            options = {"info": inputs.help_of(name), "value": self._defaults[name], **options}
+            self.inputs[name] = kind(label=label, **options)
+
+        def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
+            put(gr.Dropdown, name, label, choices=choices or inputs.choices(name), **options)
+
+        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
+            with gr.Row():
+                info = "The target model and its draft. A pair that is not here yet is downloaded."
+                choice("pair", "Pair", self._offer.pairs(), scale=2, info=info)
+                choice("drafter", "Drafter", inputs.DRAFTERS)
+                choice("draft_tokens", "Draft length", inputs.DRAFT_LENGTHS)
+            with gr.Row(visible=False) as self.own:
+                repository = {"placeholder": "owner/name or a folder", "max_lines": 1, "scale": 2}
+                put(gr.Textbox, "target", "Target", elem_id="sd-own-target", **repository)
+                put(gr.Textbox, "draft", "Draft", **repository)
+                choice("weight_format", "Weight format")
+            with gr.Row():
+                most = {"maximum": LIMITS.new_tokens, "step": 1}
+                limits = {**inputs.limits("max_new_tokens"), **most}
+                put(gr.Slider, "max_new_tokens", "Maximum tokens", **limits)
+                limits = inputs.limits("temperature")
+                put(gr.Slider, "temperature", "Temperature", step=0.05, **limits)
+                put(gr.Slider, "top_p", "Top-p", minimum=0.01, step=0.01, **inputs.limits("top_p"))
+            with gr.Row():
+                put(gr.Number, "top_k", "Top-k", precision=0, **inputs.limits("top_k"))
+                put(gr.Number, "seed", "Seed", precision=0, **inputs.limits("seed"))
+                choice("coupling", "Acceptance rule")
+            with gr.Row():
+                put(gr.Radio, "numerics", "Numerics", choices=inputs.choices("numerics"))
+                choice("kv_cache", "KV cache precision")
+                for name, label in (("device", "Device"), ("draft_device", "Draft device")):
+                    known = sorted({"CPU", self._defaults[name]})
+                    choice(name, label, known, allow_custom_value=True)
+
+    def connect(self, blocks: gr.Blocks, status: gr.HTML) -> None:
+        """Connects the events of the tab, and those of opening and leaving the page."""
+        every, shown = list(self.inputs.values()), [self.channel, self.trace]
+        now = {"queue": False, **PRIVATE}
+        many = {"concurrency_limit": None, **PRIVATE}
+        changes = [component.change for component in every]
+        remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
+        # "multiple": the default drops a change that comes while another one is being told.
+        gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
+        pair = self.inputs["pair"]
+        pair.change(lambda name: gr.update(visible=name == inputs.OWN), pair, self.own, **now)
+        asked = [self.run.click, self.inputs["question"].submit]
+        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, **PRIVATE}
+        raced = gr.on(asked, self._race, every, shown, **limited)
+        uploaded = self.upload.upload(runs.open_file, self.upload, shown, **many)
+        linked = blocks.load(self._linked_run, None, shown, **now)
+        for event in (raced, uploaded, linked):
+            event.then(_draw, self.trace, self.plots, **many)
+        self.stop.click(self._stop, None, None, **now)
+        blocks.unload(self._leave)
+        blocks.load(self._linked_inputs, None, every, **now)
+        models = [self.inputs[name] for name in ("pair", "device", "draft_device")]
+        loaded = blocks.load(self._loading, None, status, **many)
+        loaded.then(self._offered_here, None, models, **many)
+
+    def _race(self, request: gr.Request, *values: Any) -> Iterator[runs.Update]:
+        given = dict(zip(inputs.NAMES, values, strict=True))
+        try:
+            settings = inputs.settings_of(given)
+            pair = self._offer.resolve(inputs.models_of(given))
+        except BadInput as error:
+            yield runs.failed(error)
+            return
+        question = given["question"] or ""
+        asked = self._finished, visitor_of(request), question, pair, settings
+        yield from runs.run(self._service, self._running, *asked)
+
+    def _stop(self, request: gr.Request) -> None:
+        self._running.stop(visitor_of(request).name, "race")
+
+    def _leave(self, request: gr.Request) -> None:
+        self._running.stop(visitor_of(request).name)
+
+    def _linked_inputs(self, request: gr.Request) -> list[Any]:
+        """The question and the settings of a link."""
+        query = dict(request.query_params)
+        if not set(inputs.NAMES) & set(query):
+            return [gr.skip()] * len(inputs.NAMES)
+        names = [name for _, name in self._offer.pairs()]
+        values = inputs.from_link(query, names, self._defaults)
+        return [values[name] for name in inputs.NAMES]
+
+    def _linked_run(self, request: gr.Request) -> tuple[Any, Any]:
+        """The result of a link."""
+        run = request.query_params.get("run")
+        if not run:
+            return gr.skip(), gr.skip()
+        trace = self._finished.get(run)
+        if trace is None:
+            note = "The run of this link is no longer kept here; run the question again."
+            return runs.Channel().envelope("idle", note), None
+        return runs.opened(trace, "A shared run, as it was measured.", kept=run)
+
+    def _loading(self) -> Iterator[str]:
+        for line in runs.loading(self._service):
+            why = self._offer.why and self._service.state.pair == self._offer.first()
+            words = f"{line}. Chosen for this machine: {self._offer.why}" if why else line
+            yield html.escape(words)
+
+    def _offered_here(self) -> list[Any]:
+        """The pairs with how they stand on this machine, and OpenVINO's devices."""
+        from specdemo.models import machine
+
+        there = machine.devices()
+        devices = [self._defaults[name] for name in ("device", "draft_device")]
+        found = [gr.update(choices=sorted({*there, device})) for device in devices]
+        return [gr.update(choices=self._offer.surveyed_pairs()), *found]
+
+
+def _draw(trace: Trace | None) -> list[Any]:
+    from specdemo.ui import figures
+
+    return [gr.skip()] * CHARTS if trace is None else figures.all_figures(trace)
