@@ -35,7 +35,7 @@ COMMANDS = {
     "fetch": ("specdemo.commands.models", "Get a pair ready: download, check, convert."),
     "run": ("specdemo.commands.run", "Answer an instruction, tokens coloured by origin."),
     "bench": ("specdemo.bench.command", "Measure prompts with and without speculative decoding."),
-    "audit": ("specdemo.bench.audit_command", "Test that speculative decoding is lossless."),
+    "audit": ("specdemo.bench.command", "Test that speculative decoding is lossless."),
     "load": (
         "specdemo.serving.load_command",
         "Measure a server under load, and what stays behind.",

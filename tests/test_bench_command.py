@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from test_bench_audit import accept_everything
 
 from specdemo import cli
 from specdemo.bench import audit as audits
-from specdemo.bench import audit_command, command, tables
+from specdemo.bench import command, tables
 from specdemo.bench.paper import PUBLISHED
-from specdemo.bench.screen import Screen, printable
 from specdemo.engine import decode
 
 
 @pytest.fixture(autouse=True)
 def loaded(tiny_llama_pair, monkeypatch):
     """Commands get the tiny pair, whatever their options name."""
-    for module in (command, audit_command):
-        monkeypatch.setattr(module, "load_pair", lambda choice: tiny_llama_pair)
+    monkeypatch.setattr(command, "load_pair", lambda choice: tiny_llama_pair)
     monkeypatch.setattr(audits, "SAME_SEED_ANSWERS", 2)
-
-
-@pytest.fixture
-def no_models(monkeypatch):
-    def refuse(choice):
-        pytest.fail("loaded a model before refusing")
-
-    monkeypatch.setattr(command, "load_pair", refuse)
-    monkeypatch.setattr(audit_command, "load_pair", refuse)
 
 
 def test_bench_writes_json_to_standard_output_and_tables_to_standard_error(capsys):
     assert cli.main(["bench", "--limit", "2", "--max-new-tokens", "8", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["summary"]["prompts"] == 2
-    assert "speed-up" in err
-    assert "identical: yes" in err
+    assert "speed-up" in err and "identical: yes" in err
 
 
 def test_bench_writes_json_and_page_beside_its_tables(capsys, tmp_path):
@@ -73,14 +62,14 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
-    capsys, monkeypatch, tmp_path, no_models, options, says
+    capsys, monkeypatch, tmp_path, options, says
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "load_pair", lambda choice: pytest.fail("loaded a model"))
     assert cli.main(options) == cli.BAD_INPUT
     out, err = capsys.readouterr()
     assert says in err
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
+    assert out == "" and err.count("\n") == 1
 
 
 def test_paper_prints_the_published_figures_beside_ours(capsys):
@@ -91,8 +80,7 @@ def test_paper_prints_the_published_figures_beside_ours(capsys):
     published = [row["published"]["speculative_s"] for row in rows]
     assert published == [p.speculative_s for p in PUBLISHED] == [13.61, 26.97]
     assert all(row["autoregressive_s"] > 0 for row in rows)
-    assert "19.9" in err
-    assert "44.2" in err
+    assert "19.9" in err and "44.2" in err
 
 
 AUDIT = ["audit", "--limit", "2", "--max-new-tokens", "12", "--drafter", "model"]
@@ -116,10 +104,9 @@ def test_audit_of_a_pair_that_loses_something_ends_with_exit_code_1(capsys, monk
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
-    assert printable("a\x1b[31mb\n") == "a?[31mb?"
-    with Screen(None) as screen:
-        screen.line("\x1b]0;title\x07")
-        screen.table("title", [{"id": "\x1b[31m[red]"}])
+    assert tables.printable("a\x1b[31mb\n") == "a?[31mb?"
+    tables.say("\x1b]0;title\x07", sys.stdout)
+    tables.show("title", [{"id": "\x1b[31m[red]"}], sys.stdout)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "[red]" in out

@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tqdm import tqdm
+
 from specdemo.bench.draws import (
     OUTCOME_TOKENS,
     Cell,
     Exact,
-    Sampler,
     exact_outcomes,
     peer_draw,
     sample_cell,
     session_draw,
 )
+from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.race import Peer, Step, finished_race, versions
+from specdemo.bench.race import versions
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.models.machine import describe
 from specdemo.session import Session
@@ -91,7 +93,7 @@ class Audit:
     def lossless(self) -> bool:
         """Whether nothing that was measured of us speaks against it. LEAST_P_VALUE is divided by
         the number of cells: it is the chance of one false alarm among them all."""
-        compared = [one for one in (self.greedy, self.same_seed) if one is not None]
+        compared = filter(None, (self.greedy, self.same_seed))
         least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
         same = all(one.identical == one.prompts for one in compared)
         return same and all(cell.p_value > least for cell in self.sampling_cells)
@@ -106,9 +108,8 @@ def audit(
     sample_prompts: int = 0,
     stop_ids: frozenset[int] = frozenset(),
     peers: Mapping[str, Callable[[], Sequence[Peer]]] | None = None,
-    on_step: Callable[[Step], None] = lambda step: None,
 ) -> Audit:
-    """Audit our pair, then each peer; `on_step` is called before each piece of work.
+    """Audit our pair, then each peer, with progress bars on stderr.
 
     `draws` are those of each way to sample (0 leaves sampling out), spread over the first
     `sample_prompts` of the prompts, or all of INSTRUCTION's. `stop_ids` end an answer. `peers`
@@ -116,28 +117,26 @@ def audit(
     cannot be used.
     """
     sampled = sampled_settings(settings)
-    auditor = _Auditor(
-        session, prompts, replace(settings, temperature=0.0), sampled, draws, on_step
-    )
-    greedy = auditor.compare(prompts, auditor.greedy, "greedy")
-    same_seed, cells = None, []
+    greedy = replace(settings, temperature=0.0)
+    compared = _compare(session, prompts, greedy, "greedy")
+    same_seed, exact, cells = None, None, []
     if draws:
         longer = replace(sampled, max_new_tokens=SAME_SEED_TOKENS, coupling="shared")
         again = [prompts[at % len(prompts)] for at in range(SAME_SEED_ANSWERS)]
-        same_seed = auditor.compare(again, longer, "same seed")
+        same_seed = _compare(session, again, longer, "same seed")
         chosen = [prompt.instruction for prompt in prompts[:sample_prompts]] or [INSTRUCTION]
-        auditor.exact = exact_outcomes(session, chosen, sampled, draws, stop_ids)
-        cells = auditor.cells()
+        exact = exact_outcomes(session, chosen, sampled, draws, stop_ids)
+        cells = _sample(session, exact, sampled, draws)
     return Audit(
         machine=describe(),
         versions=versions(),
         pair=session.info,
         settings=settings,
-        greedy=greedy,
+        greedy=compared,
         same_seed=same_seed,
         sampling=min(cells, key=lambda cell: cell.p_value, default=None),
         sampling_cells=tuple(cells),
-        peers={name: auditor.peer(name, opening) for name, opening in (peers or {}).items()},
+        peers=_audit_peers(peers or {}, prompts, greedy, sampled, exact, draws),
     )
 
 
@@ -158,78 +157,68 @@ def sampled_settings(settings: Settings) -> Settings:
     )
 
 
-@dataclass
-class _Auditor:
-    """What the parts of an audit share. `baseline` holds the greedy answers of the peer's
-    autoregressive decoding."""
+def _compare(
+    session: Session, prompts: Sequence[BenchPrompt], settings: Settings, name: str
+) -> Comparison:
+    """Race each prompt, with a seed of its own."""
+    differences, tokens = [], 0
+    for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
+        seeded = replace(settings, seed=settings.seed + place)
+        *_, trace = session.race(prompt.instruction, seeded)
+        tokens += len(trace.baseline.tokens)
+        if not trace.identical:
+            differences.append(PromptDifference(prompt.id, trace.difference))
+    same = len(prompts) - len(differences)
+    return Comparison(len(prompts), same, tokens, tuple(differences))
 
-    session: Session
-    prompts: Sequence[BenchPrompt]
-    greedy: Settings
-    sampled: Settings
-    draws: int
-    on_step: Callable[[Step], None]
-    exact: Exact | None = None
-    baseline: list[tuple[int, ...]] | None = None
 
-    def compare(self, prompts: Sequence[BenchPrompt], settings: Settings, name: str) -> Comparison:
-        """Race each prompt, with a seed of its own."""
-        traces = []
-        for done, prompt in enumerate(prompts):
-            self.on_step(Step(done, len(prompts), f"{name}: {prompt.id}"))
-            seeded = replace(settings, seed=settings.seed + done)
-            traces.append(finished_race(self.session, prompt.instruction, seeded)[0])
-        differences = tuple(
-            PromptDifference(prompt.id, trace.difference)
-            for prompt, trace in zip(prompts, traces, strict=True)
-            if not trace.identical
-        )
-        tokens = sum(len(trace.baseline.tokens) for trace in traces)
-        return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)
+def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> list[Cell]:
+    """Every drafter, coupling and number of requests at once, with seeds of its own."""
+    drafters = ["model", "lookup", "auto"]
+    if sampled.drafter != "auto":
+        drafters = [sampled.drafter]
+    elif session.info.draft is None:
+        drafters.remove("model")
+    sampler = partial(session_draw, session)
+    cells = []
+    for ways in itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1)):
+        drafter, coupling, together = ways
+        seed = sampled.seed + len(cells) * 10_000_000
+        settings = replace(sampled, drafter=drafter, coupling=coupling, seed=seed)
+        cells.append(sample_cell(sampler, exact, settings, draws, drafter, together))
+    return cells
 
-    def cells(self) -> list[Cell]:
-        """Every drafter, coupling and number of requests at once, with seeds of its own."""
-        drafters = ["model", "lookup", "auto"]
-        if self.sampled.drafter != "auto":
-            drafters = [self.sampled.drafter]
-        elif self.session.info.draft is None:
-            drafters.remove("model")
-        sampler = partial(session_draw, self.session)
-        found = []
-        for ways in itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1)):
-            drafter, coupling, together = ways
-            seed = self.sampled.seed + len(found) * 10_000_000
-            settings = replace(self.sampled, drafter=drafter, coupling=coupling, seed=seed)
-            found.append(self._cell(sampler, settings, drafter, together))
-        return found
 
-    def peer(self, name: str, opening: Callable[[], Sequence[Peer]]) -> PeerAudit:
-        """Of a peer that fails, what was finished, and why."""
-        comparison = cell = None
-        note = ""
-        self.on_step(Step(0, 1, f"{name}: loading"))
+def _audit_peers(
+    peers: Mapping[str, Callable[[], Sequence[Peer]]],
+    prompts: Sequence[BenchPrompt],
+    greedy: Settings,
+    sampled: Settings,
+    exact: Exact | None,
+    draws: int,
+) -> dict[str, PeerAudit]:
+    """One peer at a time is in memory. Of a peer that fails, what was finished, and why."""
+    audits = {}
+    baseline = None
+    for name, opening in peers.items():
+        comparison, cell, note = None, None, ""
         try:
             [peer] = opening()
             note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
-            answers = []
-            for done, prompt in enumerate(self.prompts):
-                self.on_step(Step(done, len(self.prompts), f"{name}: greedy, {prompt.id}"))
-                answers.append(peer.answer(prompt.instruction, self.greedy).tokens)
+            progress = tqdm(prompts, f"{name}: greedy", leave=False, disable=None)
+            answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
             if "/autoregressive" in name:
-                self.baseline = answers
-            elif self.baseline is not None:
-                comparison = _compare_answers(self.prompts, answers, self.baseline)
-            if self.exact is not None:
-                cell = self._cell(partial(peer_draw, peer), self.sampled, name)
+                baseline = answers
+            elif baseline is not None:
+                comparison = _compare_answers(prompts, answers, baseline)
+            if exact is not None:
+                cell = sample_cell(partial(peer_draw, peer), exact, sampled, draws, name)
                 cell = replace(cell, coupling="its own")
         except SpecdemoError as error:
             note = f"{note} {error}".strip()
-        return PeerAudit(comparison, cell, note)
-
-    def _cell(self, sampler: Sampler, settings: Settings, drafter: str, together: int = 1) -> Cell:
-        return sample_cell(
-            sampler, self.exact, settings, self.draws, drafter, together, self.on_step
-        )
+        peer = None  # frees its memory before the next one is opened
+        audits[name] = PeerAudit(comparison, cell, note)
+    return audits
 
 
 def _compare_answers(
@@ -239,10 +228,10 @@ def _compare_answers(
 ) -> Comparison:
     differences = []
     for prompt, ours, plain in zip(prompts, answers, baseline, strict=True):
-        if ours != plain:
-            pairs = enumerate(itertools.zip_longest(ours, plain))
-            at, (one, other) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
-            where = Difference(at, f"id {one}", f"id {other}", None)
-            differences.append(PromptDifference(prompt.id, where))
+        for at, (one, other) in enumerate(itertools.zip_longest(ours, plain)):
+            if one != other:
+                where = Difference(at, f"id {one}", f"id {other}", None)
+                differences.append(PromptDifference(prompt.id, where))
+                break
     same = len(prompts) - len(differences)
     return Comparison(len(prompts), same, sum(map(len, baseline)), tuple(differences))

@@ -6,7 +6,6 @@ step over that of a target step.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -46,10 +45,8 @@ class CostTable:
 
 
 def expected_tokens(acceptance: float, draft_tokens: int) -> float:
-    """Tokens that a round yields: (1 - a^(k+1)) / (1 - a), equation 1."""
-    if math.isclose(acceptance, 1.0):
-        return draft_tokens + 1.0
-    return (1 - acceptance ** (draft_tokens + 1)) / (1 - acceptance)
+    """Tokens that a round yields: 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a), equation 1."""
+    return sum(acceptance**position for position in range(draft_tokens + 1))
 
 
 def expected_speedup(
@@ -62,10 +59,12 @@ def expected_speedup(
     return expected_tokens(acceptance, draft_tokens) * costs.plain / seconds
 
 
-def predicted_speedup(traces: Iterable[Trace], costs: CostTable) -> float | None:
+def predicted_speedup(traces: Iterable[Trace], costs: CostTable | None) -> float | None:
     """Theorem 3.8 summed over rounds of different draft lengths: equation 1 gives the tokens that
     each round is expected to yield at its trace's acceptance rate. Only inference counts. None
-    without rounds."""
+    without costs or rounds."""
+    if costs is None:
+        return None
     tokens = seconds = 0.0
     for trace in traces:
         acceptance = summarize(trace).acceptance_rate or 0.0
@@ -90,13 +89,11 @@ def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
                 steps.append(round_.draft_seconds / max(from_model, 1))
         if trace.baseline:
             shown = [token.shown_at for token in trace.baseline.tokens]
-            plain += [after - before for before, after in zip(shown, shown[1:], strict=False)]
+            plain += np.diff(shown).tolist()
     if not verify or not plain:
         return None
-    table = tuple(
-        VerifyCost(size, median(seconds), len(seconds)) for size, seconds in sorted(verify.items())
-    )
-    return CostTable(median(plain), median(steps) if steps else 0.0, table)
+    sizes = (VerifyCost(size, median(seen), len(seen)) for size, seen in sorted(verify.items()))
+    return CostTable(median(plain), median(steps) if steps else 0.0, tuple(sizes))
 
 
 def decoding_rounds(trace: Trace) -> list[Round]:

@@ -7,15 +7,18 @@ Knows decoders only as functions: a toy, our session and a peer are tested alike
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
-from specdemo.bench.race import Peer, Step
-from specdemo.bench.stats import Fit, expected_distance, fit
+from tqdm import tqdm
+
+from specdemo.bench.peers import Peer
 from specdemo.engine.sampling import Distribution
 from specdemo.errors import RequestFailed
 from specdemo.session import Session
@@ -25,6 +28,9 @@ from specdemo.trace import Trace
 OUTCOME_TOKENS = (3, 2)
 MOST_NOISE = 0.03
 """Outcomes have three tokens, or two where the noise floor of three would exceed this."""
+
+LEAST_EXPECTED = 5.0
+"""The chi-square test counts outcomes together until they are expected this often."""
 
 RETRIES = 5
 
@@ -57,10 +63,16 @@ Sampler = Callable[[str, Settings, int], Draw]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell(Fit):
-    """One way to sample, tested. `drafted_per_draw` says how much was speculated (None: not known),
-    `failures` counts draws that failed and were repeated with another seed."""
+class Cell:
+    """One way to sample, tested. `tv_noise_floor` is the expected distance of as many draws from
+    the exact distribution itself. `drafted_per_draw` says how much was speculated (None: not
+    known), `failures` counts draws that failed and were repeated with another seed."""
 
+    draws: int
+    outcomes: int
+    tv_distance: float
+    tv_noise_floor: float
+    p_value: float
     drafter: str
     coupling: str
     batched: bool
@@ -110,41 +122,33 @@ def enumerate_outcomes(
 
 
 def sample_cell(
-    sampler: Sampler,
-    exact: Exact,
-    settings: Settings,
-    draws: int,
-    drafter: str,
-    together: int = 1,
-    on_step: Callable[[Step], None] = lambda step: None,
+    sampler: Sampler, exact: Exact, settings: Settings, draws: int, drafter: str, together: int = 1
 ) -> Cell:
     """Draw, `together` at once, and test against the exact distribution.
 
     Every draw has a seed of its own: equal seeds would make even a wrong rule look right.
     """
-    counts: Counter[Outcome] = Counter()
-    failures = 0
-    drafted = []
 
     def one(place: int) -> tuple[str, Draw]:
         instruction = exact.instructions[place % len(exact.instructions)]
         seeded = replace(settings, seed=settings.seed + place)
         return instruction, sampler(instruction, seeded, exact.tokens)
 
+    title = f"sampling: {drafter}, {settings.coupling}, {together} at once"
     pool = ThreadPoolExecutor(together)
     try:
-        for done, (instruction, draw) in enumerate(pool.map(one, range(draws))):
-            on_step(
-                Step(done, draws, f"sampling: {drafter}, {settings.coupling}, {together} at once")
-            )
-            counts[instruction, draw.tokens] += 1
-            failures += draw.failures
-            if draw.drafted is not None:
-                drafted.append(draw.drafted)
+        drawing = pool.map(one, range(draws))
+        drawn = list(tqdm(drawing, title, draws, leave=False, disable=None))
     finally:
         pool.shutdown(cancel_futures=True)
+    counts = Counter((instruction, draw.tokens) for instruction, draw in drawn)
+    drafted = [draw.drafted for _, draw in drawn if draw.drafted is not None]
     return Cell(
-        **asdict(fit(counts, exact.probabilities)),
+        draws=draws,
+        outcomes=len(exact.probabilities),
+        tv_distance=distance(counts, exact.probabilities),
+        tv_noise_floor=expected_distance(exact.probabilities, draws),
+        p_value=p_value(counts, exact.probabilities),
         drafter=drafter,
         coupling=settings.coupling,
         batched=together > 1,
@@ -152,7 +156,7 @@ def sample_cell(
         top_k=settings.top_k,
         temperature=settings.temperature,
         drafted_per_draw=sum(drafted) / len(drafted) if drafted else None,
-        failures=failures,
+        failures=sum(draw.failures for _, draw in drawn),
     )
 
 
@@ -173,13 +177,67 @@ def peer_draw(peer: Peer, instruction: str, settings: Settings, tokens: int) -> 
     """The Sampler of a given peer. OpenVINO GenAI's speculative pipeline (2026.4.1) fails an
     assertion of its own in a few of a hundred sampled answers: such a draw is repeated with another
     seed. Raises RequestFailed when that does not help."""
-    for attempt in range(RETRIES + 1):
+    for attempt in count():
         # Two tokens more than count, so that drafts are not always cut short.
         seed = settings.seed + attempt * 1_000_003
         asked = replace(settings, seed=seed, max_new_tokens=tokens + 2)
         try:
-            return Draw(peer.answer(instruction, asked).tokens[:tokens], failures=attempt)
+            answer, _ = peer.answer(instruction, asked)
+            return Draw(answer[:tokens], failures=attempt)
         except RequestFailed:
             if attempt == RETRIES:
                 raise
-    raise AssertionError("the last attempt returns or raises")
+
+
+# Statistics: `counts` are those of the drawn outcomes, `exact` probabilities that sum to 1.
+
+
+def distance(counts: Counter[Hashable], exact: Mapping[Hashable, float]) -> float:
+    """The total variation distance of the drawn frequencies from the probabilities."""
+    draws = counts.total()
+    return 0.5 * sum(abs(counts[one] / draws - exact.get(one, 0.0)) for one in {**exact, **counts})
+
+
+def expected_distance(exact: Mapping[Hashable, float], draws: int) -> float:
+    """The expected `distance` of `draws` draws from `exact` itself: half the sum of the mean
+    absolute deviations of binomial shares, each in closed form (de Moivre)."""
+    total = 0.0
+    for chance in exact.values():
+        above = math.floor(draws * chance) + 1
+        if 0 < chance < 1 and above <= draws:
+            log_choose = (
+                math.lgamma(draws + 1) - math.lgamma(above + 1) - math.lgamma(draws - above + 1)
+            )
+            log_term = above * math.log(chance) + (draws - above + 1) * math.log1p(-chance)
+            total += above * math.exp(log_choose + log_term) / draws
+    return total
+
+
+def p_value(counts: Counter[Hashable], exact: Mapping[Hashable, float]) -> float:
+    """Of Pearson's chi-square test, rare outcomes counted together: 0 where an outcome was drawn
+    that the distribution excludes, 1 where nothing is left to compare."""
+    if not all(exact.get(outcome) for outcome in counts):
+        return 0.0
+    draws = counts.total()
+    statistic, cells, count, expected = 0.0, 0, 0, 0.0
+    for outcome, chance in sorted(exact.items(), key=lambda item: item[1]):
+        count += counts[outcome]
+        expected += draws * chance
+        if expected >= LEAST_EXPECTED:
+            statistic += (count - expected) ** 2 / expected
+            cells, count, expected = cells + 1, 0, 0.0
+    return chi_square_tail(statistic, cells - 1)
+
+
+def chi_square_tail(statistic: float, degrees: int) -> float:
+    """P(X >= statistic) for a chi-square distribution with `degrees` degrees of freedom: the
+    regularized upper incomplete gamma function Q(degrees / 2, statistic / 2), by its recurrence."""
+    half = statistic / 2
+    if degrees < 1 or half == 0:
+        return 1.0
+    shape = 0.5 if degrees % 2 else 1.0
+    tail = math.erfc(math.sqrt(half)) if degrees % 2 else math.exp(-half)
+    while shape < degrees / 2:
+        tail += math.exp(shape * math.log(half) - half - math.lgamma(shape + 1))
+        shape += 1
+    return min(tail, 1.0)

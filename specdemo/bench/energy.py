@@ -15,15 +15,14 @@ class Meter:
         self._ranges: dict[Path, int] = {}
         self._last: dict[Path, int] = {}
         self._microjoules = 0
-        for zone in sorted(root.glob("intel-rapl:*")):
+        # Sub-zones (cores, DRAM) are named intel-rapl:0:1; packages contain the cores.
+        for zone in root.glob("intel-rapl:*"):
             try:
-                # Sub-zones (cores, DRAM) are named intel-rapl:0:1; packages contain the cores.
                 if (zone / "name").read_text().startswith("package"):
-                    counter = zone / "energy_uj"
-                    self._last[counter] = int(counter.read_text())
-                    self._ranges[counter] = int((zone / "max_energy_range_uj").read_text()) + 1
-            except (OSError, ValueError):
-                self._last.pop(zone / "energy_uj", None)
+                    self._ranges[zone] = int((zone / "max_energy_range_uj").read_text()) + 1
+                    self._last[zone] = int((zone / "energy_uj").read_text())
+            except OSError:
+                continue
 
     @property
     def available(self) -> bool:
@@ -31,11 +30,7 @@ class Meter:
 
     def joules(self) -> float | None:
         """Joules since this meter was made. Call every few minutes: the counters wrap around."""
-        try:
-            for counter, before in self._last.items():
-                now = int(counter.read_text())
-                self._microjoules += (now - before) % self._ranges[counter]
-                self._last[counter] = now
-        except (OSError, ValueError):
-            self._last = {}
+        for zone, before in self._last.items():
+            now = self._last[zone] = int((zone / "energy_uj").read_text())
+            self._microjoules += (now - before) % self._ranges[zone]
         return self._microjoules / 1e6 if self._last else None

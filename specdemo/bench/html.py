@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from specdemo.bench import tables
@@ -18,10 +17,8 @@ def page(report: Report) -> str:
     output is escaped."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters["text"] = tables.text
-    config = {"displaylogo": False, "responsive": True}
-    figures = [
-        to_html(figure, full_html=False, include_plotlyjs=False, config=config)
-        for figure in all_figures(report)
-    ]
+    look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
+    figures = [figure.to_html(**look) for figure in all_figures(report)]
+    shown = tables.of_report(report)
     template = environment.get_template("report.html.j2")
-    return template.render(report=report, tables=tables, figures=figures, plotlyjs=get_plotlyjs())
+    return template.render(report=report, tables=shown, figures=figures, plotlyjs=get_plotlyjs())

@@ -3,16 +3,17 @@ the loaded pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
+from tqdm import trange
+
 from specdemo.bench.prompts import WARM_UP
-from specdemo.bench.race import WARM_UP_TOKENS, Step, finished_race, versions
+from specdemo.bench.race import WARM_UP_TOKENS, versions
 from specdemo.models.machine import describe
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import PairInfo, Trace, summarize
+from specdemo.trace import PairInfo, summarize
 
 PROMPT = "Explain the difference between fission and fusion"
 REPEATS = 3
@@ -56,26 +57,17 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
 
 
-def paper_table(
-    session: Session, settings: Settings, on_step: Callable[[Step], None] = lambda step: None
-) -> PaperTable:
-    """Runs each length REPEATS times; `on_step` is called before each run."""
-    total = 1 + len(PUBLISHED) * REPEATS
-    on_step(Step(0, total, "warming up"))
-    finished_race(session, WARM_UP, replace(settings, max_new_tokens=WARM_UP_TOKENS))
-    rows = []
-    for at, published in enumerate(PUBLISHED):
-        asked = replace(settings, max_new_tokens=published.new_tokens)
-        traces = []
-        for repeat in range(REPEATS):
-            text = f"N = {published.new_tokens}, run {repeat + 1} of {REPEATS}"
-            on_step(Step(1 + at * REPEATS + repeat, total, text))
-            traces.append(finished_race(session, PROMPT, asked)[0])
-        rows.append(_row(published, traces))
-    return PaperTable(describe(), versions(), session.info, settings, tuple(rows))
+def paper_table(session: Session, settings: Settings) -> PaperTable:
+    """Runs each length REPEATS times, with a progress bar on stderr."""
+    list(session.race(WARM_UP, replace(settings, max_new_tokens=WARM_UP_TOKENS)))
+    rows = tuple(_row(session, settings, published) for published in PUBLISHED)
+    return PaperTable(describe(), versions(), session.info, settings, rows)
 
 
-def _row(published: Published, traces: list[Trace]) -> PaperRow:
+def _row(session: Session, settings: Settings, published: Published) -> PaperRow:
+    asked = replace(settings, max_new_tokens=published.new_tokens)
+    repeats = trange(REPEATS, desc=f"N = {published.new_tokens}", leave=False, disable=None)
+    traces = [list(session.race(PROMPT, asked))[-1] for _ in repeats]
     figures = [summarize(trace) for trace in traces]
     # The prompt is prefilled once and its cache reused; both runs count the measured prefill.
     prefill = median(trace.prefill_seconds for trace in traces)
@@ -89,6 +81,6 @@ def _row(published: Published, traces: list[Trace]) -> PaperRow:
         speedup=plain / speculative,
         acceptance_rate=figures[0].acceptance_rate,
         identical=all(trace.identical for trace in traces),
-        repeats=len(traces),
+        repeats=REPEATS,
         published=published,
     )

@@ -3,6 +3,7 @@ few of them. Does not render prompts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,6 @@ BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 WARM_UP = "Name three things that people take to the seaside."
 """Run before anything is timed; not part of any set."""
 
-MAX_BYTES = 50_000_000
-
-
-def _id(value: object) -> object:
-    return str(value) if type(value) is int else value
-
 
 def _not_blank(text: str) -> str:
     if not text.strip():
@@ -33,18 +28,16 @@ def _not_blank(text: str) -> str:
 
 
 Text = Annotated[str, Strict(), AfterValidator(_not_blank)]
+Id = Annotated[Text, BeforeValidator(lambda id: str(id) if type(id) is int else id)]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
     """One instruction of a set; `task` groups prompts in the report."""
 
-    id: Annotated[Text, BeforeValidator(_id)]
+    id: Id
     task: Text
     instruction: Text
-
-
-_PROMPT = TypeAdapter(BenchPrompt)
 
 
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
@@ -56,20 +49,19 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """
     where = f"--prompts {path}"
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise BadInput(f"{where} is larger than {MAX_BYTES // 1_000_000} MB.")
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise BadInput(f"{where} cannot be read: {error.strerror or error}.") from error
+        raise BadInput(f"{where} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"{where} is not UTF-8 text; give a JSONL file of prompts.") from error
+    adapter = TypeAdapter(BenchPrompt)
     prompts: dict[str, BenchPrompt] = {}
     # Only newlines end a line: str.splitlines would also split at separators that JSON may hold.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            prompt = _PROMPT.validate_json(line)
+            prompt = adapter.validate_json(line)
         except ValidationError as error:
             reason = sentence(error).replace("the request", "it")
             raise BadInput(f"{where} line {number}: {reason}") from None
@@ -87,14 +79,10 @@ def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> tuple[BenchProm
     tasks: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
-    limit = len(prompts) if limit is None else min(limit, len(prompts))
-    quota = dict.fromkeys(tasks, 0)
-    while sum(quota.values()) < limit:
-        for task, members in tasks.items():
-            if sum(quota.values()) < limit and quota[task] < len(members):
-                quota[task] += 1
-    turns = []
-    for task, members in tasks.items():
-        chosen = [members[i * len(members) // quota[task]] for i in range(quota[task])]
-        turns += enumerate(chosen)
-    return tuple(prompt for _, prompt in sorted(turns, key=lambda turn: turn[0]))
+    # A limit takes the first turn of every task, then the second, and so on.
+    turns = sorted(
+        ((turn, task) for task in tasks for turn in range(len(tasks[task]))),
+        key=lambda place: place[0],
+    )[:limit]
+    quota = Counter(task for _, task in turns)
+    return tuple(tasks[task][turn * len(tasks[task]) // quota[task]] for turn, task in turns)

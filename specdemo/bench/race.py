@@ -3,21 +3,22 @@ generator. Draws and prints nothing; the page and the command line show what it 
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
 import platform
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import metadata
+from statistics import quantiles
 from time import perf_counter
-from typing import Protocol
 
+from specdemo import __version__
 from specdemo.bench import report as reports
 from specdemo.bench.costs import measured_costs, predicted_speedup
 from specdemo.bench.energy import Meter
+from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
-from specdemo.bench.report import Measured, PeerRow, Report, Row, Skipped
+from specdemo.bench.report import PeerRow, Report, Row, RowDetail, Skipped, SweepPoint
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.machine import describe
@@ -58,28 +59,6 @@ class Step:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAnswer:
-    """A peer's token ids, with the stop token, and the seconds from the first to the last."""
-
-    tokens: tuple[int, ...]
-    seconds: float
-
-
-class Peer(Protocol):
-    """Another engine on the same models. Among variants of one name the report takes the fastest.
-    `answer` raises RequestFailed when the peer fails."""
-
-    name: str
-    variant: str
-    settings: dict[str, str]
-
-    def answer(self, instruction: str, settings: Settings) -> PeerAnswer: ...
-
-
-Event = Step | Row | PeerRow | Skipped | Report
-
-
 def bench(
     session: Session,
     prompts: Sequence[BenchPrompt],
@@ -87,7 +66,7 @@ def bench(
     *,
     peers: Sequence[Peer] = (),
     stop: threading.Event | None = None,
-) -> Iterator[Event]:
+) -> Iterator[Step | Row | PeerRow | Skipped | Report]:
     """Run `prompts` and yield, in order: a Step before each piece of work; a Row, or a Skipped,
     after each prompt; a PeerRow after each prompt of each peer; last, always, the Report.
 
@@ -96,184 +75,168 @@ def bench(
     another before the next prompt. Raises BadInput, before anything runs, for settings that cannot
     be used.
     """
-    return _Bench(session, prompts, plan, peers, stop or threading.Event()).run()
+    # A session that runs elsewhere brings a meter of its own.
+    meter = getattr(session, "meter", Meter)()
+    stop = stop or threading.Event()
+    return _Bench(session, prompts, plan, peers, list(peers), stop, meter).run()
 
 
-def finished_race(
-    session: Session,
-    instruction: str,
-    settings: Settings,
-    stop: threading.Event | None = None,
-    meter: Meter | None = None,
-) -> tuple[Trace, tuple[float | None, float | None]] | None:
-    """The trace of one race with its baseline, and the joules of decoding, autoregressive and
-    speculative (None where `meter` shows none); None when stopped before the end."""
-    readings: dict[type, list[float]] = {Round: [], BaselineToken: []}
-    trace = None
-    for event in session.race(instruction, settings, stop=stop):
-        if isinstance(event, Trace):
-            trace = event
-        elif meter and (joules := meter.joules()) is not None:
-            readings[type(event)].append(joules)
-    if trace is None or trace.identical is None:
-        return None
-    spent = (seen[-1] - seen[0] if seen else None for seen in readings.values())
-    speculative, plain = spent
-    return trace, (plain, speculative)
-
-
+@dataclass
 class _Bench:
-    def __init__(
-        self,
-        session: Session,
-        prompts: Sequence[BenchPrompt],
-        plan: Plan,
-        peers: Sequence[Peer],
-        stop: threading.Event,
-    ):
-        self.session = session
-        self.prompts = tuple(prompts)
-        self.plan = plan
-        self.peers = self.all_peers = tuple(peers)
-        self.stop = stop
-        # A session that runs elsewhere brings a meter of its own.
-        self.meter = getattr(session, "meter", Meter)()
-        self.measured: list[Measured] = []
-        self.peer_rows: list[PeerRow] = []
-        self.skipped: list[Skipped] = []
-        self.sweep: dict[int | None, list[Trace]] = {}
+    session: Session
+    prompts: Sequence[BenchPrompt]
+    plan: Plan
+    peers: Sequence[Peer]
+    peers_left: list[Peer]
+    stop: threading.Event
+    meter: Meter
+    traces: list[list[Trace]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    details: list[RowDetail] = field(default_factory=list)
+    peer_rows: list[PeerRow] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    sweep: list[list[Trace]] = field(default_factory=list)
 
-    def run(self) -> Iterator[Event]:
+    def run(self) -> Iterator[Step | Row | PeerRow | Skipped | Report]:
         since = perf_counter()
-        sweep_prompts = self.prompts[: self.plan.sweep_prompts]
-        pieces = 1 + len(self.all_peers)
-        total = 1 + len(self.prompts) * pieces + len(sweep_prompts)
+        to_sweep = self.prompts[: self.plan.sweep_prompts]
+        total = 1 + len(self.prompts) + len(to_sweep)
         yield Step(0, total, "warming up")
         self._warm_up()
-        for place, prompt in enumerate(self.prompts):
-            done = 1 + place * pieces
+        for done, prompt in enumerate(self.prompts, start=1):
             yield Step(done, total, f"{prompt.task}: {prompt.id}")
             try:
-                measured = self._measure(prompt)
+                finished = self._measure(prompt)
             except BadInput as error:
                 self.skipped.append(Skipped(prompt.id, str(error)))
                 yield self.skipped[-1]
                 continue
-            if measured is None:
+            if not finished:
                 break
-            self.measured.append(measured)
-            yield measured.row
-            yield from self._run_peers(measured, done + 1, total)
-        usable = {measured.prompt.id for measured in self.measured}
-        for place, prompt in enumerate(sweep_prompts):
+            yield self.rows[-1]
+            for peer in tuple(self.peers_left):
+                if not self.stop.is_set():
+                    yield Step(done, total, f"{peer.name} ({peer.variant}): {prompt.id}")
+                    yield self._run_peer(peer, prompt)
+            if len(self.rows) >= PILOT_PROMPTS:
+                self._drop_slow_variants()
+        usable = {row.id for row in self.rows}
+        for done, prompt in enumerate(to_sweep, start=total - len(to_sweep)):
             if prompt.id in usable and not self.stop.is_set():
-                done = total - len(sweep_prompts) + place
                 yield Step(done, total, f"draft lengths on {prompt.task}: {prompt.id}")
                 self._sweep(prompt)
         yield self._report(perf_counter() - since)
 
     def _warm_up(self) -> None:
         tokens = min(self.plan.settings.max_new_tokens, WARM_UP_TOKENS)
-        settings = dataclasses.replace(self.plan.settings, max_new_tokens=tokens)
-        finished_race(self.session, WARM_UP, settings, self.stop)
+        settings = replace(self.plan.settings, max_new_tokens=tokens)
+        list(self.session.race(WARM_UP, settings, stop=self.stop))
         for peer in self.peers:
             if not self.stop.is_set():
-                self._ask(peer, WARM_UP, dataclasses.replace(settings, max_new_tokens=16))
+                self._ask(peer, WARM_UP, replace(settings, max_new_tokens=16))
 
-    def _measure(self, prompt: BenchPrompt) -> Measured | None:
-        """None when stopped before all of it was done. Raises BadInput for a prompt that cannot be
+    def _measure(self, prompt: BenchPrompt) -> bool:
+        """Whether all of it was done before `stop`. Raises BadInput for a prompt that cannot be
         run."""
-        races = []
+        traces, figures = [], []
         for _ in range(self.plan.repeats):
-            race = finished_race(
-                self.session, prompt.instruction, self.plan.settings, self.stop, self.meter
-            )
-            if race is None:
-                return None
-            races.append(race)
-        traces = tuple(trace for trace, _ in races)
-        return Measured(prompt, traces, tuple(reports.figures_of(*race) for race in races))
+            joules: dict[type, list[float | None]] = {BaselineToken: [], Round: []}
+            for event in self.session.race(prompt.instruction, self.plan.settings, stop=self.stop):
+                if not isinstance(event, Trace):
+                    joules[type(event)].append(self.meter.joules())
+            if event.identical is None:
+                return False
+            spent = [seen[-1] - seen[0] if None not in seen else None for seen in joules.values()]
+            traces.append(event)
+            figures.append(reports.figures_of(event, spent))
+        row, detail = reports.sum_up(prompt, traces, figures)
+        self.traces.append(traces)
+        self.rows.append(row)
+        self.details.append(detail)
+        return True
 
-    def _run_peers(self, measured: Measured, done: int, total: int) -> Iterator[Event]:
-        settings = self.plan.settings
-        for place, peer in enumerate(self.peers):
-            if self.stop.is_set():
-                return
-            yield Step(done + place, total, f"{peer.name} ({peer.variant}): {measured.prompt.id}")
-            theirs = self._ask(peer, measured.prompt.instruction, settings)
-            if theirs is None:
-                yield self.skipped[-1]
-                continue
-            # Two engines draw different random numbers, so sampled answers are not compared.
-            same = None
-            if settings.temperature == 0:
-                same = theirs.tokens == measured.traces[0].token_ids
-            decoded = max(len(theirs.tokens) - 1, 0)
-            row = PeerRow(
-                peer.name, peer.variant, measured.prompt.id, decoded, theirs.seconds, same
-            )
-            self.peer_rows.append(row)
-            yield row
-        if len(self.measured) >= PILOT_PROMPTS:
-            self._drop_slow_variants()
+    def _run_peer(self, peer: Peer, prompt: BenchPrompt) -> PeerRow | Skipped:
+        answer = self._ask(peer, prompt.instruction, self.plan.settings)
+        if answer is None:
+            return self.skipped[-1]
+        tokens, seconds = answer
+        # Two engines draw different random numbers, so sampled answers are not compared.
+        greedy = self.plan.settings.temperature == 0
+        same = tokens == self.traces[-1][0].token_ids if greedy else None
+        decoded = max(len(tokens) - 1, 0)
+        row = PeerRow(peer.name, peer.variant, prompt.id, decoded, seconds, same)
+        self.peer_rows.append(row)
+        return row
 
-    def _ask(self, peer: Peer, instruction: str, settings: Settings) -> PeerAnswer | None:
+    def _ask(
+        self, peer: Peer, instruction: str, settings: Settings
+    ) -> tuple[tuple[int, ...], float] | None:
         """A peer's answer; None when it failed, and it is then not asked again."""
         try:
             return peer.answer(instruction, settings)
         except RequestFailed as error:
             self.skipped.append(Skipped(f"{peer.name} ({peer.variant})", str(error)))
-            self.peers = tuple(other for other in self.peers if other is not peer)
+            self.peers_left.remove(peer)
             return None
 
     def _drop_slow_variants(self) -> None:
-        rates = reports.variant_rates(self.peer_rows)
-        best: dict[str, float] = {}
-        for (name, _), rate in rates.items():
-            best[name] = max(best.get(name, 0.0), rate)
-        self.peers = tuple(
-            peer
-            for peer in self.peers
-            if rates.get((peer.name, peer.variant), 0.0) >= BEHIND * best.get(peer.name, 0.0)
-        )
+        ran = reports.by_variant(self.peer_rows)
+        for peer in tuple(self.peers_left):
+            rates = {
+                variant: reports.tokens_per_s(rows) for variant, rows in ran[peer.name].items()
+            }
+            if rates[peer.variant] < BEHIND * max(rates.values()):
+                self.peers_left.remove(peer)
 
     def _sweep(self, prompt: BenchPrompt) -> None:
         """The prompt with every draft length; when stopped, nothing of it is kept."""
-        found: dict[int | None, Trace] = {}
+        traces = []
         for length in (None, *SWEEP):
-            settings = dataclasses.replace(self.plan.settings, draft_tokens=length)
-            race = finished_race(self.session, prompt.instruction, settings, self.stop)
-            if race is None:
+            settings = replace(self.plan.settings, draft_tokens=length)
+            *_, trace = self.session.race(prompt.instruction, settings, stop=self.stop)
+            if trace.identical is None:
                 return
-            found[length] = race[0]
-        for length, trace in found.items():
-            self.sweep.setdefault(length, []).append(trace)
+            traces.append(trace)
+        self.sweep.append(traces)
 
     def _report(self, seconds: float) -> Report:
-        traces = [trace for measured in self.measured for trace in measured.traces]
+        traces = [trace for repeats in self.traces for trace in repeats]
         costs = measured_costs(traces)
-        rows = tuple(measured.row for measured in self.measured)
-        details = tuple(measured.detail(costs) for measured in self.measured)
-        settings = {(peer.name, peer.variant): peer.settings for peer in self.all_peers}
+        details = tuple(
+            replace(detail, predicted_speedup=predicted_speedup(repeats, costs))
+            for detail, repeats in zip(self.details, self.traces, strict=True)
+        )
+        speedups = [row.speedup for row in self.rows if row.speedup]
+        quartiles = quantiles(speedups, method="inclusive") if len(speedups) > 1 else ()
         energy = "RAPL package counters" if self.meter.available else "not readable on this machine"
+        settings = {(peer.name, peer.variant): peer.settings for peer in self.peers}
+        sweep = tuple(
+            SweepPoint(
+                length,
+                reports.combined(map(reports.figures_of, point)),
+                predicted_speedup(point, measured_costs(point)),
+            )
+            for length, *point in zip((None, *SWEEP), *self.sweep, strict=True)
+            if point
+        )
         return Report(
             machine=describe(),
             versions=versions(),
             pair=traces[0].pair if traces else self.session.info,
             settings=self.plan.settings,
-            rows=rows,
-            summary=reports.summarize_rows(rows, details),
+            rows=tuple(self.rows),
+            summary=reports.summarize_rows(self.rows, details),
             peers=reports.peer_figures(self.peer_rows, settings),
             details=reports.Details(
                 rows=details,
-                total=reports.total(detail.figures for detail in details),
+                total=reports.combined(detail.figures for detail in details),
                 positions=tuple(acceptance_by_position(traces)),
                 costs=costs,
-                predicted_speedup=predicted_speedup(traces, costs) if costs else None,
-                quartiles=reports.quartiles(rows),
+                predicted_speedup=predicted_speedup(traces, costs),
+                quartiles=tuple(quartiles),
                 energy=energy,
-                sweep=tuple(reports.sweep_point(*point) for point in self.sweep.items()),
-                sweep_prompts=len(next(iter(self.sweep.values()), ())),
+                sweep=sweep,
+                sweep_prompts=len(self.sweep),
                 peer_rows=tuple(self.peer_rows),
                 skipped=tuple(self.skipped),
                 repeats=self.plan.repeats,
@@ -285,13 +248,6 @@ class _Bench:
 
 
 def versions() -> dict[str, str]:
-    """Python, this project and the packages that do the work, where they are installed."""
-    import specdemo
-
-    found = {"specdemo": specdemo.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """Python, this project and the packages that do the work."""
+    packages = {package: metadata.version(package) for package in PACKAGES}
+    return {"specdemo": __version__, "python": platform.python_version(), **packages}

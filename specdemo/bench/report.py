@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median_low, quantiles
+from statistics import median_low
 from typing import Any
 
-from specdemo.bench.costs import CostTable, decoding_rounds, measured_costs, predicted_speedup
+from specdemo.bench.costs import CostTable, decoding_rounds
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.settings import Settings
 from specdemo.trace import Difference, PairInfo, Trace, summarize
@@ -21,7 +21,7 @@ from specdemo.trace import Difference, PairInfo, Trace, summarize
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What one race or several add up to. Tokens and rounds leave out the first token, which comes
-    from the prefill, and seconds (and joules, None if not known) are those of decoding after it.
+    from the prefill; seconds (and joules, None if not known) are those of decoding after it.
     `examined` counts the draft tokens that the target judged: not those after a rejection."""
 
     autoregressive_tokens: int = 0
@@ -41,18 +41,11 @@ class Figures:
     speculative_joules: float | None = None
 
     @property
-    def autoregressive_tokens_per_s(self) -> float | None:
-        return over(self.autoregressive_tokens, self.autoregressive_s)
-
-    @property
-    def speculative_tokens_per_s(self) -> float | None:
-        return over(self.speculative_tokens, self.speculative_s)
-
-    @property
     def speedup(self) -> float | None:
-        """Total autoregressive over total speculative seconds, each put to one token first, which
-        changes nothing where both runs gave the same tokens."""
-        return over(self.speculative_tokens_per_s, self.autoregressive_tokens_per_s)
+        """Total autoregressive over total speculative seconds, each for one token, which changes
+        nothing where both runs gave the same tokens."""
+        seconds = self.per_token("s")
+        return over(seconds["autoregressive"], seconds["speculative"])
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -62,20 +55,12 @@ class Figures:
     def tokens_per_round(self) -> float | None:
         return over(self.speculative_tokens, self.rounds)
 
-    def per_token(self, quantity: str) -> PerToken:
-        """`quantity` is "cpu_s" or "joules"."""
-        return PerToken(
-            over(getattr(self, f"autoregressive_{quantity}"), self.autoregressive_tokens),
-            over(getattr(self, f"speculative_{quantity}"), self.speculative_tokens),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PerToken:
-    """A quantity for one token of decoding; None where it is not known."""
-
-    autoregressive: float | None
-    speculative: float | None
+    def per_token(self, quantity: str) -> dict[str, float | None]:
+        """`quantity` ("s", "cpu_s" or "joules") for one token, of both ways to decode."""
+        return {
+            way: over(getattr(self, f"{way}_{quantity}"), getattr(self, f"{way}_tokens"))
+            for way in ("autoregressive", "speculative")
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +105,15 @@ class Summary:
     identical: bool | None
     prompts: int
     outside_inference_fraction: float | None
-    cpu_seconds_per_token: PerToken
+    cpu_seconds_per_token: dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerFigures:
-    """A peer on the same prompts; `settings` says with what. `identical`: to our tokens, on every
-    prompt (None: not compared)."""
+    """A peer on the same prompts. `identical`: to our tokens, on every prompt (None: not
+    compared)."""
 
-    tokens_per_s: float | None
+    tokens_per_s: float
     settings: dict[str, str]
     identical: bool | None
 
@@ -200,41 +185,7 @@ class Report:
     details: Details
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One prompt: the traces of its races, each with a baseline, and the figures of each."""
-
-    prompt: BenchPrompt
-    traces: tuple[Trace, ...]
-    figures: tuple[Figures, ...]
-
-    @property
-    def row(self) -> Row:
-        middle = medians(self.figures)
-        return Row(
-            id=self.prompt.id,
-            task=self.prompt.task,
-            tokens=len(self.traces[0].token_ids),
-            autoregressive_s=middle.autoregressive_s,
-            speculative_s=middle.speculative_s,
-            speedup=middle.speedup,
-            acceptance_rate=middle.acceptance_rate,
-            tokens_per_round=middle.tokens_per_round or 0.0,
-            identical=all(trace.identical for trace in self.traces),
-        )
-
-    def detail(self, costs: CostTable | None) -> RowDetail:
-        """`costs` are those of the whole benchmark, for the prediction."""
-        return RowDetail(
-            id=self.prompt.id,
-            figures=medians(self.figures),
-            difference=next(filter(None, (trace.difference for trace in self.traces)), None),
-            predicted_speedup=predicted_speedup(self.traces, costs) if costs else None,
-            speedups=tuple(figures.speedup for figures in self.figures),
-        )
-
-
-def figures_of(trace: Trace, joules: tuple[float | None, float | None] = (None, None)) -> Figures:
+def figures_of(trace: Trace, joules: Sequence[float | None] = (None, None)) -> Figures:
     """A finished trace with its baseline; `joules` of the baseline and of the answer."""
     one = summarize(trace)
     rounds = decoding_rounds(trace)
@@ -258,34 +209,44 @@ def figures_of(trace: Trace, joules: tuple[float | None, float | None] = (None, 
     )
 
 
-def total(items: Iterable[Figures]) -> Figures:
-    """The sums; all 0 without items."""
-    return _combined(items, sum)
+def combined(items: Iterable[Figures], by: Callable = sum) -> Figures:
+    """Every figure `by` sum, all 0 without items, or median_low; None where one is not known."""
+    columns = zip(*map(dataclasses.astuple, items), strict=True)
+    return Figures(*(None if None in column else by(column) for column in columns))
 
 
-def medians(items: Iterable[Figures]) -> Figures:
-    """The median of each figure over repeats of one prompt; of an even number, the lower one."""
-    return _combined(items, median_low)
-
-
-def sweep_point(length: int | None, traces: Sequence[Trace]) -> SweepPoint:
-    """The traces of the sweep's prompts with one draft length."""
-    costs = measured_costs(traces)
-    predicted = predicted_speedup(traces, costs) if costs else None
-    return SweepPoint(length, total(map(figures_of, traces)), predicted)
+def sum_up(
+    prompt: BenchPrompt, traces: Sequence[Trace], figures: Sequence[Figures]
+) -> tuple[Row, RowDetail]:
+    """One prompt, from the traces of its races, each with a baseline, and the figures of each."""
+    median = combined(figures, median_low)
+    row = Row(
+        id=prompt.id,
+        task=prompt.task,
+        tokens=len(traces[0].token_ids),
+        autoregressive_s=median.autoregressive_s,
+        speculative_s=median.speculative_s,
+        speedup=median.speedup,
+        acceptance_rate=median.acceptance_rate,
+        tokens_per_round=median.tokens_per_round or 0.0,
+        identical=all(trace.identical for trace in traces),
+    )
+    difference = next(filter(None, (trace.difference for trace in traces)), None)
+    speedups = tuple(one.speedup for one in figures)
+    return row, RowDetail(prompt.id, median, difference, None, speedups)
 
 
 def summarize_rows(rows: Sequence[Row], details: Sequence[RowDetail]) -> Summary:
-    whole = total(detail.figures for detail in details)
-    by_task: dict[str, list[Figures]] = {}
+    whole = combined(detail.figures for detail in details)
+    tasks: dict[str, list[Figures]] = {}
     for row, detail in zip(rows, details, strict=True):
-        by_task.setdefault(row.task, []).append(detail.figures)
+        tasks.setdefault(row.task, []).append(detail.figures)
     return Summary(
         speedup=whole.speedup,
-        speedup_by_task={task: total(figures).speedup for task, figures in by_task.items()},
-        worst_prompt_speedup=min(speedups(rows), default=None),
-        autoregressive_tokens_per_s=whole.autoregressive_tokens_per_s,
-        speculative_tokens_per_s=whole.speculative_tokens_per_s,
+        speedup_by_task={task: combined(figures).speedup for task, figures in tasks.items()},
+        worst_prompt_speedup=min((row.speedup for row in rows if row.speedup), default=None),
+        autoregressive_tokens_per_s=over(whole.autoregressive_tokens, whole.autoregressive_s),
+        speculative_tokens_per_s=over(whole.speculative_tokens, whole.speculative_s),
         acceptance_rate=whole.acceptance_rate,
         tokens_per_round=whole.tokens_per_round,
         identical=all(row.identical for row in rows) if rows else None,
@@ -295,41 +256,29 @@ def summarize_rows(rows: Sequence[Row], details: Sequence[RowDetail]) -> Summary
     )
 
 
-def quartiles(rows: Sequence[Row]) -> tuple[float, ...]:
-    """First quartile, median and third of the prompts' speed-ups; empty for fewer than two."""
-    known = speedups(rows)
-    return tuple(quantiles(known, method="inclusive")) if len(known) > 1 else ()
+def by_variant(rows: Iterable[PeerRow]) -> dict[str, dict[str, list[PeerRow]]]:
+    """The rows of each peer by its variants."""
+    peers: dict[str, dict[str, list[PeerRow]]] = {}
+    for row in rows:
+        peers.setdefault(row.peer, {}).setdefault(row.variant, []).append(row)
+    return peers
 
 
-def speedups(rows: Sequence[Row]) -> list[float]:
-    return [row.speedup for row in rows if row.speedup is not None]
-
-
-def variant_rates(rows: Sequence[PeerRow]) -> dict[tuple[str, str], float]:
-    """Tokens a second of each (peer, variant): totals over totals."""
-    rates = {}
-    for key in dict.fromkeys((row.peer, row.variant) for row in rows):
-        chosen = [row for row in rows if (row.peer, row.variant) == key]
-        tokens, seconds = sum(row.tokens for row in chosen), sum(row.seconds for row in chosen)
-        rates[key] = over(tokens, seconds) or 0.0
-    return rates
+def tokens_per_s(rows: Iterable[PeerRow]) -> float:
+    return over(sum(row.tokens for row in rows), sum(row.seconds for row in rows)) or 0.0
 
 
 def peer_figures(
-    rows: Sequence[PeerRow], settings: dict[tuple[str, str], dict[str, str]]
+    rows: Iterable[PeerRow], settings: dict[tuple[str, str], dict[str, str]]
 ) -> dict[str, PeerFigures]:
     """Each peer by its fastest variant among those that ran the most prompts; `settings` belong to
     (peer, variant)."""
-    rates = variant_rates(rows)
-    compared = {
-        key: [row.identical for row in rows if (row.peer, row.variant) == key] for key in rates
-    }
     figures = {}
-    for peer in dict.fromkeys(row.peer for row in rows):
-        variants = [key for key in rates if key[0] == peer]
-        best = max(variants, key=lambda key: (len(compared[key]), rates[key]))
-        same = None if None in compared[best] else all(compared[best])
-        figures[peer] = PeerFigures(rates[best], settings.get(best, {}), same)
+    for peer, variants in by_variant(rows).items():
+        best = max(variants.values(), key=lambda ran: (len(ran), tokens_per_s(ran)))
+        compared = [row.identical for row in best]
+        same = None if None in compared else all(compared)
+        figures[peer] = PeerFigures(tokens_per_s(best), settings[peer, best[0].variant], same)
     return figures
 
 
@@ -344,8 +293,3 @@ def to_json(result: Any) -> str:
 def over(value: float | None, by: float | None) -> float | None:
     """The quotient; None where either is unknown or there is nothing to divide by."""
     return value / by if value is not None and by else None
-
-
-def _combined(items: Iterable[Figures], combine: Any) -> Figures:
-    columns = zip(*map(dataclasses.astuple, items), strict=True)
-    return Figures(*(None if None in column else combine(column) for column in columns))
