@@ -10,13 +10,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from specdemo.engine.rounds import Round
 from specdemo.trace import BaselineToken, Trace
@@ -26,39 +24,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("specdemo.requests")
 
-OUTCOMES = ("stop", "length", "context", "cancelled", "timeout", "refused", "error")
-"""How a request ended: as its answer did, stopped, over its time, not taken on, or failed."""
-
 FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 ANSWER_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What holds now. `blocks`: name, used, kept for prompts, limit or None of each KV cache."""
+class Metrics:
+    """The counters of one server, thread safe. `session` and `visitors` are asked at each
+    reading."""
 
-    visitors: int = 0
-    active: int = 0
-    waiting: int = 0
-    restarts: int = 0
-    blocks: tuple[tuple[str, int, int, int | None], ...] = ()
-
-    @classmethod
-    def of(cls, session: Session | None, visitors: int = 0) -> Gauges:
-        """The gauges of a session, None while there is none."""
-        if session is None:
-            return cls(visitors)
-        load, caches = session.load, session.cache_blocks().items()
-        blocks = tuple((name, use.used, use.kept, use.limit) for name, use in caches)
-        return cls(visitors, load.active, load.waiting, load.restarts, blocks)
-
-
-class Metrics(Collector):
-    """The counters of one server, thread safe. `now` is asked for the gauges at each reading."""
-
-    def __init__(self, now: Callable[[], Gauges] = Gauges):
-        self._now = now
+    def __init__(
+        self,
+        session: Callable[[], Session | None] = lambda: None,
+        visitors: Callable[[], int] = lambda: 0,
+    ):
+        self._session, self._visitors = session, visitors
         self.registry = CollectorRegistry()
         common = {"registry": self.registry, "namespace": "specdemo"}
         labels = ["kind", "outcome"]
@@ -87,29 +67,25 @@ class Metrics(Collector):
         """All of it, in Prometheus text format."""
         return generate_latest(self.registry)
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterable[Metric]:
         """The gauges; called by the registry."""
-        now = self._now()
+        session = self._session()
+        load = session.load if session else None
+        caches = session.cache_blocks() if session else {}
         for name, value, words in (
-            ("visitors", now.visitors, "Visitors with a request"),
-            ("requests_active", now.active, "Requests that share the models now"),
-            ("requests_waiting", now.waiting, "Requests that wait to be admitted"),
-            ("engine_restarts", now.restarts, "Restarts of the scheduler's thread"),
+            ("visitors", self._visitors(), "Visitors with a request"),
+            ("requests_active", load.active if load else 0, "Requests that share the models now"),
+            ("requests_waiting", load.waiting if load else 0, "Requests that wait to be admitted"),
+            ("engine_restarts", load.restarts if load else 0, "Restarts of the scheduler's thread"),
         ):
             yield GaugeMetricFamily(f"specdemo_{name}", words, value)
-        used = GaugeMetricFamily(
-            "specdemo_cache_blocks_used", "KV cache blocks in use", labels=["cache"]
-        )
-        limit = GaugeMetricFamily(
-            "specdemo_cache_blocks_limit", "KV cache blocks there are", labels=["cache"]
-        )
-        for name, count, _, most in now.blocks:
-            used.add_metric([name], count)
-            if most is not None:
-                limit.add_metric([name], most)
+        blocks = "specdemo_cache_blocks"
+        used = GaugeMetricFamily(f"{blocks}_used", "KV cache blocks in use", labels=["cache"])
+        limit = GaugeMetricFamily(f"{blocks}_limit", "KV cache blocks there are", labels=["cache"])
+        for name, use in caches.items():
+            used.add_metric([name], use.used)
+            if use.limit is not None:
+                limit.add_metric([name], use.limit)
         yield used
         yield limit
 
@@ -117,17 +93,17 @@ class Metrics(Collector):
 class Record:
     """Counts one request, an answer with or without a baseline, and logs a line for each.
 
-    `saw` every event, then `end`. Times are of the monotonic clock.
+    `saw` every event, then `end`.
     """
 
-    def __init__(self, metrics: Metrics, request: str | None = None, kind: str = "answer"):
-        self._metrics, self._kind = metrics, kind
-        self._request = request or uuid.uuid4().hex[:8]
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+        self._name = uuid.uuid4().hex[:8]
         self._begun = time.monotonic()
         self._first: float | None = None
-        self._tokens = 0
+        self._answered: float | None = None  # when the baseline began
+        self._tokens = {"answer": 0, "baseline": 0}
         self._ended = False
-        self._baseline: Record | None = None
 
     def saw(self, event: Any) -> None:
         """Count a round or a baseline token. A Trace ends the record; others are ignored."""
@@ -135,55 +111,50 @@ class Record:
             self._metrics.rounds.inc()
             self._metrics.drafted.inc(len(event.drafted))
             self._metrics.accepted.inc(event.accepted)
-            self._added(len(event.tokens))
+            self._tokens["answer"] += len(event.tokens)
+            if self._first is None:
+                self._first = time.monotonic() - self._begun
+                self._metrics.first_token.observe(self._first)
         elif isinstance(event, BaselineToken):
-            if self._kind == "answer" and self._baseline is None:
-                self._baseline = Record(self._metrics, self._request, "baseline")
-            (self._baseline or self)._added(1)
+            self._tokens["baseline"] += 1
+            self._answered = self._answered or time.monotonic()
         elif isinstance(event, Trace):
             self.end(event.finish_reason, event)
-
-    def _added(self, tokens: int) -> None:
-        self._tokens += tokens
-        if self._first is None:
-            self._first = time.monotonic() - self._begun
-            if self._kind == "answer":
-                self._metrics.first_token.observe(self._first)
 
     def end(
         self, outcome: str, trace: Trace | None = None, error: BaseException | None = None
     ) -> None:
-        """The request ended with one of OUTCOMES. Only the first call counts."""
+        """The request ended with its finish reason, "timeout", "refused" or "error". Only the first
+        call counts."""
         if self._ended:
             return
         self._ended = True
-        baseline = self._baseline
-        if baseline is None:
-            self._count(outcome, trace, error, time.monotonic())
-        else:  # the answer had ended before its baseline began
-            answered = "length" if trace is None else trace.finish_reason
-            self._count(answered, trace, None, baseline._begun)
-            stopped = trace is not None and trace.identical is None
-            baseline.end("cancelled" if stopped else outcome, trace, error)
-
-    def _count(
-        self, outcome: str, trace: Trace | None, error: BaseException | None, ended: float
-    ) -> None:
-        seconds = ended - self._begun
-        if trace is not None and self._kind == "answer":
-            self._metrics.prompt_tokens.inc(trace.prompt_tokens)
-            self._metrics.whole.observe(seconds)
-        self._metrics.requests.labels(self._kind, outcome).inc()
-        self._metrics.tokens.labels(self._kind).inc(self._tokens)
+        now = time.monotonic()
         if error is not None:
             self._metrics.errors.labels(type(error).__name__).inc()
+        if trace is not None:
+            self._metrics.prompt_tokens.inc(trace.prompt_tokens)
+            self._metrics.whole.observe((self._answered or now) - self._begun)
+        if self._answered is None:
+            self._count("answer", outcome, trace, now - self._begun)
+        else:
+            answered = "length" if trace is None else trace.finish_reason
+            self._count("answer", answered, trace, self._answered - self._begun)
+            stopped = trace is not None and trace.identical is None
+            self._count(
+                "baseline", "cancelled" if stopped else outcome, trace, now - self._answered
+            )
+
+    def _count(self, kind: str, outcome: str, trace: Trace | None, seconds: float) -> None:
+        self._metrics.requests.labels(kind, outcome).inc()
+        self._metrics.tokens.labels(kind).inc(self._tokens[kind])
         log.info(
             "%s %s %s prompt=%s tokens=%d first_token=%s seconds=%.2f shared_with=%s",
-            self._request,
-            self._kind,
+            self._name,
+            kind,
             outcome,
             "-" if trace is None else trace.prompt_tokens,
-            self._tokens,
+            self._tokens[kind],
             "-" if self._first is None else f"{self._first:.3f}",
             seconds,
             "-" if trace is None else trace.shared_with,

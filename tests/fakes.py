@@ -7,29 +7,19 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
 
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput, Busy
 from specdemo.session import CacheUse
 from specdemo.settings import Settings
-from specdemo.trace import (
-    Baseline,
-    BaselineToken,
-    Certificate,
-    PairInfo,
-    Trace,
-)
-
-if TYPE_CHECKING:
-    from specdemo.serving.backend import LocalBackend
+from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
 
-class FakeSession:
+class FakeSession(contextlib.AbstractContextManager):
     """Answers with the words of the instruction, a round each, or with `text` over and over.
 
     The ids of the answer's tokens are 1, 2, 3, ... Rounds: the first token, then in turn an
@@ -92,22 +82,6 @@ class FakeSession:
         self._enter(instruction, settings, None)
         return self._race(instruction, settings, stop or threading.Event(), on_wait)
 
-    def baseline(
-        self, trace: Trace, *, stop: threading.Event | None = None
-    ) -> Iterator[BaselineToken | Trace]:
-        shown = []
-        for at, token in enumerate(token for one in trace.rounds for token in one.tokens):
-            if stop is not None and stop.wait(self.delay):
-                break
-            other = at == self.differs_at
-            text = "other " if other else token.text
-            shown.append(BaselineToken(98 if other else token.id, 0.02 * at + 0.02, text, 0.25))
-            yield shown[-1]
-        stopped = stop is not None and stop.is_set()
-        same = tuple(token.id for token in shown) == trace.token_ids
-        baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
-        yield dataclasses.replace(trace, baseline=baseline, identical=None if stopped else same)
-
     @property
     def load(self) -> Load:
         return Load(self.active, 0, 0, 0, 0, 0, 0)
@@ -120,9 +94,6 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
-
-    def __enter__(self) -> FakeSession:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -158,11 +129,7 @@ class FakeSession:
                 rounds.append(_round(at, pieces[at % len(pieces)]))
                 self.rounds_made += 1
                 yield rounds[-1]
-            certificate = (
-                Certificate(True, len(rounds), None, 0.01)
-                if certify and not settings.temperature
-                else None
-            )
+            certified = certify and not settings.temperature
             yield Trace(
                 instruction=instruction,
                 prompt_tokens=len(prompt or (1, 2, 3, 4, 5)),
@@ -174,7 +141,7 @@ class FakeSession:
                 finish_reason="cancelled" if stop.is_set() else "length",
                 cpu_seconds=0.1,
                 outside_seconds=0.0,
-                certificate=certificate,
+                certificate=Certificate(True, len(rounds), None, 0.01) if certified else None,
             )
         finally:
             self.active -= 1
@@ -185,8 +152,21 @@ class FakeSession:
         for event in self._answer(instruction, settings, None, False, stop, on_wait):
             if isinstance(event, Round) or stop.is_set():
                 yield event
-            else:
-                yield from self.baseline(event, stop=stop)
+                continue
+            shown = []
+            for at, token in enumerate(token for one in event.rounds for token in one.tokens):
+                if stop.wait(self.delay):
+                    break
+                other = at == self.differs_at
+                id, text = (98, "other ") if other else (token.id, token.text)
+                shown.append(BaselineToken(id, 0.02 * at + 0.02, text, 0.25))
+                yield shown[-1]
+            same = tuple(token.id for token in shown) == event.token_ids
+            yield dataclasses.replace(
+                event,
+                baseline=Baseline(tuple(shown), event.prefill_seconds, 0.2),
+                identical=None if stop.is_set() else same,
+            )
 
 
 def _round(at: int, text: str) -> Round:
@@ -199,22 +179,15 @@ def _round(at: int, text: str) -> Round:
     return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 
-@dataclass
-class Served:
-    """A running API server."""
-
-    url: str
-    backend: LocalBackend
-
-
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
     from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.options import ServeOptions
     from specdemo.serving.server import bound_socket, local_server
 
     backend = LocalBackend(load or (lambda report: Engine(session, loaded)))
-    server = local_server(backend, key=key, default_limit=8, drain_seconds=5)
+    server = local_server(backend, ServeOptions(max_new_tokens=8, drain_seconds=5), key)
     listening = bound_socket("127.0.0.1", 0)
     loading = threading.Thread(target=backend.load, daemon=True)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -223,7 +196,8 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     if load is None:
         loading.join()
     try:
-        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", backend)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield SimpleNamespace(url=url, backend=backend)
     finally:
         server.should_exit = True
         serving.join()

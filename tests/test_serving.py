@@ -14,8 +14,8 @@ import pytest
 from fakes import PIECES, FakeSession, served
 
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models.templates import CHATML, DOLLY, Message, Template
-from specdemo.serving.backend import StopText
+from specdemo.models.templates import CHATML, DOLLY, ChatSource, Message, Template
+from specdemo.serving.backend import Engine, StopText
 from specdemo.serving.replicas import merged
 from specdemo.trace import PairInfo, from_json
 
@@ -83,10 +83,6 @@ def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(cli
     assert "trace" not in figures
 
 
-def test_the_pairs_own_name_means_the_model_too(client):
-    assert chat(client, model="scripted", max_tokens=1).model == "Scripted-1"
-
-
 def test_a_stream_begins_with_the_role_ends_with_a_reason_and_joins_to_the_whole_answer(client):
     first, *middle, last = streamed(client, max_tokens=6)
     assert first.choices[0].delta.role == "assistant"
@@ -99,13 +95,7 @@ def test_a_stream_begins_with_the_role_ends_with_a_reason_and_joins_to_the_whole
 def test_usage_comes_in_a_last_chunk_without_choices_if_asked_for(client):
     *others, last = streamed(client, max_tokens=3, stream_options={"include_usage": True})
     assert last.choices == [] and last.usage.completion_tokens == 3
-    assert all(chunk.usage is None for chunk in others)
-    assert not any(chunk.usage for chunk in streamed(client, max_tokens=3))
-
-
-def test_the_whole_trace_comes_if_asked_for(client):
-    *_, last = streamed(client, max_tokens=3, extra_body={"speculative": {"trace": True}})
-    assert len(last.model_extra["speculative"]["trace"]["rounds"]) == 3
+    assert not any(chunk.usage for chunk in [*others, *streamed(client, max_tokens=3)])
 
 
 def test_rounds_and_baseline_come_in_the_stream_if_asked_for(client):
@@ -113,9 +103,8 @@ def test_rounds_and_baseline_come_in_the_stream_if_asked_for(client):
     chunks = streamed(client, max_tokens=3, extra_body={"speculative": asked})
     told = [chunk.model_extra.get("speculative", {}) for chunk in chunks]
     trace = from_json(json.dumps(told[-1]["trace"]))
-    assert [one["round"]["shown_at"] for one in told if "round" in one] == [
-        one.shown_at for one in trace.rounds
-    ]
+    shown = [one["round"]["shown_at"] for one in told if "round" in one]
+    assert shown == [one.shown_at for one in trace.rounds] and len(shown) == 3
     baseline = [one["baseline_token"]["text"] for one in told if "baseline_token" in one]
     assert baseline == list(PIECES[:3]) and trace.identical
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -128,26 +117,21 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(client, session, embedd
     assert session.prompts[-1] == tuple(
         embedded_pair.tokenizer.encode("Once upon", special=False, bos=True)
     )
-    client.completions.create(model="Scripted-1", prompt=[5, 6, 7], max_tokens=2)
-    assert session.prompts[-1] == (5, 6, 7)
-
-
-def test_a_streamed_completion_joins_to_the_whole_one(client):
-    chunks = list(
-        client.completions.create(model="Scripted-1", prompt="Once", max_tokens=5, stream=True)
+    *chunks, last = client.completions.create(
+        model="Scripted-1", prompt=[5, 6, 7], max_tokens=3, stream=True
     )
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "".join(PIECES[:5])
-    assert chunks[-1].choices[0].finish_reason == "length"
+    assert session.prompts[-1] == (5, 6, 7)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "One two three "
+    assert last.choices[0].finish_reason == "length"
 
 
 def test_limits_and_sampling_reach_the_engine(client, session):
     extension = {"drafter": "lookup", "draft_tokens": 3, "temperature": 4}
+    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1}
     chat(
         client,
         max_completion_tokens=5,
-        temperature=0.5,
-        top_p=0.9,
-        seed=2**63 - 1,
+        **sampling,
         extra_body={"top_k": 7, "speculative": extension},
     )
     asked = session.settings[-1]
@@ -157,12 +141,10 @@ def test_limits_and_sampling_reach_the_engine(client, session):
 
 
 def test_every_seed_of_the_api_is_a_seed_of_its_own(client, session):
-    seeds = (-(2**63), -1, 0, 1, 2**63 - 1)
-    for seed in seeds:
+    for seed in (-(2**63), -1, 0, 1, 2**63 - 1, -1):
         chat(client, seed=seed, max_tokens=1)
-    assert len({asked.seed for asked in session.settings[-5:]}) == 5
-    chat(client, seed=-1, max_tokens=1)
-    assert session.settings[-1].seed == session.settings[-5].seed, "and always the same one"
+    seeds = [asked.seed for asked in session.settings[-6:]]
+    assert len(set(seeds[:5])) == 5 and seeds[5] == seeds[1], "and always the same one"
 
 
 def test_what_a_request_leaves_out_is_as_the_api_has_it(client, session):
@@ -184,11 +166,9 @@ def test_a_stream_is_server_sent_events_without_buffering(server):
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-store"
-    lines = response.text.split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("content", "") for delta in deltas) == "One two "
+    *chunks, done, end = response.text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert all(json.loads(chunk.removeprefix("data: "))["choices"] for chunk in chunks)
 
 
 # Stop strings
@@ -203,28 +183,22 @@ def test_a_stream_is_server_sent_events_without_buffering(server):
         (["three", "two three"], "One "),
     ],
 )
-def test_an_answer_ends_before_a_stop_string(client, session, stop, expected):
-    answer = chat(client, max_tokens=8, stop=stop).choices[0]
+def test_an_answer_and_decoding_end_with_a_stop_string(client, session, stop, expected):
+    before = session.rounds_made
+    answer = chat(client, max_tokens=300, stop=stop).choices[0]
+    assert session.rounds_made - before == 3
     assert (answer.message.content, answer.finish_reason) == (expected, "stop")
     chunks = streamed(client, max_tokens=8, stop=stop)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
     wait_until(lambda: session.active == 0)
 
 
-def test_decoding_ends_with_the_round_that_holds_the_stop_string(client, session):
-    before = session.rounds_made
-    chat(client, max_tokens=300, stop="two")
-    assert session.rounds_made - before == 2
-
-
-def test_what_might_have_become_a_stop_string_is_given_out_in_the_end(client):
-    answer = chat(client, max_tokens=3, stop="three fo")
-    assert answer.choices[0].message.content == "One two three "
-
-
-def test_stop_text_gives_out_all_but_what_may_be_the_beginning_of_a_stop_string():
+def test_what_might_have_become_a_stop_string_is_held_back_and_given_out_in_the_end(client):
+    chunks = streamed(client, max_tokens=3, stop="three fo")
+    texts = [chunk.choices[0].delta.content for chunk in chunks]
+    assert [text for text in texts if text] == ["One ", "two ", "three "]
     text = StopText(("ab!",))
-    assert [text.push(piece) for piece in ("xa", "b", "ab", "!y", "z")] == ["x", "", "ab", "", ""]
+    assert [text.push(piece) for piece in ("xa", "b", "ab", "!y")] == ["x", "", "ab", ""]
     assert text.found and text.finish() == ""
 
 
@@ -237,12 +211,9 @@ def test_a_conversation_goes_through_the_chat_template(client, session, embedded
     tokens = embedded_pair.tokenizer
     said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
     assert session.prompts[-1] == tuple(tokens.encode(said + "<|im_start|>assistant\n"))
-
-
-def test_one_user_message_is_asked_as_the_page_asks_it(embedded_pair):
-    tokens = embedded_pair.tokenizer
     for text in ("Hi", " spaced \n", "a <|im_end|> b"):
-        assert CHATML.render_chat([Message("user", text)], tokens) == CHATML.render(text, tokens)
+        alone = CHATML.render_chat([Message("user", text)], tokens)
+        assert alone == CHATML.render(text, tokens), "one message is asked as the page asks it"
 
 
 def test_nothing_said_in_a_conversation_becomes_a_special_token(embedded_pair):
@@ -271,13 +242,10 @@ def test_a_model_without_turns_gets_one_instruction(embedded_pair):
     "jinja", ["{{ raise_exception('no system') }}", "{{ messages[-1]['content'] }}"]
 )
 def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja):
-    from specdemo.models.templates import ChatSource
-
+    messages = [Message("system", "S"), Message("user", "U")]
     template = Template("odd", chat=ChatSource(jinja))
     with pytest.raises(BadInput, match="no system|leaves out the system message"):
-        template.render_chat(
-            [Message("system", "S"), Message("user", "U")], embedded_pair.tokenizer
-        )
+        template.render_chat(messages, embedded_pair.tokenizer)
 
 
 # Errors
@@ -296,7 +264,7 @@ REFUSED = [
     ("max_tokens", "integer_above_max_value", {"max_tokens": 5000}),
     ("max_tokens", VALUE, {"max_tokens": 3, "max_completion_tokens": 5}),
     ("temperature", TYPE, {"temperature": "warm"}),
-    ("stop", VALUE, {"stop": [""]}),
+    ("stop[0]", VALUE, {"stop": [""]}),
     ("stop", VALUE, {"stop": ["x"] * 17}),
     ("n", UNSUPPORTED, {"n": 2}),
     ("n", UNSUPPORTED, {"n": True}),
@@ -326,18 +294,16 @@ def test_bad_values_are_refused_by_name_before_a_stream_begins(client, more, par
     assert caught.value.type == "invalid_request_error"
 
 
-def test_a_draft_length_that_is_refused_is_told_the_limit(client):
+def test_refusals_tell_the_limit_or_are_in_the_sessions_words(client, session, monkeypatch):
     with pytest.raises(openai.BadRequestError, match="draft_tokens is 64; it must be at most 15"):
         chat(client, extra_body={"speculative": {"draft_tokens": 64}})
-
-
-def test_what_the_session_refuses_is_refused_in_its_words(client, session, monkeypatch):
     monkeypatch.setattr(session, "refusal", BadInput("This is not to be had."))
     with pytest.raises(openai.BadRequestError, match="This is not to be had"):
         chat(client)
 
 
-def test_an_unknown_model_is_not_found(client):
+def test_the_pairs_own_name_means_the_model_and_an_unknown_one_is_not_found(client):
+    assert chat(client, model="scripted", max_tokens=1).model == "Scripted-1"
     with pytest.raises(openai.NotFoundError) as caught:
         chat(client, model="gpt-9")
     assert caught.value.code == "model_not_found"
@@ -365,11 +331,10 @@ def test_every_error_has_the_apis_form(server, method, path, body, status):
     assert "Traceback" not in response.text
 
 
-def test_a_failure_in_the_middle_of_a_stream_is_an_error_for_the_client(client, session):
+def test_a_failure_inside_is_an_error_for_the_client_without_its_words(client, session):
     session.errors = [RuntimeError("kernel panic in row 7") for _ in range(2)]
-    stream = chat(client, stream=True)
     with pytest.raises(openai.APIError, match="had an error"):
-        list(stream)
+        streamed(client)
     with pytest.raises(openai.InternalServerError) as caught:
         chat(client)
     assert "kernel panic" not in str(caught.value), "what went wrong inside is for the log"
@@ -377,10 +342,11 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_for_the_client(client, 
 
 
 def test_a_whole_answer_that_failed_is_made_again_and_a_stream_is_not(client, session):
-    session.errors = [RequestFailed("The engine stumbled; ask again.")]
+    failure = RequestFailed("The engine stumbled; ask again.")
+    session.errors = [failure]
     assert chat(client, max_tokens=4).choices[0].message.content == "".join(PIECES[:4])
     assert not session.errors
-    session.errors = [RequestFailed("The engine stumbled; ask again.")]
+    session.errors = [failure]
     read = []
     with pytest.raises(openai.APIError, match="The engine stumbled"):
         for chunk in chat(client, max_tokens=4, stream=True):
@@ -403,8 +369,6 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
     go_on = threading.Event()
 
     def load(report):
-        from specdemo.serving.backend import Engine
-
         report("Downloading")
         go_on.wait(10)
         return Engine(session, embedded_pair)
@@ -423,11 +387,10 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
 
 
 def test_a_model_that_cannot_be_loaded_is_said_to_every_request(session, embedded_pair):
-    def load(report):
-        raise ValueError("There is no such folder.")
-
-    with served(session, embedded_pair, load=load) as server:
-        wait_until(lambda: "no such folder" in httpx.get(f"{server.url}/v1/models").text)
+    with served(
+        session, embedded_pair, load=lambda report: open("there is no such file")
+    ) as server:
+        wait_until(lambda: "No such file" in httpx.get(f"{server.url}/v1/models").text)
         assert httpx.get(f"{server.url}/health").json()["status"] == "failed"
 
 
@@ -461,8 +424,8 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair, stre
         asked = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 400, "stream": stream}
         body = json.dumps(asked)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
-        port = int(server.url.rsplit(":", 1)[1])
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+        address = "127.0.0.1", int(server.url.rsplit(":", 1)[1])
+        with socket.create_connection(address) as connection:
             connection.sendall(f"{head}\r\n\r\n{body}".encode())
             wait_until(lambda: session.active == 1)
             if moment == "in the middle":

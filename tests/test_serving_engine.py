@@ -16,8 +16,9 @@ from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.client import RemoteSession, server_url
 from specdemo.session import Session
-from specdemo.settings import Settings
+from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import BaselineToken, Trace
+from specdemo.ui.choice import RemoteOffer
 
 PROMPTS = [
     "Explain the difference between fission and fusion",
@@ -31,9 +32,8 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def session(tiny_llama_pair):
-    opened = Session(tiny_llama_pair)
-    yield opened
-    opened.close()
+    with contextlib.closing(Session(tiny_llama_pair)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,8 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def remote(server):
-    opened = RemoteSession(server.url)
-    yield opened
-    opened.close()
+    with RemoteSession(server.url) as opened:
+        yield opened
 
 
 def chat(client, prompt, **more):
@@ -59,33 +58,32 @@ def chat(client, prompt, **more):
     return client.chat.completions.create(model="tiny-llama", messages=messages, **more)
 
 
-def answered(session, prompt, settings) -> Trace:
-    *_, trace = session.answer(prompt, settings)
+def answered(session, instruction, settings, **more) -> Trace:
+    *_, trace = session.answer(instruction, settings, **more)
     return trace
 
 
+def wait_until_idle(session) -> None:
+    limit = time.monotonic() + 5
+    while session.load.active:
+        assert time.monotonic() < limit, "the request still holds its place"
+        time.sleep(0.01)
+
+
 def test_clients_at_once_get_what_the_session_says_to_one_alone(client, session):
-    alone = {
-        prompt: answered(session, prompt, Settings(max_new_tokens=24)).text for prompt in PROMPTS
-    }
+    alone = [answered(session, prompt, Settings(max_new_tokens=24)).text for prompt in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = list(
-            pool.map(lambda prompt: chat(client, prompt, max_tokens=24, temperature=0), PROMPTS)
-        )
-    assert [answer.choices[0].message.content for answer in answers] == [
-        alone[prompt] for prompt in PROMPTS
-    ]
+        asked = [
+            pool.submit(chat, client, prompt, max_tokens=24, temperature=0) for prompt in PROMPTS
+        ]
+    answers = [one.result() for one in asked]
+    assert [answer.choices[0].message.content for answer in answers] == alone
     assert all(answer.model_extra["speculative"]["certified"] is None for answer in answers)
 
 
 def test_an_answer_is_certified_if_asked_for(client):
-    answer = chat(
-        client,
-        PROMPTS[0],
-        max_tokens=16,
-        temperature=0,
-        extra_body={"speculative": {"certify": True}},
-    )
+    extension = {"speculative": {"certify": True}}
+    answer = chat(client, PROMPTS[0], max_tokens=16, temperature=0, extra_body=extension)
     assert answer.model_extra["speculative"]["certified"]
 
 
@@ -110,10 +108,7 @@ def test_a_client_that_closes_its_stream_gives_its_place_in_the_batch_back(clien
     next(iter(stream))
     assert session.load.active == 1
     stream.close()
-    limit = time.monotonic() + 5
-    while session.load.active and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert session.load.active == 0
+    wait_until_idle(session)
 
 
 def test_a_remote_session_yields_the_rounds_and_the_trace_of_a_session_here(remote, session):
@@ -123,8 +118,9 @@ def test_a_remote_session_yields_the_rounds_and_the_trace_of_a_session_here(remo
     assert all(isinstance(one, Round) for one in rounds) and tuple(rounds) == trace.rounds
     assert (trace.token_ids, trace.text, trace.settings) == (here.token_ids, here.text, settings)
     assert trace.pair == here.pair
-    *_, certified = remote.answer(PROMPTS[1], settings, certify=True)
-    assert certified.certificate.certified
+    assert answered(remote, PROMPTS[1], settings, certify=True).certificate.certified
+    there, here = (answered(one, "t", settings, prompt=(5, 6, 7)) for one in (remote, session))
+    assert (there.token_ids, there.instruction) == (here.token_ids, "t")
 
 
 def test_a_remote_race_yields_rounds_then_baseline_tokens_then_the_trace(remote):
@@ -138,10 +134,8 @@ def test_a_remote_race_yields_rounds_then_baseline_tokens_then_the_trace(remote)
 def test_stopping_a_remote_race_in_its_baseline_keeps_what_had_come(remote, session):
     stop = threading.Event()
     events = remote.race(PROMPTS[1], Settings(max_new_tokens=200), stop=stop)
-    for event in events:
-        if isinstance(event, BaselineToken):
-            stop.set()
-            break
+    next(event for event in events if isinstance(event, BaselineToken))
+    stop.set()
     *_, trace = events
     assert trace.finish_reason == "length" and len(trace.token_ids) == 200
     assert trace.identical is None and len(trace.baseline.tokens) < 200
@@ -154,10 +148,7 @@ def test_stopping_a_remote_answer_frees_its_place_and_keeps_what_had_come(remote
     stop.set()
     *_, trace = events
     assert trace.finish_reason == "cancelled" and trace.rounds[0] == first
-    limit = time.monotonic() + 5
-    while session.load.active and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert session.load.active == 0
+    wait_until_idle(session)
 
 
 def test_a_remote_refusal_is_the_engines_own_sentence(remote):
@@ -176,9 +167,6 @@ def test_an_engine_that_is_not_there_is_said_in_a_sentence():
 
 
 def test_the_page_offers_the_engines_pair_and_no_other(server, session):
-    from specdemo.settings import ModelChoice
-    from specdemo.ui.choice import RemoteOffer
-
     offer = RemoteOffer(server.url)
     [(title, name)] = offer.pairs()
     assert name == "tiny-llama" and server.url in title
@@ -190,18 +178,12 @@ def test_the_page_offers_the_engines_pair_and_no_other(server, session):
 
 
 def test_remote_and_fake_sessions_take_what_a_session_takes():
-    def taken(method) -> set[str]:
-        return set(inspect.signature(method).parameters)
-
-    assert taken(Session.answer) == taken(RemoteSession.answer) == taken(FakeSession.answer)
-    assert taken(Session.race) == taken(RemoteSession.race) == taken(FakeSession.race)
-
-
-def test_a_remote_session_answers_a_prompt_of_token_ids(remote, session):
-    prompt, settings = (5, 6, 7), Settings(max_new_tokens=8)
-    *_, there = remote.answer("title", settings, prompt=prompt)
-    *_, here = session.answer("title", settings, prompt=prompt)
-    assert (there.token_ids, there.instruction) == (here.token_ids, "title")
+    for method in ("answer", "race"):
+        taken = [
+            set(inspect.signature(getattr(kind, method)).parameters)
+            for kind in (Session, RemoteSession, FakeSession)
+        ]
+        assert taken[0] == taken[1] == taken[2]
 
 
 def test_requests_beyond_those_at_work_and_waiting_are_refused(tiny_llama_pair):

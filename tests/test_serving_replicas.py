@@ -21,7 +21,7 @@ from specdemo.serving.schema import Job
 from specdemo.serving.server import bound_socket, require_cores
 from specdemo.settings import Settings
 from specdemo.trace import PairInfo, Trace
-from tools.drill import Asked, Drilled, Phase, report, seen_between
+from tools.drill import Asked, Drill
 
 
 class Died(Exception): ...
@@ -69,14 +69,6 @@ class Stream:
             raise self._failure
 
 
-class Told:
-    def __init__(self, results):
-        self._results = results
-
-    async def results_async(self, **_):
-        return self._results
-
-
 class Handle:
     """Answers its calls from scripts, one after another; reports as many replicas as it is told."""
 
@@ -95,28 +87,25 @@ class Handle:
 
     def broadcast(self, method):
         text = Metrics().text().decode()
-        told = {
-            "report": [
-                ReplicaReport(f"r{at}", "node", at, at, text) for at in range(self.replicas)
-            ],
-            "describe": [Description(PAIR, 512, 100, 1)] * self.replicas,
-        }[method]
-        return Told([*told, Died()])
+        self.told = [
+            ReplicaReport(f"r{at}", "node", at, at, text, Description(PAIR, 512, 100, 1))
+            for at in range(self.replicas)
+        ]
+        return self
+
+    async def results_async(self, **_):
+        return [*self.told, Died()]
 
 
 def backend(handle: Handle, start_seconds: float = 5.0) -> ReplicaBackend:
-    return ReplicaBackend(
-        handle, Failures(Died, Full, Impossible, Exception), start_seconds=start_seconds
-    )
+    failures = Failures(Died, Full, Impossible, Exception)
+    return ReplicaBackend(handle, failures, start_seconds=start_seconds)
 
 
 def events(handle: Handle, **more) -> list:
     async def collect():
-        found = []
         async with aclosing(backend(handle, **more).answer(JOB)) as coming:
-            async for event in coming:
-                found.append(event)
-        return found
+            return [event async for event in coming]
 
     return asyncio.run(collect())
 
@@ -148,13 +137,12 @@ def test_a_request_that_kills_every_replica_is_given_up():
     [
         ([Full], 1, Busy),
         ([Impossible], 0, NotReady),
-        ([[]], 0, RequestFailed),
+        ([], 0, RequestFailed),
         ([5.0], 1, Busy),
         ([5.0], 0, NotReady),
     ],
 )
 def test_no_replica_to_answer_is_told_apart_from_busy_ones(script, replicas, raised):
-    script = [] if script == [[]] else script
     handle = Handle(script, replicas=replicas)
     with pytest.raises(raised):
         events(handle, start_seconds=0.05)
@@ -178,24 +166,21 @@ def test_leaving_in_the_middle_cancels_the_replicas_work():
     assert handle.streams[0].cancelled
 
 
-def test_health_and_metrics_are_of_the_replicas_that_answer():
-    async def ask(replicas):
-        one = backend(Handle(replicas=replicas))
-        return await one.health(), await one.metrics()
+def test_health_model_and_metrics_are_those_of_the_replicas_that_answer():
+    async def ask(one):
+        return await one.health(), await one.metrics(), await one.describe()
 
-    health, metrics = asyncio.run(ask(2))
+    health, metrics, description = asyncio.run(ask(backend(Handle(replicas=2))))
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
-    assert (
-        'specdemo_visitors{replica="r1"} 0.0' in metrics
-        and "specdemo_requests_moved_total 0.0" in metrics
-    )
-    assert asyncio.run(ask(0))[0]["status"] == "loading"
+    assert 'specdemo_visitors{replica="r1"} 0.0' in metrics
+    assert "specdemo_requests_moved_total 0.0" in metrics
+    assert description.model == "t"
 
 
 def test_without_a_replica_there_is_no_model_to_describe():
+    assert asyncio.run(backend(Handle(replicas=0)).health())["status"] == "loading"
     with pytest.raises(NotReady):
         asyncio.run(backend(Handle(replicas=0)).describe())
-    assert asyncio.run(backend(Handle()).describe()).model == "t"
 
 
 # Options, and the figures of drills
@@ -216,28 +201,24 @@ def test_options_that_do_not_go_together_are_refused(given, said):
 
 
 def test_replicas_that_this_machine_has_no_cores_for_are_refused():
-    with pytest.raises(
-        BadInput, match="3 replicas of 2 cores each need 6 cores and this machine has 4"
-    ):
-        require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
     require_cores(ServeOptions(replicas=2, cpus_per_replica=2), 4)
+    with pytest.raises(BadInput, match="3 replicas of 2 cores each need 6 cores"):
+        require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
 
 
 def test_tokens_count_when_they_came_and_requests_when_they_ended():
-    whole = Asked(since=0.0, pieces=[1.0, 2.0, 3.0, 4.0], tokens=8, ended="finished", until=4.1)
-    cut = Asked(since=2.0, pieces=[2.5], ended="interrupted", until=3.0)
-    early, late = seen_between([whole, cut], 0.0, 2.2), seen_between([whole, cut], 2.2, 5.0)
-    assert (early.tokens_per_s * early.seconds, early.finished) == (pytest.approx(4), 0)
-    assert late.tokens_per_s * late.seconds == pytest.approx(4 + 2), (
-        "an answer cut off counts as the others do"
-    )
-    assert (late.finished, late.interrupted, late.first_token_p50_s) == (1, 1, 0.5)
-
-
-def test_a_drill_names_each_promise_that_was_not_kept():
-    phase = Phase("before", (2, 2), seen_between([], 0.0, 1.0))
-    lines = report(Drilled("kill", 4, (phase,), ("A note.",), ("It hung.",)))
-    assert lines[-1] == "NOT AS PROMISED: It hung." and "before" in lines[1]
+    drill = Drill("http://127.0.0.1:9")
+    drill.asked = [
+        Asked(0.0, [(1.0, 2), (2.0, 2), (3.0, 4)], "finished", until=4.1),
+        Asked(2.0, [(2.5, 3)], "cut off", until=3.0),
+    ]
+    early, late = drill.phase("early", 0.0, 2.2), drill.phase("late", 2.2, 5.0)
+    assert (early.tokens_per_s * 2.2, early.finished) == (pytest.approx(4), 0)
+    assert late.tokens_per_s * 2.8 == pytest.approx(4 + 3)
+    assert (late.finished, late.cut_off, late.first_token_p50_s) == (1, 1, 0.5)
+    drill.wrong.append("It hung.")
+    lines = drill.report()
+    assert lines[-1] == "NOT AS PROMISED: It hung." and lines[1].startswith("early")
 
 
 # The command
@@ -251,9 +232,7 @@ def serve(capsys, *arguments: str) -> tuple[int, str]:
 
 
 def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
-    import importlib.util
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, said = serve(capsys)
     assert code == 1 and "pip install -r requirements-serve.txt" in said and "--no-ray" in said
 
@@ -283,9 +262,7 @@ def test_a_port_in_use_is_named(capsys):
 
 
 def test_a_plan_has_replicas_for_the_tokens_and_for_the_answers_in_flight():
-    measured = Measured(
-        visitors=8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9
-    )
+    measured = Measured(8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9)
     found = plan(1000, measured, question_every_s=60, answer_tokens=150, price_per_core_hour=0.04)
     assert found.demand_tokens_per_s == 2500
     assert found.answer_s == 0.5 + 150 / 25
@@ -296,34 +273,19 @@ def test_a_plan_has_replicas_for_the_tokens_and_for_the_answers_in_flight():
 
 
 def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, capsys):
-    levels = [
-        {"visitors": 1, "tokens_per_s": 60, "ttft_p50_s": 0.1, "ttft_p95_s": 0.2, "errors": 0},
-        {"visitors": 8, "tokens_per_s": 180, "ttft_p50_s": 0.5, "ttft_p95_s": 0.9, "errors": 0},
-        {"visitors": 32, "tokens_per_s": 240, "ttft_p50_s": 3.0, "ttft_p95_s": 6.0, "errors": 0},
-        {"visitors": 9, "tokens_per_s": 900, "ttft_p50_s": 0.1, "ttft_p95_s": 0.1, "errors": 3},
-    ]
-    text = json.dumps({"levels": levels})
-    assert best_level(text, 2, 0).visitors == 8
-    (tmp_path / "load.json").write_text(text)
-    assert (
-        cli.main(
-            [
-                "serve",
-                "--pair",
-                "embedded",
-                "--plan",
-                "1000",
-                "--figures",
-                str(tmp_path / "load.json"),
-                "--cpus-per-replica",
-                "2",
-            ]
-        )
-        == 0
-    )
+    names = ("visitors", "tokens_per_s", "ttft_p50_s", "ttft_p95_s", "errors")
+    rows = (1, 60, 0.1, 0.2, 0), (8, 180, 0.5, 0.9, 0), (32, 240, 3, 6, 0), (9, 900, 0.1, 0.1, 3)
+    levels = [dict(zip(names, row, strict=True)) for row in rows]
+    figures = tmp_path / "load.json"
+    figures.write_text(json.dumps({"levels": levels}))
+    assert best_level(str(figures), 2, 0).visitors == 8
+    arguments = ["--plan", "1000", "--figures", str(figures), "--cpus-per-replica", "2"]
+    assert cli.main(["serve", "--pair", "embedded", *arguments]) == 0
     assert "20 replicas, 40 cores, 68.0 GB" in capsys.readouterr().out
-    with pytest.raises(BadInput, match="--figures"):
-        best_level("{}", 2, 0)
+    figures.write_text("{}")
+    for wrong in (figures, tmp_path / "missing"):
+        with pytest.raises(BadInput, match="--figures"):
+            best_level(str(wrong), 2, 0)
 
 
 def test_a_request_of_the_load_test_has_finished_or_failed_or_was_left():

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import os
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -33,52 +32,26 @@ from specdemo.serving.responses import (
     require_finished,
     server_sent,
 )
-from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest, Job, read
+from specdemo.serving.schema import ChatRequest, CompletionRequest, Job, read
 
 T = TypeVar("T")
 
-Backend = LocalBackend | ReplicaBackend
-Handler = Callable[[Request], Awaitable[Response]]
-
-KEY_VARIABLE = "SPECDEMO_API_KEY"
 MAX_BODY = 4_000_000
 """Bytes of a request's body; no prompt that a context holds is longer."""
 
-NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-
-
-class ClientGone(Exception):
-    """The client closed its connection; nobody reads what would be answered."""
-
-
-def create_app(
-    backend: Backend, *, key: str | None, default_limit: int, request_ids: bool = True
-) -> Starlette:
-    """The ASGI application.
-
-    `default_limit` is how many tokens a chat answer may have when its request does not say; `key`,
-    unless None, must come with every request but those to /health and /metrics. `request_ids` says
-    that responses get an x-request-id here, rather than by a proxy in front.
-    """
-    api = Api(backend, key, default_limit, request_ids)
-    return Starlette(routes=api.routes, exception_handlers={404: _unknown, 405: _unknown})
-
-
-async def _unknown(request: Request, error: HTTPException) -> Response:
-    message = f"Invalid URL ({request.method} {request.url.path[:200]})"
-    if error.status_code == 405:
-        message = f"Not allowed to {request.method} on {request.url.path}."
-    return JSONResponse(
-        ApiError(error.status_code, message).body, error.status_code, dict(error.headers or {})
-    )
-
 
 class Api:
-    """The endpoints. What a handler raises becomes a response; every response is counted."""
+    """The endpoints. What a handler raises becomes a response; every response is counted.
 
-    def __init__(self, backend: Backend, key: str | None, default_limit: int, request_ids: bool):
-        self._backend, self._key = backend, key
-        self._default_limit, self._request_ids = default_limit, request_ids
+    `default_limit` is how many tokens a chat answer may have when its request does not say; `key`,
+    unless None, must come with every request but those to /health and /metrics. `app` is the ASGI
+    application.
+    """
+
+    def __init__(
+        self, backend: LocalBackend | ReplicaBackend, *, key: str | None, default_limit: int
+    ):
+        self._backend, self._key, self._default_limit = backend, key, default_limit
         self._registry = CollectorRegistry()
         self._responses = Counter(
             "specdemo_http_responses",
@@ -86,32 +59,27 @@ class Api:
             ["path", "status"],
             registry=self._registry,
         )
-        self.routes = [
-            self._route("/health", self.health, "GET", open_to_all=True),
-            self._route("/metrics", self.metrics, "GET", open_to_all=True),
-            self._route("/v1/models", self.models, "GET"),
-            self._route("/v1/models/{model:path}", self.model, "GET"),
-            self._route("/v1/chat/completions", self.chat, "POST"),
-            self._route("/v1/completions", self.completions, "POST"),
+        routes = [
+            self._route("/health", self.health),
+            self._route("/metrics", self.metrics),
+            self._route("/v1/models", self.models),
+            self._route("/v1/models/{model:path}", self.model),
+            self._route("/v1/chat/completions", partial(self.answer, kind=ChatRequest), "POST"),
+            self._route("/v1/completions", partial(self.answer, kind=CompletionRequest), "POST"),
         ]
-        self._paths = {route.path for route in self.routes}
+        self.app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
 
-    def _route(self, path: str, handler: Handler, method: str, open_to_all: bool = False) -> Route:
+    def _route(
+        self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
+    ) -> Route:
         async def handle(request: Request) -> Response:
             try:
-                if self._key is not None and not open_to_all:
+                if self._key is not None and path.startswith("/v1"):
                     require_key(request, self._key)
                 response = await handler(request)
-            except ClientGone:
-                response = Response(status_code=499)
             except Exception as error:
                 told = as_api_error(error)
                 response = JSONResponse(told.body, told.status, told.headers)
-            if self._request_ids:
-                given = request.headers.get("x-request-id", "")[:100]
-                response.headers["x-request-id"] = given or f"req_{uuid.uuid4().hex}"
-            # Paths that do not exist must not become labels without end.
-            path = request.url.path if request.url.path in self._paths else "other"
             self._responses.labels(path, str(response.status_code)).inc()
             return response
 
@@ -127,21 +95,16 @@ class Api:
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
 
     async def models(self, request: Request) -> Response:
-        description = await self._backend.describe()
-        return JSONResponse({"object": "list", "data": [_model(description)]})
+        return JSONResponse({"object": "list", "data": [_model(await self._backend.describe())]})
 
     async def model(self, request: Request) -> Response:
         description = await self._backend.describe()
         _require_model(description, request.path_params["model"])
         return JSONResponse(_model(description))
 
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, ChatRequest)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, CompletionRequest)
-
-    async def _answer(self, request: Request, kind: type[CommonRequest]) -> Response:
+    async def answer(
+        self, request: Request, kind: type[ChatRequest | CompletionRequest]
+    ) -> Response:
         asked = read(kind, await body_of(request))
         description = await self._backend.describe()
         _require_model(description, asked.model)
@@ -160,26 +123,33 @@ class Api:
         pieces = server_sent(form, first, events)
         return StreamingResponse(
             pieces,
-            headers=NO_STORE,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
             media_type="text/event-stream",
             background=BackgroundTask(pieces.aclose),
         )
 
-    async def _whole(self, job: Job) -> tuple[str, Done]:
+    async def _whole(self, job: Job, again: bool = True) -> tuple[str, Done]:
         """The whole answer. Nobody has seen any of it, so a failed one is made again, once."""
-        try:
-            return await self._once(job)
-        except RequestFailed:
-            return await self._once(job)
-
-    async def _once(self, job: Job) -> tuple[str, Done]:
         text = ""
-        async with aclosing(self._backend.answer(job)) as events:
-            async for event in events:
-                if isinstance(event, Piece | Done):
-                    text += event.text
-        require_finished(event)
-        return text, event
+        try:
+            async with aclosing(self._backend.answer(job)) as events:
+                async for event in events:
+                    if isinstance(event, Piece | Done):
+                        text += event.text
+            require_finished(event)
+            return text, event
+        except RequestFailed:
+            if not again:
+                raise
+            return await self._whole(job, again=False)
+
+
+async def _unknown(request: Request, error: HTTPException) -> Response:
+    message = f"Invalid URL ({request.method} {request.url.path[:200]})"
+    if error.status_code == 405:
+        message = f"Not allowed to {request.method} on {request.url.path}."
+    body = ApiError(error.status_code, message).body
+    return JSONResponse(body, error.status_code, error.headers)
 
 
 def _require_model(description: Description, name: str) -> None:
@@ -209,11 +179,6 @@ def _model(description: Description) -> dict[str, Any]:
     }
 
 
-def key_from_environment() -> str | None:
-    """The bearer key that requests must bring, None when none is set."""
-    return os.environ.get(KEY_VARIABLE, "").strip() or None
-
-
 def require_key(request: Request, key: str) -> None:
     """Raises ApiError for a request without the key, in a time that does not depend on the key."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -241,21 +206,18 @@ async def body_of(request: Request) -> bytes:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; cancelled, and ClientGone raised, when the client leaves before.
+    """What `work` gives; cancelled when the client leaves before. The body must have been read."""
 
-    The request's body must have been read.
-    """
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(left())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise ApiError(499, "The client closed its connection.")
     finally:
         await cancelled(working, leaving)
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -11,14 +11,15 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
-from specdemo.metrics import Gauges, Metrics, Record
+from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import Job
 from specdemo.settings import MAX_NEW_TOKENS
 from specdemo.trace import BaselineToken, PairInfo, Trace
@@ -38,14 +39,7 @@ TITLE_CHARACTERS = 2000
 
 
 class NotReady(Busy):
-    """No model is loaded yet, or none any more. `retry_after` is in seconds."""
-
-    def __init__(self, message: str, retry_after: float = 2.0):
-        super().__init__(message)
-        self.retry_after = retry_after
-
-    def __reduce__(self):
-        return type(self), (str(self), self.retry_after)
+    """No model is loaded yet, or none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +91,36 @@ class Description:
         return f"fp_{hashlib.sha256(revision.encode()).hexdigest()[:12]}" if revision else None
 
 
-@dataclass
 class StopText:
     """Lets text through up to the first stop string; holds back what may be the start of one."""
 
-    strings: tuple[str, ...]
-    found: bool = False
-    _held: str = field(default="", repr=False)
+    def __init__(self, strings: tuple[str, ...]):
+        self._strings = strings
+        self._held = ""
+        self.found = False
 
     def push(self, text: str) -> str:
         """What of the text so far is certain and new; "" once a string was `found`."""
-        if self.found or not self.strings:
-            return "" if self.found else text
-        self._held += text
-        places = [at for string in self.strings if (at := self._held.find(string)) >= 0]
+        if self.found:
+            return ""
+        held = self._held + text
+        places = [at for string in self._strings if (at := held.find(string)) >= 0]
         if places:
-            self.found = True
-            return self._held[: min(places)]
-        keep = max(_overlap(self._held, string) for string in self.strings)
-        certain = self._held[: len(self._held) - keep]
-        self._held = self._held[len(certain) :]
-        return certain
+            self.found, self._held = True, ""
+            return held[: min(places)]
+        starts = [
+            string[:size]
+            for string in self._strings
+            for size in range(1, min(len(string), len(held) + 1))
+        ]
+        keep = max((len(start) for start in starts if held.endswith(start)), default=0)
+        certain = len(held) - keep
+        self._held = held[certain:]
+        return held[:certain]
 
     def finish(self) -> str:
         """What was held back, once nothing more comes."""
-        return "" if self.found else self._held
-
-
-def _overlap(text: str, string: str) -> int:
-    """The length of the longest proper prefix of `string` with which `text` ends."""
-    longest = min(len(string) - 1, len(text))
-    return next((size for size in range(longest, 0, -1) if text.endswith(string[:size])), 0)
+        return self._held
 
 
 class Engine:
@@ -136,10 +129,9 @@ class Engine:
     def __init__(self, session: Session, loaded: LoadedPair):
         self.session = session
         self._template, self._tokenizer = loaded.template, loaded.tokenizer
-        longest = min(MAX_NEW_TOKENS, session.context_limit - 1)
-        self.description = Description(
-            session.info, session.context_limit, longest, int(time.time())
-        )
+        limit = session.context_limit
+        longest = min(MAX_NEW_TOKENS, limit - 1)
+        self.description = Description(session.info, limit, longest, int(time.time()))
 
     def answer(self, job: Job, stop: threading.Event, emit: Emit) -> None:
         """Run a job and `emit` its events. Setting `stop` ends it within a round.
@@ -211,22 +203,21 @@ class LocalBackend:
     def __init__(self, load: Callable[[Callable[[str], None]], Engine]):
         self._load = load
         self._engine: Engine | None = None
-        self._failed: str | None = None
+        self.failed: str | None = None
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()
         self._progress = time.monotonic()
-        self._metrics = Metrics(self._gauges)
+        self._metrics = Metrics(
+            lambda: self._engine and self._engine.session, lambda: len(self._stops)
+        )
 
     def load(self) -> None:
         """Load now. A failure is what every request gets from then on; it is not raised here."""
         try:
-            self._engine = self._load(self._report)
+            self._engine = self._load(partial(setattr, self, "_line"))
         except Exception as error:
             log.error("The model cannot be loaded.", exc_info=error)
-            self._failed = str(error)
-
-    def _report(self, line: str) -> None:
-        self._line = line
+            self.failed = str(error)
 
     def close(self) -> None:
         """Stop every answer and release the models."""
@@ -247,8 +238,8 @@ class LocalBackend:
 
     def ready_engine(self) -> Engine:
         """The engine. Raises NotReady."""
-        if self._failed is not None:
-            raise NotReady(f"{LOADING_FAILED} {self._failed}", 30)
+        if self.failed is not None:
+            raise NotReady(f"{LOADING_FAILED} {self.failed}")
         if self._engine is None:
             raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
         return self._engine
@@ -258,7 +249,7 @@ class LocalBackend:
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed") and `replicas`, for JSON."""
-        detail = self._failed or ("An answer makes no progress." if self.stalled() else None)
+        detail = self.failed or ("An answer makes no progress." if self.stalled() else None)
         if detail:
             return {"status": "failed", "replicas": 0, "detail": detail}
         if self._engine is None:
@@ -269,41 +260,14 @@ class LocalBackend:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    def _gauges(self) -> Gauges:
-        engine = self._engine
-        return Gauges.of(engine and engine.session, self.in_flight)
-
     async def answer(self, job: Job) -> AsyncIterator[Event]:
         """The events of an answer, Done last. Closing it ends the answer within a round.
 
-        Raises BadInput or Busy before the first event, RequestFailed later.
+        Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
+        thread of its own.
         """
         engine = self.ready_engine()
         record = Record(self._metrics)
-        work = self._stream(lambda stop, emit: engine.answer(job, stop, emit))
-        try:
-            async with aclosing(work) as events:
-                async for event in events:
-                    if isinstance(event, Done):
-                        record.end(event.reason, event.trace)
-                    else:
-                        record.saw(event.round if isinstance(event, Piece) else event)
-                    yield event
-        except (BadInput, Busy):
-            record.end("refused")
-            raise
-        except (GeneratorExit, asyncio.CancelledError):  # ignored after Done
-            record.end("cancelled")
-            raise
-        except Exception as error:
-            record.end("error", error=error)
-            raise
-
-    async def _stream(self, work: Callable[[threading.Event, Emit], None]) -> AsyncIterator[Event]:
-        """What `work(stop, emit)` emits in a thread of its own; raises what it raises.
-
-        Closing the iterator sets `stop`. This is the only way from the engine to the event loop.
-        """
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
@@ -317,7 +281,7 @@ class LocalBackend:
         def run() -> None:
             end = None
             try:
-                work(stop, put)
+                engine.answer(job, stop, put)
             except BaseException as error:
                 end = error
             self._stops.discard(stop)
@@ -331,6 +295,17 @@ class LocalBackend:
             while (item := await arrived.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                if isinstance(item, Done):
+                    record.end(item.reason, item.trace)
+                else:
+                    record.saw(item.round if isinstance(item, Piece) else item)
                 yield item
+        except (BadInput, Busy):
+            record.end("refused")
+            raise
+        except Exception as error:
+            record.end("error", error=error)
+            raise
         finally:
             stop.set()
+            record.end("cancelled")  # ignored where it has ended otherwise

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -21,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.serving.options import key_from_environment
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, PairInfo, Trace, from_json
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 CONNECT, SILENCE = 10.0, 60.0
 """Seconds to wait for a connection, and for the next line: one comes at least every 0.25 s."""
 
-KEY_VARIABLE = "SPECDEMO_API_KEY"
 EVENTS = {
     "prompt_tokens": TypeAdapter(int),
     "waiting": TypeAdapter(Waiting),
@@ -40,7 +39,7 @@ EVENTS = {
 
 
 class NoMeter:
-    """In place of this machine's energy counters, which do not measure the server's."""
+    """In place of `bench.energy.Meter`: this machine's counters do not measure the server's."""
 
     available = False
 
@@ -48,7 +47,7 @@ class NoMeter:
         return None
 
 
-class RemoteSession:
+class RemoteSession(AbstractContextManager):
     """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
 
     Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
@@ -60,8 +59,7 @@ class RemoteSession:
 
     def __init__(self, url: str, key: str | None = None):
         self.url = server_url(url)
-        self._running: set[object] = set()
-        key = key or os.environ.get(KEY_VARIABLE, "").strip()
+        key = key or key_from_environment()
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -110,19 +108,16 @@ class RemoteSession:
 
     @property
     def load(self) -> Load:
-        """The requests of this session; others' are not known here."""
-        return Load(len(self._running), 0, 0, 0, 0, 0, 0)
+        """Nothing is known here: the server's own /metrics has it."""
+        return Load(0, 0, 0, 0, 0, 0, 0)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
-        """None: the server's own /metrics has them."""
+        """As `load`."""
         return {}
 
     def close(self) -> None:
         """Close the connections; the server goes on for others."""
         self._http.close()
-
-    def __enter__(self) -> RemoteSession:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -145,42 +140,30 @@ class RemoteSession:
             path, body["prompt"] = "/v1/completions", list(prompt)
         seen: list[Round | BaselineToken] = []
         prompt_tokens = 0
-        with closing(self._events(path, body, stop)) as events:
-            for event in events:
+        with self._reached(), self._http.stream("POST", path, json=body) as response:
+            _require_ok(response)
+            for line in response.iter_lines():
+                if stop is not None and stop.is_set():
+                    break
+                event = _event(line)
                 if isinstance(event, Trace):
                     yield dataclasses.replace(event, instruction=instruction)
                     return
                 if isinstance(event, int):
                     prompt_tokens = event
-                elif not isinstance(event, Waiting):
+                elif isinstance(event, Round | BaselineToken):
                     seen.append(event)
                     yield event
-                elif on_wait is not None:
+                elif event is not None and on_wait is not None:
                     on_wait(event)
+            else:
+                message = f"The server at {self.url} ended its answer too early; ask again."
+                raise RequestFailed(message)
         yield self._cut_off(instruction, settings, prompt_tokens, seen)
-
-    def _events(
-        self, path: str, body: dict[str, Any], stop: threading.Event | None
-    ) -> Iterator[Any]:
-        """What the `speculative` of a stream's chunks holds, to its end or until `stop` is set."""
-        with self._reached(), self._http.stream("POST", path, json=body) as response:
-            _require_ok(response)
-            for line in response.iter_lines():
-                if stop is not None and stop.is_set():
-                    return
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line.removeprefix("data: "))
-                if "error" in chunk:
-                    raise RequestFailed(str(chunk["error"]["message"]))
-                yield from _read(chunk.get("speculative") or {})
-        raise RequestFailed(f"The server at {self.url} ended its answer too early; ask again.")
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Counts a request; failures of its connection are raised as one sentence."""
-        request = object()
-        self._running.add(request)
+        """Failures of a connection are raised as one sentence."""
         try:
             yield
         except httpx.ConnectError as error:
@@ -191,8 +174,6 @@ class RemoteSession:
         except httpx.HTTPError as error:
             message = f"The connection to the server at {self.url} broke off; ask again."
             raise RequestFailed(message) from error
-        finally:
-            self._running.discard(request)
 
     def _cut_off(
         self,
@@ -223,15 +204,23 @@ class RemoteSession:
         )
 
 
-def _read(extension: dict[str, Any]) -> list[Any]:
-    """The events in a chunk's extension, in practice one at most."""
+def _event(line: str) -> Any:
+    """The event in the `speculative` of a line's chunk, None where there is none. Raises
+    RequestFailed for an error in the stream."""
+    if not line.startswith("data: {"):
+        return None
+    chunk = json.loads(line.removeprefix("data: "))
+    if "error" in chunk:
+        raise RequestFailed(str(chunk["error"]["message"]))
+    extension = chunk.get("speculative") or {}
     try:
         if "trace" in extension:
-            return [from_json(json.dumps(extension["trace"]))]
-        known = EVENTS.keys() & extension.keys()
-        return [EVENTS[name].validate_python(extension[name]) for name in known]
+            return from_json(json.dumps(extension["trace"]))
+        for name in EVENTS.keys() & extension.keys():
+            return EVENTS[name].validate_python(extension[name])
     except (BadInput, ValidationError) as error:
         raise RequestFailed("The server sent what this version does not understand.") from error
+    return None
 
 
 def server_url(text: str) -> str:

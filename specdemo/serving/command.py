@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -28,12 +27,9 @@ from specdemo.serving.options import ServeOptions
 from specdemo.settings import sentence
 
 if TYPE_CHECKING:
-    from specdemo.serving.plan import Measured
     from specdemo.settings import ModelChoice
 
-REQUIREMENTS = "requirements-serve.txt"
 INTERVAL = FiniteRange(0, 86_400, min_open=True)
-RAY_ONLY = ("replicas", "min_replicas", "max_replicas", "address")
 NAMES = {
     "ongoing": "max_ongoing",
     "waiting": "max_waiting",
@@ -92,9 +88,14 @@ def serve(
     **service: str | None,
 ) -> None:
     if visitors:
-        from specdemo.serving.plan import lines, plan
+        from specdemo.models.registry import find_pair
+        from specdemo.serving.plan import best_level, lines, plan
 
-        measured = _measured(figures, choice, service["cpus_per_replica"])
+        if not figures:
+            raise BadInput("--plan needs --figures FILE, which `specdemo load --json FILE` wrote.")
+        cores = _checked(cpus_per_replica=service["cpus_per_replica"]).cpus_per_replica
+        memory = find_pair(choice.pair).memory_bytes if choice.pair else 0
+        measured = best_level(figures, cores or os.cpu_count() or 1, memory)
         found = plan(visitors, measured, question_every, answer_tokens, price_per_core_hour)
         if json_file:
             both = {"measured": dataclasses.asdict(measured), "plan": dataclasses.asdict(found)}
@@ -105,17 +106,19 @@ def serve(
     if json_file:
         raise BadInput("--json writes the figures of a plan; give --plan with it.")
     if no_ray:
-        asked = [name for name in RAY_ONLY if {**service, "address": address}[name]]
-        if asked:
-            raise BadInput(
-                f"{option(asked[0])} needs Ray; leave out --no-ray, or {option(asked[0])}."
-            )
+        for name in ("replicas", "min_replicas", "max_replicas", "address"):
+            if {**service, "address": address}[name]:
+                raise BadInput(f"{option(name)} needs Ray; leave out --no-ray, or {option(name)}.")
     elif importlib.util.find_spec("ray") is None:
         raise MissingPackage(
             "serve runs its replicas on Ray Serve, which is not installed: pip install -r "
-            f"{REQUIREMENTS}, or use --no-ray for one engine in this process."
+            "requirements-serve.txt, or use --no-ray for one engine in this process."
         )
-    options = _options(choice, service)
+    pair = chosen_pair(choice)
+    models = dataclasses.asdict(choice) | {"pair": "" if choice.target else pair.name}
+    models["model"] = _absolute(models.pop("target"))
+    models["assistant_model"] = _absolute(models.pop("draft"))
+    options = _checked(**models, **service)
 
     from specdemo.serving import server
 
@@ -123,16 +126,6 @@ def serve(
         server.serve_locally(options, host, port)
     else:
         server.serve_on_ray(options, host, port, address)
-
-
-def _options(choice: ModelChoice, service: dict[str, str | None]) -> ServeOptions:
-    """The service that the options ask for. Raises BadInput naming the option."""
-    pair = chosen_pair(choice)
-    models = dataclasses.asdict(choice)
-    models["pair"] = "" if choice.target else pair.name
-    models["model"] = _absolute(models.pop("target"))
-    models["assistant_model"] = _absolute(models.pop("draft"))
-    return _checked(**models, **service)
 
 
 def _checked(**given: str | None) -> ServeOptions:
@@ -151,18 +144,3 @@ def _checked(**given: str | None) -> ServeOptions:
 def _absolute(source: str) -> str | None:
     """A folder by its whole path, because replicas run in other folders; a repository as it is."""
     return os.path.abspath(source) if os.path.isdir(source) else source or None
-
-
-def _measured(figures: str | None, choice: ModelChoice, cpus: str | None) -> Measured:
-    from specdemo.models.registry import find_pair
-    from specdemo.serving.plan import best_level
-
-    if not figures:
-        raise BadInput("--plan needs --figures FILE: what `specdemo load --json FILE` measured.")
-    try:
-        text = Path(figures).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--figures {figures} cannot be read: {error.strerror}.") from error
-    memory = find_pair(choice.pair).memory_bytes if choice.pair else 0
-    cores = _checked(cpus_per_replica=cpus).cpus_per_replica or os.cpu_count() or 1
-    return best_level(text, cores, memory)

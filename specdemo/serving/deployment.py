@@ -20,9 +20,9 @@ from starlette.applications import Starlette
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import log_requests
-from specdemo.serving.api import create_app, key_from_environment
-from specdemo.serving.backend import Description, Event, LocalBackend
-from specdemo.serving.options import ServeOptions, open_engine
+from specdemo.serving.api import Api
+from specdemo.serving.backend import Event, LocalBackend
+from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 from specdemo.serving.replicas import Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.schema import Job
 
@@ -54,14 +54,15 @@ class EngineReplica:
         except (BadInput, Busy, RequestFailed) as error:
             yield error
 
-    async def describe(self) -> Description:
-        return await self._backend.describe()
-
     async def report(self) -> ReplicaReport:
-        replica = serve.get_replica_context().replica_id.unique_id
-        metrics = await self._backend.metrics()
-        node, pid = os.uname().nodename, os.getpid()
-        return ReplicaReport(replica, node, pid, self._backend.in_flight, metrics)
+        return ReplicaReport(
+            replica=serve.get_replica_context().replica_id.unique_id,
+            node=os.uname().nodename,
+            pid=os.getpid(),
+            in_flight=self._backend.in_flight,
+            metrics=await self._backend.metrics(),
+            description=await self._backend.describe(),
+        )
 
     def check_health(self) -> None:
         """Called by Serve every few seconds; a replica that raises is replaced."""
@@ -79,34 +80,30 @@ class Gateway:
         self._options = options
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        limit = self._options.max_new_tokens
-        key = key_from_environment()
-        return create_app(self._backend, key=key, default_limit=limit, request_ids=False)
+        limit, key = self._options.max_new_tokens, key_from_environment()
+        return Api(self._backend, key=key, default_limit=limit).app
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with the `args` of its config file, which must be
     those of ServeOptions."""
     options = ServeOptions.model_validate(args)
-    scale: dict[str, Any] = {"num_replicas": options.least}
-    if options.autoscaling:
-        scale = {
-            "autoscaling_config": {
-                "min_replicas": options.least,
-                "max_replicas": options.most,
-                "target_ongoing_requests": options.target_ongoing or max(options.ongoing / 2, 1),
-                "upscale_delay_s": options.upscale_seconds,
-                "downscale_delay_s": options.downscale_seconds,
-                "look_back_period_s": 15.0,
-            }
-        }
+    autoscaling = {
+        "min_replicas": options.least,
+        "max_replicas": options.most,
+        "target_ongoing_requests": options.target_ongoing or max(options.ongoing / 2, 1),
+        "upscale_delay_s": options.upscale_seconds,
+        "downscale_delay_s": options.downscale_seconds,
+        "look_back_period_s": 15.0,
+    }
+    fixed: dict[str, Any] = {"num_replicas": options.least}
     common = {
         "graceful_shutdown_timeout_s": options.drain_seconds,
         "graceful_shutdown_wait_loop_s": 1.0,
         "logging_config": {"enable_access_log": False},
     }
     engine = EngineReplica.options(
-        **scale,
+        **({"autoscaling_config": autoscaling} if options.autoscaling else fixed),
         **common,
         ray_actor_options={"num_cpus": options.cpus_per_replica or 1},
         max_ongoing_requests=options.ongoing,

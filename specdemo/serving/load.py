@@ -1,54 +1,40 @@
-"""Loads a page's server over its public endpoint with visitors that ask, read, and ask again.
+"""Loads a page's server over its public endpoint: levels of visitors, or a soak test.
 
-Measures what visitors get. Starts a server of its own on 127.0.0.1 where no URL is given. Prints
-nothing.
+Measures what visitors get and what they leave behind. Prints nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import socket
+import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from specdemo.errors import RequestFailed
-
-LEVELS = (1, 4, 8, 16, 32)
 PATIENCE = 120.0
 """Seconds without a byte after which an answer counts as failed."""
-
-SESSION = 16
-"""Questions that a visitor asks in one session before opening the page anew."""
 
 DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The endpoint's further inputs, from the draft length to the numerics."""
 
-READY_WITHIN = 1800.0
-"""Seconds that a server may take to load its models; the first start downloads them."""
+AT_REST_AFTER = 12.0
+"""Seconds without visitors: worker threads that were idle for ten end when the next is needed."""
 
 
 @dataclass
 class Asked:
     """One request as its visitor saw it, in monotonic seconds; `pieces` are (when, tokens so far).
 
-    It ended in one of three ways: with all of its `text`, with an `error`, or because the visitor
-    `left`.
-    """
+    It ended with all of its `text`, with an `error`, or because the visitor `left`."""
 
     begun: float
     pieces: list[tuple[float, int]] = field(default_factory=list)
@@ -77,14 +63,6 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Resident memory of the server and its children, `seconds` after the test began."""
-
-    seconds: float
-    rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class LoadReport:
     """`aggregate_gain` is the tokens a second of 8 visitors over those of one; `identical` whether
     every compared answer under load was the one given without load."""
@@ -95,57 +73,48 @@ class LoadReport:
     identical: bool
     compared: int
     max_new_tokens: int
-    memory: tuple[Memory, ...]
-    errors: tuple[str, ...] = ()
+    errors: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return self.identical and not any(level.errors for level in self.levels)
 
 
-@contextmanager
-def server(pair: str) -> Iterator[tuple[str, int]]:
-    """The page's server in a process of its own on 127.0.0.1: its URL and process id, ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "app.py", "--host", "127.0.0.1", "--port", str(port), "--pair", pair]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            command,
-            cwd=Path(__file__).resolve().parents[2],
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "SPECDEMO_LOG": "WARNING"},
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A server without visitors: its requests, cache blocks in use but not kept for prompts,
+    threads and memory."""
+
+    active: int
+    queue: int
+    blocks_held: int
+    threads: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoakReport:
+    """The server at rest `before` and `after` visitors who join, stop and leave at random. Every
+    request finished, was left or is an error."""
+
+    seconds: float
+    requests: int
+    finished: int
+    left: int
+    errors: int
+    before: Rest
+    after: Rest
+    said: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """Whether no request, cache block or thread is left, and memory grew by less than 10 %."""
+        before, after = self.before, self.after
+        return (
+            not (self.errors or after.active or after.queue or after.blocks_held)
+            and after.threads <= before.threads + 4
+            and after.rss_bytes <= before.rss_bytes * 1.1 + 100_000_000
         )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            try:
-                wait_ready(url, process)
-            except RequestFailed as error:
-                said.seek(0)
-                last = [line.strip() for line in said.read().splitlines() if line.strip()][-1:]
-                raise RequestFailed(" ".join([str(error), *last])) from error
-            yield url, process.pid
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def wait_ready(url: str, process: subprocess.Popen | None = None) -> None:
-    """Wait until the server's models are loaded. Raises RequestFailed when it ends or fails."""
-    until = time.monotonic() + (READY_WITHIN if process else 60)
-    while time.monotonic() < until:
-        if process is not None and process.poll() is not None:
-            raise RequestFailed("The server ended before it was ready.")
-        with suppress(httpx.HTTPError, ValueError, KeyError):
-            status = httpx.get(f"{url}/health", timeout=5).json()["status"]
-            if status == "ready":
-                return
-            if status == "failed":
-                raise RequestFailed("The server could not load its models.")
-        time.sleep(0.25)
-    raise RequestFailed(f"{url} is not ready; start it, or leave --url out.")
 
 
 def ask(
@@ -155,34 +124,29 @@ def ask(
     max_new_tokens: int,
     stop: threading.Event,
     leave_after: int = 0,
-    session: str = "",
 ) -> Asked:
-    """Ask once over the page's endpoint /generate, in a `session` or one of its own.
-
-    Hangs up after `leave_after` pieces (0: never) or when `stop` is set.
-    """
+    """Ask once over the page's endpoint /generate, in a session of its own. Hangs up after
+    `leave_after` pieces (0: never) or when `stop` is set."""
     asked = Asked(time.monotonic())
-    body = {
-        "data": [instruction, max_new_tokens, *DEFAULTS],
-        "session_hash": session or uuid.uuid4().hex,
-    }
+    call = f"{url}/gradio_api/call/generate"
+    values = [instruction, max_new_tokens, *DEFAULTS]
     try:
-        reply = client.post(f"{url}/gradio_api/call/generate", json=body)
-        if reply.status_code != 200:
-            asked.error = f"status {reply.status_code}"
-            return asked
-        place = f"{url}/gradio_api/call/generate/{reply.json()['event_id']}"
-        with client.stream("GET", place) as stream:
+        body = {"data": values, "session_hash": uuid.uuid4().hex}
+        reply = client.post(call, json=body).raise_for_status()
+        with client.stream("GET", f"{call}/{reply.json()['event_id']}") as stream:
             event = ""
             for line in stream.iter_lines():
                 if stop.is_set() or leave_after and len(asked.pieces) >= leave_after:
                     return asked
-                if line.startswith("event: "):
-                    event = line[7:]
-                elif line.startswith("data: "):
-                    _take(asked, event, json.loads(line[6:]))
-                    if event in ("complete", "error"):
-                        break
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    event = value
+                elif name == "data" and event == "error":
+                    asked.error = value[:300]
+                elif name == "data" and event == "generating" and (data := json.loads(value)):
+                    asked.pieces.append((time.monotonic(), data[0]["tokens"]))
+                    if data[0]["done"]:
+                        asked.text = data[0]["text"]
         if asked.left:
             asked.error = "the answer did not end"
     except (httpx.HTTPError, ValueError, KeyError) as error:
@@ -190,22 +154,11 @@ def ask(
     return asked
 
 
-def _take(asked: Asked, event: str, data: Any) -> None:
-    if event == "error":
-        asked.error = str(data)[:300]
-    elif event == "generating" and data:
-        piece = data[0]
-        asked.pieces.append((time.monotonic(), piece["tokens"]))
-        if piece["done"]:
-            asked.text = piece["text"]
-
-
-def at_once(
-    visit: Callable[[int], None], visitors: int, stop: threading.Event, seconds: float
-) -> None:
-    """Run `visit(number)` of each visitor in a thread, set `stop` after `seconds`, wait for all."""
+def at_once(visit: Callable[[int, threading.Event], None], visitors: int, seconds: float) -> None:
+    """Run `visit(number, stop)` of each visitor in a thread; `stop` is set after `seconds`."""
+    stop = threading.Event()
     with ThreadPoolExecutor(visitors) as pool:
-        visits = [pool.submit(visit, number) for number in range(visitors)]
+        visits = [pool.submit(visit, number, stop) for number in range(visitors)]
         time.sleep(seconds)
         stop.set()
     for one in visits:
@@ -213,7 +166,7 @@ def at_once(
 
 
 class Crowd:
-    """Visitors who each ask one question after the other until told to stop."""
+    """Visitors at `url` who each ask one question after the other."""
 
     def __init__(self, url: str, prompts: Sequence[str], max_new_tokens: int):
         self.url, self.prompts, self.max_new_tokens = url, prompts, max_new_tokens
@@ -225,32 +178,26 @@ class Crowd:
         Tokens count that arrive within that time. No question is asked twice: a prompt that the
         server has in its prefix cache would cost no prefill.
         """
-        stop = threading.Event()
         all_asked: list[Asked] = []
 
-        def visit(_: int) -> None:
+        def visit(_: int, stop: threading.Event) -> None:
             with httpx.Client(timeout=PATIENCE) as client:
                 while not stop.is_set():
-                    session = uuid.uuid4().hex
-                    for _ in range(SESSION):
-                        number = next(self._numbers)
-                        prompt = f"{self.prompts[number % len(self.prompts)]} ({number})"
-                        length = self.max_new_tokens
-                        asked = ask(client, self.url, prompt, length, stop, session=session)
-                        all_asked.append(asked)
-                        if stop.wait(0.5 if asked.error else 0):
-                            break
+                    number = next(self._numbers)
+                    prompt = f"{self.prompts[number % len(self.prompts)]} ({number})"
+                    asked = ask(client, self.url, prompt, self.max_new_tokens, stop)
+                    all_asked.append(asked)
+                    stop.wait(0.5 if asked.error else 0)
 
         ended = time.monotonic() + seconds
-        at_once(visit, visitors, stop, seconds)
+        at_once(visit, visitors, seconds)
         settle(self.url)
         begun = [one for one in all_asked if one.pieces and one.pieces[0][0] <= ended]
         firsts = [one.pieces[0][0] - one.begun for one in begun]
         errors = [one.error for one in all_asked if one.error]
-        tokens = sum(one.tokens_until(ended) for one in all_asked)
         level = Level(
             visitors=visitors,
-            tokens_per_s=tokens / seconds,
+            tokens_per_s=sum(one.tokens_until(ended) for one in all_asked) / seconds,
             ttft_p50_s=_quantile(firsts, 0.5),
             ttft_p95_s=_quantile(firsts, 0.95),
             errors=len(errors),
@@ -261,16 +208,17 @@ class Crowd:
 
     def compare(self, visitors: int) -> tuple[int, int]:
         """(identical answers, compared answers): questions one by one, then by all at once."""
+
+        def text(prompt: str) -> str:
+            with httpx.Client(timeout=PATIENCE) as client:
+                return ask(client, self.url, prompt, self.max_new_tokens, threading.Event()).text
+
         prompts = self.prompts[:visitors]
-        before = [self._text(prompt) for prompt in prompts]
+        before = [text(prompt) for prompt in prompts]
         with ThreadPoolExecutor(len(prompts)) as pool:
-            together = list(pool.map(self._text, prompts))
+            together = list(pool.map(text, prompts))
         pairs = zip(before, together, strict=True)
         return sum(one == other and bool(one) for one, other in pairs), len(prompts)
-
-    def _text(self, prompt: str) -> str:
-        with httpx.Client(timeout=PATIENCE) as client:
-            return ask(client, self.url, prompt, self.max_new_tokens, threading.Event()).text
 
 
 def settle(url: str, within: float = 30.0) -> dict[str, Any]:
@@ -284,51 +232,26 @@ def settle(url: str, within: float = 30.0) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-@contextmanager
-def memory_watch(pid: int | None, every: float) -> Iterator[list[Memory]]:
-    """The memory of a process every so many seconds, as long as the context is open."""
-    begun, stop = time.monotonic(), threading.Event()
-    seen: list[Memory] = []
-
-    def watch() -> None:
-        while True:
-            rss, _ = process_figures(pid)
-            seen.append(Memory(round(time.monotonic() - begun, 1), rss))
-            if stop.wait(every):
-                return
-
-    thread = threading.Thread(target=watch if pid else lambda: None, daemon=True)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        stop.set()
-        thread.join()
-
-
 def process_figures(pid: int | None) -> tuple[int, int]:
     """(resident bytes, threads) of a process with its children; zeros where there is none."""
     import psutil
 
     rss = threads = 0
-    try:
+    with suppress(psutil.Error):
         whole = psutil.Process(pid)
-        for process in [whole, *whole.children(recursive=True)]:
+        for process in [whole, *whole.children(recursive=True)] if pid else []:
             rss += process.memory_info().rss
             threads += process.num_threads()
-    except psutil.Error:
-        pass
     return rss, threads
 
 
 def levels_up_to(visitors: int) -> list[int]:
     """1, 4, 8, 16, 32 as far as `visitors`, and that itself."""
-    return sorted({level for level in LEVELS if level <= visitors} | {visitors})
+    return sorted({level for level in (1, 4, 8, 16, 32) if level <= visitors} | {visitors})
 
 
 def run_levels(
     url: str,
-    pid: int | None,
     prompts: Sequence[str],
     *,
     visitors: int,
@@ -336,17 +259,16 @@ def run_levels(
     max_new_tokens: int,
     on_level: Callable[[Level], None],
 ) -> LoadReport:
-    """The whole load test; calls `on_level` after each level."""
+    """The load test at growing levels; calls `on_level` after each."""
     crowd = Crowd(url, prompts, max_new_tokens)
     levels: list[Level] = []
     errors: list[str] = []
-    with memory_watch(pid, every=max(seconds / 3, 1.0)) as memory:
-        same, compared = crowd.compare(min(visitors, 8))
-        for count in levels_up_to(visitors):
-            level, wrong = crowd.level(count, seconds)
-            levels.append(level)
-            errors += wrong
-            on_level(level)
+    same, compared = crowd.compare(min(visitors, 8))
+    for count in levels_up_to(visitors):
+        level, wrong = crowd.level(count, seconds)
+        levels.append(level)
+        errors += wrong
+        on_level(level)
     one = levels[0].tokens_per_s
     eight = next((level.tokens_per_s for level in levels if level.visitors == 8), None)
     return LoadReport(
@@ -356,9 +278,67 @@ def run_levels(
         identical=same == compared,
         compared=compared,
         max_new_tokens=max_new_tokens,
-        memory=tuple(memory),
         errors=tuple(sorted(set(errors)))[:20],
     )
+
+
+def soak(
+    url: str,
+    pid: int | None,
+    prompts: Sequence[str],
+    *,
+    visitors: int,
+    minutes: float,
+    max_new_tokens: int,
+) -> SoakReport:
+    """Visitors who come, ask, sometimes hang up, and go, for so many minutes; then what is left.
+
+    A short crowd comes before the first look, so that what is made once is there already.
+    """
+    done: list[Asked] = []
+
+    def visit(number: int, stop: threading.Event) -> None:
+        chance = random.Random(f"0 {number}")
+        never = threading.Event()
+        while not stop.is_set():
+            with httpx.Client(timeout=PATIENCE) as client:
+                for _ in range(chance.randint(1, 4)):
+                    leave_after = chance.randint(1, 8) if chance.random() < 0.4 else 0
+                    prompt = f"{chance.choice(prompts)} ({chance.randint(0, 10**9)})"
+                    length = chance.randint(1, max_new_tokens)
+                    done.append(ask(client, url, prompt, length, never, leave_after))
+                    if stop.wait(chance.expovariate(2.0)):
+                        break
+            stop.wait(chance.expovariate(1.0))
+
+    at_once(visit, visitors, min(60.0, 6 * minutes))
+    before = at_rest(url, pid)
+    done.clear()
+    begun = time.monotonic()
+    at_once(visit, visitors, 60 * minutes)
+    seconds = time.monotonic() - begun
+    errors = [one.error for one in done if one.error]
+    return SoakReport(
+        seconds=seconds,
+        requests=len(done),
+        finished=sum(bool(one.text) for one in done),
+        left=sum(one.left for one in done),
+        errors=len(errors),
+        before=before,
+        after=at_rest(url, pid),
+        said=tuple(sorted(set(errors)))[:20],
+    )
+
+
+def at_rest(url: str, pid: int | None) -> Rest:
+    """The server some seconds after its last visitor."""
+    settle(url)
+    time.sleep(AT_REST_AFTER)
+    httpx.get(url, timeout=10)  # needs a worker thread: the idle ones end
+    told = settle(url)
+    rss, threads = process_figures(pid)
+    held = sum(cache["used"] - cache["kept"] for cache in told["cache_blocks"].values())
+    return Rest(told["active"], told["queue"], held, threads, rss)
 
 
 def _quantile(values: list[float], share: float) -> float | None:

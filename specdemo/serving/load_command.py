@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
+import subprocess
 import sys
-from contextlib import nullcontext
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdemo.cli import Command, FiniteRange, json_option, write_json
+from specdemo.errors import RequestFailed
 
 if TYPE_CHECKING:
-    from specdemo.serving.load import Level, LoadReport
-    from specdemo.serving.soak import SoakReport
+    from specdemo.serving.load import Level, LoadReport, SoakReport
+
+READY_WITHIN = 1800.0
+"""Seconds that a server may take to load its models; the first start downloads them."""
 
 
 @click.command(cls=Command)
@@ -51,7 +61,7 @@ def load(
 ) -> int:
     from specdemo.bench.prompts import read_prompts, spread
     from specdemo.models.registry import find_pair
-    from specdemo.serving import load, soak
+    from specdemo.serving import load
 
     find_pair(pair)
     prompts = [prompt.instruction for prompt in spread(read_prompts(), None)]
@@ -60,41 +70,84 @@ def load(
     common: dict[str, Any] = {"visitors": visitors, "max_new_tokens": max_new_tokens}
     if url:
         url = url.rstrip("/")
-        load.wait_ready(url)
-    with nullcontext((url, None)) if url else load.server(pair) as (address, pid):
+        wait_ready(url)
+    with nullcontext((url, None)) if url else server(pair) as (address, pid):
         if minutes:
-            report = soak.soak(address, pid, prompts, minutes=minutes, **common)
+            report = load.soak(address, pid, prompts, minutes=minutes, **common)
         else:
             report = load.run_levels(
                 address,
-                pid,
                 prompts,
                 seconds=seconds,
                 on_level=lambda level: print(_level_line(level), file=stream, flush=True),
                 **common,
             )
-    lines, good = _soak_lines(report) if minutes else _load_lines(report)
-    print("\n".join(lines), file=stream)
+    print("\n".join(_soak_lines(report) if minutes else _load_lines(report)), file=stream)
     if json_file:
-        figures = dataclasses.asdict(report) | ({"clean": good} if minutes else {})
+        figures = dataclasses.asdict(report) | ({"clean": report.clean} if minutes else {})
         write_json(json.dumps(figures, indent=2), json_file)
-    return 0 if good else 1
+    return 0 if report.clean else 1
+
+
+@contextmanager
+def server(pair: str) -> Iterator[tuple[str, int]]:
+    """The page's server in a process of its own on 127.0.0.1: its URL and process id, ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "app.py", "--host", "127.0.0.1", "--port", port, "--pair", pair]
+    where = {
+        "cwd": Path(__file__).resolve().parents[2],
+        "env": {**os.environ, "PYTHONUNBUFFERED": "1", "SPECDEMO_LOG": "WARNING"},
+    }
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, **where) as process,
+    ):
+        try:
+            wait_ready(url, process)
+            yield url, process.pid
+        except RequestFailed as error:
+            said.seek(0)
+            last = said.read().strip().splitlines()[-1:]
+            raise RequestFailed(" ".join([str(error), *last])) from error
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+
+
+def wait_ready(url: str, process: subprocess.Popen | None = None) -> None:
+    """Wait until the server's models are loaded. Raises RequestFailed when it ends or fails."""
+    import httpx
+
+    until = time.monotonic() + (READY_WITHIN if process else 60)
+    while time.monotonic() < until:
+        if process is not None and process.poll() is not None:
+            raise RequestFailed("The server ended before it was ready.")
+        with suppress(httpx.HTTPError, ValueError, KeyError):
+            status = httpx.get(f"{url}/health", timeout=5).json()["status"]
+            if status == "ready":
+                return
+            if status == "failed":
+                raise RequestFailed("The server could not load its models.")
+        time.sleep(0.25)
+    raise RequestFailed(f"{url} is not ready; start it, or leave --url out.")
 
 
 def _level_line(level: Level) -> str:
-    def seconds(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f} s"
-
+    median, late = (
+        "-" if value is None else f"{value:.2f} s" for value in (level.ttft_p50_s, level.ttft_p95_s)
+    )
     return (
-        f"{level.visitors:3d} visitor{'s' if level.visitors > 1 else ' '}: "
-        f"{level.tokens_per_s:6.1f} tokens/s together; first token {seconds(level.ttft_p50_s)} "
-        f"median, {seconds(level.ttft_p95_s)} 95th percentile; {level.requests} requests, "
-        f"{level.errors} errors"
+        f"{level.visitors:3d} visitors: {level.tokens_per_s:6.1f} tokens/s together; first token "
+        f"{median} median, {late} 95th percentile; {level.requests} requests, {level.errors} errors"
     )
 
 
-def _load_lines(report: LoadReport) -> tuple[list[str], bool]:
-    """The report as lines, and whether every answer came and was the right one."""
+def _load_lines(report: LoadReport) -> list[str]:
     lines = []
     if report.aggregate_gain is not None:
         lines.append(
@@ -102,19 +155,12 @@ def _load_lines(report: LoadReport) -> tuple[list[str], bool]:
         )
     words = "are those given without load" if report.identical else "are NOT all the same"
     lines.append(f"{report.compared} answers under load {words}")
-    if report.memory:
-        sizes = [one.rss_bytes / 1e6 for one in report.memory]
-        lines.append(
-            f"memory of the server: {sizes[0]:.0f} MB at first, {sizes[-1]:.0f} MB at last, "
-            f"{max(sizes):.0f} at most"
-        )
-    lines += [f"error: {said}" for said in report.errors]
-    return lines, report.identical and not any(level.errors for level in report.levels)
+    return lines + [f"error: {said}" for said in report.errors]
 
 
-def _soak_lines(report: SoakReport) -> tuple[list[str], bool]:
+def _soak_lines(report: SoakReport) -> list[str]:
     before, after = report.before, report.after
-    lines = [
+    return [
         f"{report.requests} requests in {report.seconds:.0f} s: {report.finished} finished, "
         f"{report.left} hung up, {report.errors} errors",
         f"left behind: {after.active + after.queue} requests, {after.blocks_held} cache blocks; "
@@ -123,4 +169,3 @@ def _soak_lines(report: SoakReport) -> tuple[list[str], bool]:
         *(f"error: {said}" for said in report.said),
         "clean" if report.clean else "NOT clean",
     ]
-    return lines, report.clean

@@ -5,6 +5,7 @@ The `serve` command fills it from its options, Ray Serve from the `args` of a co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from specdemo.settings import ModelChoice
 
 if TYPE_CHECKING:
     from specdemo.serving.backend import Engine
+
+KEY_VARIABLE = "SPECDEMO_API_KEY"
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
@@ -103,6 +106,11 @@ class ServeOptions(BaseModel):
         )
 
 
+def key_from_environment() -> str | None:
+    """The bearer key that requests must bring, None when none is set."""
+    return os.environ.get(KEY_VARIABLE, "").strip() or None
+
+
 def open_engine(
     options: ServeOptions, report: Callable[[str], None], threads: int | None
 ) -> Engine:
@@ -116,8 +124,9 @@ def open_engine(
     from specdemo.session import Session
 
     choice = options.choice
-    pair = chosen_pair(choice)
-    loaded = load_pair(pair, choice=choice, progress=lambda progress: report(progress.line))
+    loaded = load_pair(
+        chosen_pair(choice), choice=choice, progress=lambda progress: report(progress.line)
+    )
     report("Compiling the models for this processor")
     session = Session(
         loaded,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from specdemo.errors import BadInput
 
@@ -67,21 +68,21 @@ def plan(
     return Plan(demand, requests, in_flight, answer, replicas, cores, memory, cost)
 
 
-def best_level(text: str, cores: int, memory_bytes: int) -> Measured:
-    """Of the levels that `specdemo load --json` wrote, the one with the most tokens a second at
-    which the first token takes at most PATIENCE; if none does, the one with the shortest wait.
+def best_level(figures: str, cores: int, memory_bytes: int) -> Measured:
+    """Of the levels in a file that `specdemo load --json` wrote, the one with the most tokens a
+    second at which the first token takes at most PATIENCE; if none does, the shortest wait.
 
     Raises BadInput for another kind of file.
     """
     try:
         levels = [
             Measured(int(one["visitors"]), rate, float(one["ttft_p95_s"]), cores, memory_bytes)
-            for one in json.loads(text)["levels"]
+            for one in json.loads(Path(figures).read_text(encoding="utf-8"))["levels"]
             if not one["errors"] and (rate := float(one["tokens_per_s"])) > 0
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            "--figures must be a file that `specdemo load --json FILE` wrote."
+            f"--figures {figures} must be a file that `specdemo load --json FILE` wrote."
         ) from error
     if not levels:
         raise BadInput("--figures: no level of that file is without errors; measure again.")

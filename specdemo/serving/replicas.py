@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from specdemo.errors import Busy, RequestFailed
 from specdemo.serving.backend import Description, Done, Event, NotReady, Piece, Started
@@ -50,6 +50,7 @@ class ReplicaReport:
     pid: int
     in_flight: int
     metrics: str
+    description: Description
 
 
 class ReplicaBackend:
@@ -64,29 +65,16 @@ class ReplicaBackend:
         self._reported: tuple[float, list[ReplicaReport]] = (0.0, [])
         self._asking = asyncio.Lock()
         self._registry = CollectorRegistry()
-        self._moved = Counter(
-            "specdemo_requests_moved",
-            "Requests sent to another replica because theirs died",
-            registry=self._registry,
-        )
-        self._cut = Counter(
-            "specdemo_requests_interrupted",
-            "Answers cut off because their replica died",
-            registry=self._registry,
-        )
+        counter = partial(Counter, registry=self._registry, namespace="specdemo")
+        self._moved = counter("requests_moved", "Requests sent to another: their replica died")
+        self._cut = counter("requests_interrupted", "Answers cut off: their replica died")
 
     async def describe(self) -> Description:
         if self._description is None:
-            # All are asked, not one: a full replica would let the question wait.
-            try:
-                found = [
-                    one for one in await self._ask_all("describe") if isinstance(one, Description)
-                ]
-            except TimeoutError as error:
-                raise NotReady("No replica can be asked at the moment.") from error
-            if not found:
+            reports = await self._reports()
+            if not reports:
                 raise NotReady("No replica is ready yet; the model is being loaded.")
-            self._description = found[0]
+            self._description = reports[0].description
         return self._description
 
     async def health(self) -> dict[str, Any]:
@@ -96,8 +84,7 @@ class ReplicaBackend:
         return {"status": status, "replicas": len(reports), "in_flight": in_flight}
 
     async def metrics(self) -> str:
-        reports = await self._reports()
-        texts = {one.replica: one.metrics for one in reports}
+        texts = {one.replica: one.metrics for one in await self._reports()}
         return merged(texts) + generate_latest(self._registry).decode()
 
     async def _reports(self) -> list[ReplicaReport]:
@@ -108,23 +95,17 @@ class ReplicaBackend:
             if now - at < 0.5:
                 return reports
             try:
-                reports = [
-                    one for one in await self._ask_all("report") if isinstance(one, ReplicaReport)
-                ]
+                # All are asked, not one: a full replica would let the question wait.
+                told = await self._engine.broadcast("report").results_async(
+                    timeout_s=REPORT_SECONDS, return_exceptions=True
+                )
+                reports = [one for one in told if isinstance(one, ReplicaReport)]
             except TimeoutError:  # a slow one is not gone yet
                 reports = reports if now - at < 5 * REPORT_SECONDS else []
+            except (self._failures.any, self._failures.impossible):
+                reports = []
             self._reported = (time.monotonic(), reports)
             return reports
-
-    async def _ask_all(self, method: str) -> list[Any]:
-        """What every replica returns or raises when `method` is called. Raises TimeoutError."""
-        try:
-            response = self._engine.broadcast(method)
-            return await response.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
-        except TimeoutError:
-            raise
-        except (self._failures.any, self._failures.impossible):
-            return []
 
     async def answer(self, job: Job) -> AsyncIterator[Event]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
@@ -132,7 +113,7 @@ class ReplicaBackend:
         for _ in range(ATTEMPTS):
             response = self._stream.answer.remote(job)
             try:
-                event = await self._first(response)
+                event = await asyncio.wait_for(anext(response), self._start_seconds)
                 while True:
                     if isinstance(event, Exception):
                         raise event
@@ -155,32 +136,24 @@ class ReplicaBackend:
             except self._failures.full as error:
                 raise Busy("The queue is full; try again in a moment.") from error
             except self._failures.impossible as error:
-                raise NotReady("The engine could not be deployed; see its log.", 30) from error
+                raise NotReady("The engine could not be deployed; see its log.") from error
+            except TimeoutError as error:
+                waited = f"No replica could begin this answer in {self._start_seconds:g} s"
+                if await self._reports():
+                    raise Busy(f"{waited}; all are busy.") from error
+                raise NotReady(f"{waited}; none is ready.") from error
             finally:
                 with contextlib.suppress(Exception):  # a failed call raises its failure again
                     response.cancel()
-        raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.", 5)
-
-    async def _first(self, response: Any) -> Any:
-        """The first event. Raises Busy or NotReady when none comes for `start_seconds`."""
-        try:
-            return await asyncio.wait_for(anext(response), self._start_seconds)
-        except TimeoutError as error:
-            waited = f"No replica could begin this answer in {self._start_seconds:g} s"
-            if await self._reports():
-                raise Busy(f"{waited}; all are busy.") from error
-            raise NotReady(f"{waited}; none is ready.", 5) from error
+        raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.")
 
 
-class _Families(Collector):
-    def __init__(self, families: Mapping[str, Metric]):
-        self._families = families
+@dataclass(frozen=True)
+class _Families:
+    families: dict[str, Metric]
 
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> list[Metric]:
-        return list(self._families.values())
+    def collect(self) -> Iterable[Metric]:
+        return self.families.values()
 
 
 def merged(texts: Mapping[str, str]) -> str:
@@ -192,8 +165,5 @@ def merged(texts: Mapping[str, str]) -> str:
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
-                labels = {**sample.labels, "replica": replica}
-                one.add_sample(sample.name, labels, sample.value)
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return generate_latest(registry).decode()
+                one.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    return generate_latest(_Families(families)).decode()

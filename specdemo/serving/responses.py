@@ -6,18 +6,18 @@ import asyncio
 import dataclasses
 import json
 import logging
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from specdemo.engine.handle import Waiting
+from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.backend import Description, Done, Event, NotReady, Piece, Started
-from specdemo.serving.schema import ChatRequest, CommonRequest, figures, usage
-from specdemo.trace import BaselineToken
+from specdemo.serving.schema import ChatRequest, CompletionRequest
+from specdemo.trace import BaselineToken, Trace, summarize, to_json
 
 log = logging.getLogger(__name__)
 
@@ -25,49 +25,49 @@ PING = 0.25
 """Seconds without an event after which a stream of rounds gets a comment line. Its reader may want
 to stop, and looks up only when something comes."""
 
+EVENT_NAMES = {Waiting: "waiting", Round: "round", BaselineToken: "baseline_token"}
 
+
+@dataclass(eq=False)
 class ApiError(Exception):
     """A response other than 200, in the API's form."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        kind: str = "invalid_request_error",
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status, self.headers = status, headers
-        detail = {"message": message, "type": kind, "param": param, "code": code}
-        self.body = {"error": detail}
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "requests" if self.status == 429 else kind
+        detail = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": detail}
 
 
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an exception; an unforeseen one is logged and only named."""
+    said = str(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInput):
-        return ApiError(400, str(error), param=error.param, code=error.code)
+        return ApiError(400, said, error.param, error.code)
     if isinstance(error, NotReady):
-        wait = {"Retry-After": str(math.ceil(error.retry_after))}
-        return ApiError(503, str(error), "server_error", code="model_not_ready", headers=wait)
+        return ApiError(503, said, code="model_not_ready", headers={"Retry-After": "5"})
     if isinstance(error, Busy):
-        wait = {"Retry-After": "1"}
-        return ApiError(429, str(error), "requests", code="rate_limit_exceeded", headers=wait)
+        return ApiError(429, said, code="rate_limit_exceeded", headers={"Retry-After": "1"})
     if isinstance(error, RequestFailed):
-        return ApiError(500, str(error), "server_error", code="answer_interrupted")
+        return ApiError(500, said, code="answer_interrupted")
     log.error("A request failed.", exc_info=error)
     name = type(error).__name__
-    message = f"The server had an error while processing your request ({name})."
-    return ApiError(500, message, "server_error")
+    return ApiError(500, f"The server had an error while processing your request ({name}).")
 
 
 class Form:
     """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
-    def __init__(self, asked: CommonRequest, description: Description):
+    def __init__(self, asked: ChatRequest | CompletionRequest, description: Description):
         self._chat = isinstance(asked, ChatRequest)
         self._usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._trace = asked.extension.trace
@@ -81,105 +81,117 @@ class Form:
         }
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:
-        """What is sent for an event; for most of them nothing unless rounds were asked for."""
+        """What is sent for an event: some have text, all are sent if rounds were asked for."""
         if isinstance(event, Done):
             text = [self._chunk({"content": event.text})] if event.text else []
-            return [*text, *self._ending(event)]
-        told = _extension(event) if self.rounds else None
+            last = self._chunk({}, figures(event.trace, whole=self._trace), event.reason)
+            if not self._usage:
+                return [*text, last]
+            brief = figures(event.trace, whole=False)
+            return [*text, last, {**self._chunk(None, brief), "usage": usage(event.trace)}]
+        told = None
+        if self.rounds and isinstance(event, Started):
+            told = dataclasses.asdict(event)
+        elif self.rounds:
+            item = event.round if isinstance(event, Piece) else event
+            told = {EVENT_NAMES[type(item)]: dataclasses.asdict(item)}
         if isinstance(event, Started) and self._chat:
             return [self._chunk({"role": "assistant", "content": ""}, told)]
         if isinstance(event, Piece) and (event.text or told):
             return [self._chunk({"content": event.text}, told)]
-        return [] if told is None else [{**self._head, "choices": [], "speculative": told}]
-
-    def _chunk(
-        self,
-        delta: dict[str, str],
-        told: dict[str, Any] | None = None,
-        reason: str | None = None,
-    ) -> dict[str, Any]:
-        said = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        chunk = {**self._head, "choices": [choice]}
-        if self._usage:
-            chunk["usage"] = None
-        if told is not None:
-            chunk["speculative"] = told
-        return chunk
-
-    def _ending(self, done: Done) -> list[dict[str, Any]]:
-        last = self._chunk({}, figures(done.trace, whole=self._trace), done.reason)
-        if not self._usage:
-            return [last]
-        brief = figures(done.trace, whole=False)
-        total = {**self._head, "choices": [], "usage": usage(done.trace), "speculative": brief}
-        return [last, total]
+        return [self._chunk(None, told)] if told else []
 
     def whole(self, text: str, done: Done) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        said = message if self._chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": done.reason}
         return {
             **self._head,
             "object": "chat.completion" if self._chat else "text_completion",
-            "choices": [choice],
+            "choices": [_choice(message if self._chat else {"text": text}, done.reason)],
             "usage": usage(done.trace),
             "speculative": figures(done.trace, whole=self._trace),
         }
 
+    def _chunk(
+        self,
+        delta: dict[str, str] | None,
+        told: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        chunk = {**self._head, "choices": []}
+        if delta is not None:
+            said = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+            chunk["choices"] = [_choice(said, reason)]
+        if self._usage:
+            chunk["usage"] = None
+        if told:
+            chunk["speculative"] = told
+        return chunk
 
-def _extension(event: Event) -> dict[str, Any]:
-    if isinstance(event, Started):
-        return {"prompt_tokens": event.prompt_tokens}
-    if isinstance(event, Waiting):
-        return {"waiting": dataclasses.asdict(event)}
-    if isinstance(event, BaselineToken):
-        return {"baseline_token": dataclasses.asdict(event)}
-    return {"round": dataclasses.asdict(event.round)}
+
+def _choice(said: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+
+
+def usage(trace: Trace) -> dict[str, int]:
+    """The tokens of prompt and answer."""
+    prompt, made = trace.prompt_tokens, len(trace.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def figures(trace: Trace, *, whole: bool) -> dict[str, Any]:
+    """The extension of a response: what speculation did for this answer, with the trace if `whole`.
+
+    Times in seconds, rates in tokens a second; `certified` None: not asked for.
+    """
+    summary = summarize(trace)
+    found = {
+        "acceptance_rate": summary.acceptance_rate,
+        "rounds": summary.rounds,
+        "tokens": summary.tokens,
+        "tokens_per_round": summary.tokens_per_round,
+        "draft_tokens": summary.drafted,
+        "accepted_tokens": summary.accepted,
+        "time_to_first_token_s": summary.time_to_first_token,
+        "prefill_s": trace.prefill_seconds,
+        "decode_s": summary.decode_seconds,
+        "draft_s": summary.draft_seconds,
+        "verify_s": summary.verify_seconds,
+        "tokens_per_second": summary.tokens_per_second,
+        "certified": trace.certificate.certified if trace.certificate else None,
+    }
+    return {**found, "trace": json.loads(to_json(trace))} if whole else found
 
 
 async def server_sent(
     form: Form, first: Event, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
-    """The stream as server-sent events. An error in the middle is one too, and the last."""
+    """The stream as server-sent events. An error in the middle is one too, and the last.
+
+    If rounds were asked for, a comment is sent whenever no event has come for PING seconds.
+    """
+    coming: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+    coming.set_result(first)
     try:
-        async with aclosing(events), aclosing(_with_pings(first, events, form.rounds)) as coming:
-            async for event in coming:
-                if event is None:
-                    yield b": nothing new\n\n"
-                    continue
-                if isinstance(event, Done):
-                    require_finished(event)
-                for chunk in form.chunks(event):
-                    yield _line(chunk)
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=PING if form.rounds else None)
+            if not done:
+                yield b": nothing new\n\n"
+                continue
+            event = coming.result()
+            if isinstance(event, Done):
+                require_finished(event)
+            for chunk in form.chunks(event):
+                yield _line(chunk)
+            if isinstance(event, Done):
+                break
+            coming = asyncio.ensure_future(anext(events))
         yield b"data: [DONE]\n\n"
     except Exception as error:
         yield _line(as_api_error(error).body)
-
-
-async def _with_pings(
-    first: Event, events: AsyncIterator[Event], wanted: bool
-) -> AsyncIterator[Event | None]:
-    """The events; if `wanted`, also None whenever none has come for PING seconds."""
-    yield first
-    coming = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(events))
-            done, _ = await asyncio.wait({coming}, timeout=PING if wanted else None)
-            if not done:
-                yield None
-                continue
-            finished, coming = coming, None
-            try:
-                event = finished.result()
-            except StopAsyncIteration:
-                return
-            yield event
     finally:
-        if coming is not None:
-            await cancelled(coming)
+        await cancelled(coming)
+        await events.aclose()
 
 
 async def cancelled(*tasks: asyncio.Future) -> None:
@@ -195,5 +207,6 @@ def _line(data: dict[str, Any]) -> bytes:
 
 
 def require_finished(done: Done) -> None:
+    """Raises RequestFailed for an answer that was stopped here, not by its client."""
     if done.reason == "cancelled":
         raise RequestFailed("The answer was cut off: the server is being stopped.")

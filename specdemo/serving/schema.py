@@ -1,4 +1,4 @@
-"""Requests and figures of the API as OpenAI's clients know them, and one extension: `speculative`.
+"""Requests of the API as OpenAI's clients know them, and one extension: `speculative`.
 
 A request becomes a `Job` here. What cannot be honoured is refused by name, never ignored.
 """
@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specdemo.errors import BadInput
 from specdemo.models.templates import Message
 from specdemo.settings import Settings, parse
-from specdemo.trace import Trace, summarize, to_json
 
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 1000
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 
 IGNORED = frozenset(
@@ -53,11 +50,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to answer: a conversation, or a text or tokens to continue. One of the three is given.
+    """What to answer: a conversation, or a text or tokens to continue (one of the three).
 
-    The answer ends before the first of the `stop` strings. `certify` asks for a certificate,
-    `baseline` for an autoregressive run after the answer (to a single user message only).
-    """
+    The answer ends before the first of the `stop` strings. `baseline` asks for an autoregressive
+    run after the answer (to a single user message only)."""
 
     settings: Settings
     messages: tuple[Message, ...] = ()
@@ -86,8 +82,6 @@ class SpeculativeOptions(Strict, extra="allow"):
 
 
 class CommonRequest(Strict, extra="allow"):
-    """What both kinds of request share."""
-
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -96,28 +90,15 @@ class CommonRequest(Strict, extra="allow"):
     top_p: float | None = None
     top_k: int | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     speculative: SpeculativeOptions | None = None
-
-    @field_validator("stop")
-    @classmethod
-    def _short_stops(cls, value: str | list[str] | None) -> list[str]:
-        strings = [value] if isinstance(value, str) else value or []
-        if len(strings) > MAX_STOPS:
-            raise ValueError(f"there may be at most {MAX_STOPS} stop strings, not {len(strings)}")
-        if any(not 0 < len(one) <= MAX_STOP_CHARACTERS for one in strings):
-            raise ValueError(f"a stop string must have from 1 to {MAX_STOP_CHARACTERS} characters")
-        return strings
 
     @property
     def extension(self) -> SpeculativeOptions:
         return self.speculative or SpeculativeOptions()
 
-    def job(self, default_limit: int, longest: int) -> Job:
-        """The job, for a server whose answers have `longest` tokens at most. Raises BadInput."""
-        raise NotImplementedError
-
     def _job(self, limit: int, longest: int, **what: Any) -> Job:
+        """The job; `longest` is how many tokens an answer of this server may have."""
         wanted = self.extension
         given = wanted.model_extra
         settings = {
@@ -140,10 +121,10 @@ class CommonRequest(Strict, extra="allow"):
             checked = parse(Settings, settings)
         except BadInput as error:
             name = str(error.param)
-            param = "max_tokens" if name == "max_new_tokens" else name
-            param = f"speculative.{name}" if name in given else param
+            plain = "max_tokens" if name == "max_new_tokens" else name
+            param = f"speculative.{name}" if name in given else plain
             raise BadInput(param + str(error).removeprefix(name), param, "invalid_value") from None
-        stop = tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Job(checked, stop=stop, certify=wanted.certify, baseline=wanted.baseline, **what)
 
 
@@ -153,8 +134,6 @@ class TextPart(Strict):
 
 
 class ChatMessage(Strict):
-    """One message; `name` and the like are ignored."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
 
@@ -168,8 +147,6 @@ class ChatMessage(Strict):
 
 
 class ChatRequest(CommonRequest):
-    """POST /v1/chat/completions"""
-
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
     max_completion_tokens: int | None = None
 
@@ -183,8 +160,6 @@ class ChatRequest(CommonRequest):
 
 
 class CompletionRequest(CommonRequest):
-    """POST /v1/completions, with 16 tokens unless the request says otherwise"""
-
     prompt: str | list[str] | list[int] | list[list[int]]
 
     def job(self, default_limit: int, longest: int) -> Job:
@@ -198,9 +173,11 @@ class CompletionRequest(CommonRequest):
         return self._job(16 if self.max_tokens is None else self.max_tokens, longest, **what)
 
 
-def read(kind: type[CommonRequest], body: bytes) -> CommonRequest:
-    """The request in a body. Raises BadInput naming a parameter that is unknown or not supported
-    or has a value of another type."""
+def read(
+    kind: type[ChatRequest | CompletionRequest], body: bytes
+) -> ChatRequest | CompletionRequest:
+    """The request in a body. Raises BadInput naming a parameter that is unknown, not supported or
+    of another type."""
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
@@ -208,7 +185,11 @@ def read(kind: type[CommonRequest], body: bytes) -> CommonRequest:
     unknown = [f"speculative.{name}" for name in request.extension.model_extra.keys() - SETTINGS]
     for name, value in request.model_extra.items():
         if name in NEUTRAL:
-            if value is not None and not any(_same(value, one) for one in NEUTRAL[name]):
+            asks = value is not None and not any(
+                value == one and isinstance(value, bool) == isinstance(one, bool)
+                for one in NEUTRAL[name]
+            )
+            if asks:
                 message = f"Unsupported value: {name!r} is not supported with this value."
                 raise BadInput(message, name, "unsupported_parameter")
         elif name not in IGNORED:
@@ -228,15 +209,11 @@ def _seed(seed: int | None) -> int:
     return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8]) >> 1
 
 
-def _same(value: Any, neutral: Any) -> bool:
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
 def _refusal(error: ValidationError) -> BadInput:
     """The first finding in one sentence; of a union's members, the one that got furthest."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     same = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same, key=lambda one: len(one["loc"]))
+    first = max(same, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         message = "We could not parse the JSON body of your request: send a JSON object as UTF-8."
         return BadInput(message)
@@ -246,7 +223,7 @@ def _refusal(error: ValidationError) -> BadInput:
     if first["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadInput(message, param, "missing_required_parameter")
-    said = first["msg"].removeprefix("Value error, ")
+    said = first["msg"]
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return BadInput(f"Invalid value for '{param}': {said[:1].lower()}{said[1:]}.", param, code)
 
@@ -257,40 +234,6 @@ def _param(place: tuple[int | str, ...]) -> str:
     for part in place:
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not ("[" in part or part in ("str", "int")):
-            text += f".{part}" if text else part
-    return text[:100]
-
-
-def usage(trace: Trace) -> dict[str, int]:
-    """The tokens of prompt and answer."""
-    prompt, made = trace.prompt_tokens, len(trace.token_ids)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-    }
-
-
-def figures(trace: Trace, *, whole: bool) -> dict[str, Any]:
-    """The extension of a response: what speculation did for this answer, with the trace if `whole`.
-
-    Times in seconds, rates in tokens a second; `certified` None: not asked for.
-    """
-    summary = summarize(trace)
-    found = {
-        "acceptance_rate": summary.acceptance_rate,
-        "rounds": summary.rounds,
-        "tokens": summary.tokens,
-        "tokens_per_round": summary.tokens_per_round,
-        "draft_tokens": summary.drafted,
-        "accepted_tokens": summary.accepted,
-        "time_to_first_token_s": summary.time_to_first_token,
-        "prefill_s": trace.prefill_seconds,
-        "decode_s": summary.decode_seconds,
-        "draft_s": summary.draft_seconds,
-        "verify_s": summary.verify_seconds,
-        "tokens_per_second": summary.tokens_per_second,
-        "certified": trace.certificate.certified if trace.certificate else None,
-    }
-    return {**found, "trace": json.loads(to_json(trace))} if whole else found
+        elif not ("[" in part or part in ("str", "int", "constrained-str")):
+            text += f".{part}"
+    return text.lstrip(".")[:100]

@@ -7,8 +7,10 @@ Serve's replicas open a port on every address for calls between them; Ray has no
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -17,11 +19,11 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from specdemo.errors import BadInput, Busy, MissingPackage, RequestFailed
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.metrics import log_requests
-from specdemo.serving.api import create_app, key_from_environment
+from specdemo.serving.api import Api
 from specdemo.serving.backend import LOADING_FAILED, LocalBackend
-from specdemo.serving.options import ServeOptions, open_engine
+from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 
 OBJECT_STORE = 100_000_000
 """Bytes of shared memory for Ray's objects; what passes between processes is far smaller."""
@@ -34,24 +36,17 @@ RAY_QUIET = {
 }
 """Environment of Ray, unless the user has set it otherwise."""
 
-RAY_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Despite its name this makes Ray listen on the loopback address alone, on every system."""
-
-UNKNOWN_ADDRESS = (49, 99)
-"""Error numbers of an address that is not this machine's, on macOS and on Linux."""
-
 
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens on the address. Raises BadInput when that cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
         listening.listen(512)
     except OSError as error:
         listening.close()
-        if isinstance(error, socket.gaierror) or error.errno in UNKNOWN_ADDRESS:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             message = f"--host {host!r} is not an address of this machine; try 127.0.0.1."
         else:
             message = f"--port {port} cannot be used on {host} ({error.strerror}); choose another."
@@ -63,16 +58,14 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def local_server(
-    backend: LocalBackend, *, key: str | None, default_limit: int, drain_seconds: float
-) -> uvicorn.Server:
+def local_server(backend: LocalBackend, options: ServeOptions, key: str | None) -> uvicorn.Server:
     """A server for `run(sockets=[...])`; interrupted it finishes what has begun, and no longer."""
     config = uvicorn.Config(
-        create_app(backend, key=key, default_limit=default_limit),
+        Api(backend, key=key, default_limit=options.max_new_tokens).app,
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        timeout_graceful_shutdown=max(1, round(options.drain_seconds)),
     )
     return uvicorn.Server(config)
 
@@ -82,25 +75,15 @@ def serve_locally(options: ServeOptions, host: str, port: int) -> None:
     listening = bound_socket(host, port)
     url = url_of(*listening.getsockname()[:2])
     log_requests()
-    threads = options.cpus_per_replica
-    backend = LocalBackend(lambda report: open_engine(options, report, threads))
-    server = local_server(
-        backend,
-        key=key_from_environment(),
-        default_limit=options.max_new_tokens,
-        drain_seconds=options.drain_seconds,
-    )
-    failures: list[str] = []
+    backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica))
+    server = local_server(backend, options, key_from_environment())
 
     def load() -> None:
         backend.load()
-        try:
-            model = backend.ready_engine().description.model
-        except Busy as error:
-            failures.append(str(error))
-            signal.raise_signal(signal.SIGTERM)
-            return
-        print(f"Ready: {model} at {url}/v1", flush=True)
+        if backend.failed:
+            server.should_exit = True
+        else:
+            print(f"Ready: {backend.ready_engine().description.model} at {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,8 +94,8 @@ def serve_locally(options: ServeOptions, host: str, port: int) -> None:
         server.run(sockets=[listening])
     finally:
         backend.close()
-    if failures:
-        raise RequestFailed(failures[0])
+    if backend.failed:
+        raise RequestFailed(f"{LOADING_FAILED} {backend.failed}")
     print("Stopped.", file=sys.stderr)
 
 
@@ -136,11 +119,13 @@ def on_ray(
     Starts a cluster of its own unless `address` names one, as ray.init takes it. Raises
     RequestFailed when it does not come up.
     """
-    for name, value in (RAY_QUIET | ({} if address else RAY_LOCAL)).items():
+    for name, value in RAY_QUIET.items():
         os.environ.setdefault(name, value)
     bound_socket(host, port).close()
     settings = {"address": address}
     if address is None:
+        # Despite its name this makes Ray listen on the loopback address alone, on every system.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         require_cores(options, cores)
@@ -184,13 +169,12 @@ def _reason(error: Exception) -> str:
 
     from specdemo.serving.deployment import NAME
 
-    message = str(error)
+    report = str(error)
     with contextlib.suppress(Exception):
         deployments = serve.status().applications[NAME].deployments.values()
-        message = " ".join(one.message for one in deployments if one.message) or message
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    marked = [line.partition(LOADING_FAILED)[2].strip() for line in lines if LOADING_FAILED in line]
-    return (marked or lines or [type(error).__name__])[-1][:400]
+        report = "\n".join(one.message for one in deployments if one.message) or report
+    sentences = re.findall(f"{LOADING_FAILED} (.+)", report)
+    return (sentences or report.strip().splitlines() or [type(error).__name__])[-1][:400]
 
 
 def serve_on_ray(options: ServeOptions, host: str, port: int, address: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.errors import Busy, RequestFailed
-from specdemo.metrics import Gauges, Metrics
+from specdemo.metrics import Metrics
 from specdemo.settings import ModelChoice
 from specdemo.ui.limits import LIMITS, Gate, LimitedSession, Limits, Visitor
 from specdemo.ui.wording import error_sentence
@@ -54,7 +55,7 @@ class Service:
         self._waiting: Counter[ModelChoice] = Counter()
         self.users = 0
         self.state = State("loading", pair, BEGINNING)
-        self.metrics = Metrics(self._gauges)
+        self.metrics = Metrics(lambda: self._session, lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     def start(self, pair: ModelChoice | None = None) -> None:
@@ -147,21 +148,18 @@ class Service:
                     self.users -= 1
                     self._changed.notify_all()
 
-    def _gauges(self) -> Gauges:
-        return Gauges.of(self._session, self.gate.visitors)
-
     def health(self) -> dict[str, object]:
         """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
-        now = self._gauges()
-        blocks = {
-            name: {"used": used, "kept": kept, "limit": limit}
-            for name, used, kept, limit in now.blocks
-        }
+        session = self._session
+        load = session.load if session else None
         return {
             "status": self.state.kind,
-            "visitors": now.visitors,
-            "active": now.active,
-            "queue": now.waiting,
-            "restarts": now.restarts,
-            "cache_blocks": blocks,
+            "visitors": self.gate.visitors,
+            "active": load.active if load else 0,
+            "queue": load.waiting if load else 0,
+            "restarts": load.restarts if load else 0,
+            "cache_blocks": {
+                name: dataclasses.asdict(use)
+                for name, use in (session.cache_blocks() if session else {}).items()
+            },
         }
