@@ -6,6 +6,7 @@ quick.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -13,7 +14,7 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ from specdemo.errors import BadInput, SpecdemoError
 
 if TYPE_CHECKING:
     from specdemo.models.load import LoadedPair
+    from specdemo.models.progress import Progress, Report
     from specdemo.models.registry import Pair
     from specdemo.settings import ModelChoice
 
@@ -209,6 +211,7 @@ def _field_options(command: Callable, kind: type, argument: str) -> Callable:
     The command gets one checked instance as `argument`; BadInput names the option or the variable.
     """
     fields = dataclasses.fields(kind)
+    hints = get_type_hints(kind)
 
     @functools.wraps(command)
     def checked(*args: Any, **values: Any) -> Any:
@@ -216,15 +219,15 @@ def _field_options(command: Callable, kind: type, argument: str) -> Callable:
         return command(*args, **values, **{argument: _parse(kind, given)})
 
     for field in reversed(fields):
-        default = "auto" if field.default is None else str(field.default)
-        help = field.metadata["help"]
+        hint, help = hints[field.name], field.metadata["help"]
+        metavar = _METAVARS.get(field.name) or {int: "N", float: "X"}.get(hint, "NAME")
         checked = click.option(
             _option(field.name),
             field.name,
             envvar=_variable(field.name),
             show_envvar=True,
-            default=default or None,
-            metavar=_metavar(kind, field.name),
+            default="auto" if field.default is None else str(field.default) or None,
+            metavar="|".join(get_args(hint)) if get_origin(hint) is Literal else metavar,
             help=help[0].upper() + help[1:] + ".",
         )(checked)
         if field.name in _SECTIONS:
@@ -240,31 +243,30 @@ def _variable(field: str) -> str:
     return "SPECDEMO_" + _NAMES.get(field, field).upper()
 
 
-def _metavar(kind: type, field: str) -> str:
-    hint = get_type_hints(kind)[field]
-    if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
-    return _METAVARS.get(field) or {int: "N", float: "X"}.get(hint, "NAME")
-
-
 def _parse(kind: type, given: dict[str, str | None]) -> Any:
     from specdemo.settings import parse
 
     context = click.get_current_context()
-    source = {name: context.get_parameter_source(name) for name in given}
+    variables = {
+        name for name in given if context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
+    }
     # An option that names models overrides the variables that do.
-    named = ParameterSource.COMMANDLINE in (source.get("pair"), source.get("target"))
-    for name, text in given.items():
-        if source[name] is ParameterSource.ENVIRONMENT:
-            overridden = named and name in ("pair", "target", "draft")
-            given[name] = None if overridden else text.strip() or None
+    if any(
+        context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for name in ("pair", "target")
+    ):
+        given |= dict.fromkeys(variables & {"pair", "target", "draft"})
+    asked = {
+        name: text.strip()
+        for name, text in given.items()
+        if text is not None and (text.strip() or name not in variables)
+    }
     try:
-        return parse(kind, {name: value for name, value in given.items() if value is not None})
+        return parse(kind, asked)
     except BadInput as error:
         if error.param not in given:
             raise
-        variable = source[error.param] is ParameterSource.ENVIRONMENT
-        name = _variable(error.param) if variable else _option(error.param)
+        name = (_variable if error.param in variables else _option)(error.param)
         raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
 
 
@@ -282,12 +284,43 @@ def chosen_pair(choice: ModelChoice) -> Pair:
 
 def load_pair(choice: ModelChoice) -> LoadedPair:
     """The models of `choice`, fetched with a progress bar on stderr, ready for a Session."""
-    from specdemo.commands.progress_bar import ProgressBar
     from specdemo.models import load
 
     pair = chosen_pair(choice)
-    with ProgressBar() as bar:
-        return load.load_pair(pair, choice=choice, progress=bar)
+    with progress_bar() as report:
+        return load.load_pair(pair, choice=choice, progress=report)
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
+    from tqdm import tqdm
+
+    terminal = sys.stderr.isatty()
+    bar, step = tqdm(disable=True), ""
+
+    def show(progress: Progress) -> None:
+        nonlocal bar, step
+        if progress.text != step:
+            step = progress.text
+            bar.close()
+            bar = tqdm(
+                desc=step,
+                total=progress.total,
+                initial=progress.done,
+                unit="B",
+                unit_scale=True,
+                bar_format=None if progress.total else "{desc}",
+                disable=not terminal,
+            )
+            if not terminal:
+                click.echo(step, err=True)
+        bar.update(progress.done - bar.n)
+
+    try:
+        yield show
+    finally:
+        bar.close()
 
 
 def check_output(destination: str | None, option: str) -> str | None:
@@ -300,18 +333,13 @@ def check_output(destination: str | None, option: str) -> str | None:
     if destination in (None, "-"):
         return destination
     path = Path(destination)
-    if not path.parent.is_dir():
-        raise BadInput(
-            f"{option} {destination} cannot be written: there is no folder {path.parent}."
-        )
     new = not path.exists()
-    if new or path.is_file() or path.is_dir():
-        try:
-            open(path, "a").close()  # permissions do not tell: the disk may be read only
-            if new:
-                path.unlink()
-        except OSError as error:
-            raise BadInput(f"{option} {destination} cannot be written: {error.strerror}.") from None
+    try:
+        open(path, "a").close()  # permissions do not tell: the disk may be read only
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise BadInput(f"{option} {destination} cannot be written: {error.strerror}.") from None
     return destination
 
 
@@ -324,6 +352,4 @@ def write_json(text: str, destination: str) -> None:
     try:
         Path(destination).write_bytes(content)
     except OSError as error:
-        raise SpecdemoError(
-            f"{destination} cannot be written: {error.strerror or error}."
-        ) from error
+        raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error

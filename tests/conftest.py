@@ -25,6 +25,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 
+ROOT = Path(__file__).parent.parent
+
 SLOW_FIXTURES = {"chromium", "embedded_pair", "one_thread", "tiny_home"}
 """Fixtures that start a browser, load or export models, or train."""
 
@@ -34,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SLOW_FIXTURES & set(item.fixturenames):
             item.add_marker(pytest.mark.slow)
+
+
+def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """`python -m specdemo` with `arguments`, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "specdemo", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +69,9 @@ def tiny_home() -> Path:
 
     Made once for each version of what makes them; test processes that run at once share them.
     """
-    root = Path(__file__).parent
-    recipe = [root / "tiny_models.py", root.parent / "requirements-export.txt"]
+    recipe = [ROOT / "tests" / "tiny_models.py", ROOT / "requirements-export.txt"]
     version = hashlib.sha256(b"".join(path.read_bytes() for path in recipe)).hexdigest()[:12]
-    home = root.parent / ".cache" / f"tiny-models-{version}"
+    home = ROOT / ".cache" / f"tiny-models-{version}"
     home.parent.mkdir(exist_ok=True)
     with FileLock(f"{home}.lock"):
         if not home.exists():

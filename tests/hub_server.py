@@ -1,7 +1,6 @@
 """A Hub on 127.0.0.1 for the huggingface_hub client, which misbehaves on demand.
 
-Model metadata, HEAD and GET of files, redirects to a file store for large ones, ETags, ranges,
-error codes.
+Model metadata, HEAD and GET of files, ETags, ranges, error codes.
 """
 
 from __future__ import annotations
@@ -41,15 +40,12 @@ class Served:
 class Hub:
     """`with Hub() as hub:` serves `hub.repositories` at `hub.url` until the block ends or `stop`.
 
-    Files named in `corrupt` and `truncated` are served so; one in `cut_after` loses its connection
-    after so many bytes, once. `bytes_per_second` above 0 slows all files down.
+    Files named in `corrupt` are served so. `bytes_per_second` above 0 slows all files down.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.corrupt: set[str] = set()
-        self.truncated: set[str] = set()
-        self.cut_after: dict[str, int] = {}
         self.bytes_per_second = 0
         self.served: list[Served] = []
         self.requests: list[str] = []
@@ -101,7 +97,6 @@ class _Handler(BaseHTTPRequestHandler):
         for pattern, answer in (
             (r"/api/models/(?P<repo>.+?)(?:/revision/(?P<revision>[^/]+))?", self.metadata),
             (r"/(?P<repo>.+?)/resolve/(?P<revision>[^/]+)/(?P<name>.+)", self.resolve),
-            (r"/store/(?P<digest>[0-9a-f]{64})", self.store),
         ):
             if found := re.fullmatch(pattern, path):
                 answer(**found.groupdict())
@@ -143,30 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
         if (repository := self.repository(repo, revision)) is None:
             return
         content = repository.files.get(name)
-        headers = {"X-Repo-Commit": repository.commit}
         if content is None:
             self.fail(404, "EntryNotFound")
-        elif len(content) < LARGE:
-            self.content(name, content, headers)
-        else:
-            etag = f'"{digest(content)}"'
-            headers |= {"X-Linked-ETag": etag, "X-Linked-Size": str(len(content))}
-            self.say(302, b"", headers | {"Location": f"{self.hub.url}/store/{digest(content)}"})
-
-    def store(self, digest: str) -> None:
-        for repository in self.hub.repositories.values():
-            for name, content in repository.files.items():
-                if hashlib.sha256(content).hexdigest() == digest:
-                    self.content(name, content, {})
-                    return
-        self.say(404)
-
-    def content(self, name: str, content: bytes, headers: dict[str, str]) -> None:
-        headers = {**headers, "ETag": f'"{digest(content)}"', "Accept-Ranges": "bytes"}
+            return
+        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{digest(content)}"'}
         if name in self.hub.corrupt:
             content = bytes(byte ^ 1 for byte in content[:1000]) + content[1000:]
-        if name in self.hub.truncated:
-            content = content[: len(content) // 2]
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(wanted[1]) if wanted else 0
         if wanted:
@@ -174,9 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = content[start:]
         self.head(206 if wanted else 200, len(body), headers)
         if self.command == "GET":
-            limit = self.hub.cut_after.pop(name, None)
-            self.close_connection = limit is not None
-            self.send_slowly(name, start, body[:limit])
+            self.send_slowly(name, start, body)
 
     def send_slowly(self, name: str, start: int, body: bytes) -> None:
         self.hub.sending += 1

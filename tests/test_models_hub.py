@@ -15,6 +15,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from conftest import ROOT, specdemo
 from hub_server import COMMIT, Hub, Repository
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
@@ -24,7 +25,6 @@ from specdemo.models.registry import find_pair, own_pair
 from specdemo.models.sources import Source
 from specdemo.trace import from_json
 
-ROOT = Path(__file__).parent.parent
 DOLLY, PYTHIA = "OpenVINO/dolly-v2-3b-int8-ov", "OpenVINO/pythia-1b-int4-ov"
 REPO = "made-up/decoder"
 XML, BIN = "openvino_model.xml", "openvino_model.bin"
@@ -50,17 +50,6 @@ def server(monkeypatch, tmp_path):
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "SPECDEMO_PAIR"):
             monkeypatch.delenv(name, raising=False)
         yield running
-
-
-def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "specdemo", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
 
 
 def answer(*options: str) -> tuple:
@@ -97,7 +86,7 @@ def decoder_files(weights: bytes = b"w" * 300_000, **changed: bytes | None) -> d
     return {name: content for name, content in files.items() if content is not None}
 
 
-def fetch(repo: str = REPO, report=lambda progress: None) -> sources.Model:
+def fetch(repo: str = REPO, report=lambda progress: None) -> hub.Snapshot:
     return sources.prepare([Source(repo, repo, 0)], report)[0]
 
 
@@ -192,13 +181,26 @@ def test_only_the_files_that_are_needed_are_fetched(server):
     server.repositories[REPO] = Repository(decoder_files())
     fetched = {path.name for path in fetch().folder.iterdir()}
     assert fetched == {XML, BIN, "config.json", "tokenizer.json"}
-    assert server.bytes_served("pytorch_model.bin") == 0
 
 
 @pytest.mark.parametrize("spec", [REPO, f"{REPO}@{'f' * 40}"])
-def test_the_resolved_commit_is_recorded(server, spec):
+def test_the_resolved_commit_is_recorded_and_found_again(server, spec):
     server.repositories[REPO] = Repository(decoder_files(), commit="f" * 40)
     assert fetch(spec).revision == "f" * 40
+    server.stop()
+    assert fetch(spec).revision == "f" * 40
+
+
+def test_a_checkpoint_that_lacks_a_shard_is_not_taken_for_a_whole_one(server):
+    index = {"weight_map": {"a": "m-1-of-2.safetensors", "b": "m-2-of-2.safetensors"}}
+    files = dict.fromkeys(index["weight_map"].values(), b"weights")
+    files |= {"model.safetensors.index.json": json.dumps(index).encode()}
+    files |= dict.fromkeys(("config.json", "tokenizer.json"), b"{}")
+    server.repositories[REPO] = Repository(files)
+    folder = sources.checkpoint(Source(REPO, REPO, 0))
+    assert hub.cached(REPO)
+    (folder / "m-2-of-2.safetensors").unlink()
+    assert hub.cached(REPO) is None
 
 
 def test_progress_is_in_bytes_and_reaches_the_end(server, monkeypatch):
@@ -243,14 +245,6 @@ def test_a_download_killed_in_mid_file_fetches_only_the_rest(server, tmp_path):
     assert not list(cache.rglob("*.part"))
 
 
-def test_a_connection_cut_in_mid_file_is_resumed_in_the_same_run(server):
-    weights = os.urandom(2_000_000)
-    server.repositories[REPO] = Repository(decoder_files(weights))
-    server.cut_after[BIN] = 700_000
-    assert fetched_weights() == weights
-    assert server.bytes_served(BIN) < 2_700_001
-
-
 def test_what_another_program_put_into_the_hubs_cache_is_used(server):
     server.repositories[REPO] = Repository(decoder_files())
     huggingface_hub.snapshot_download(REPO)
@@ -262,7 +256,7 @@ def test_what_another_program_put_into_the_hubs_cache_is_used(server):
 def test_a_file_that_shrank_on_disk_is_fetched_anew(server, download):
     server.repositories[REPO] = Repository(decoder_files())
     made = download(REPO)
-    folder = made.folder if isinstance(made, sources.Model) else Path(made)
+    folder = made.folder if isinstance(made, hub.Snapshot) else Path(made)
     (folder / BIN).resolve().write_bytes(b"short")
     assert not in_cache()
     assert len(fetched_weights()) == 300_000
@@ -291,13 +285,9 @@ def test_a_proxy_is_gone_through(server):
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        ((401, "RepoNotFound"), BadInput, ["no model", "HF_TOKEN"]),
-        ((404, "RepoNotFound"), BadInput, ["no model", "spelling"]),
-        ((401, "GatedRepo"), FetchError, ["gated", "HF_TOKEN"]),
+        ((401, "RepoNotFound"), BadInput, ["no model", "HF_TOKEN", "spelling"]),
         ((403, "GatedRepo"), FetchError, ["gated", "HF_TOKEN"]),
         ((403, ""), FetchError, ["refuses", "HF_TOKEN"]),
-        ((404, "RevisionNotFound"), BadInput, ["revision", "commits/main"]),
-        ((500, ""), FetchError, ["500", "later"]),
         ((429, ""), FetchError, ["429", "later"]),
     ],
 )
@@ -312,7 +302,7 @@ def test_a_refusal_of_the_hub_is_one_sentence_with_what_to_do(server, error, kin
 
 def test_a_revision_that_is_gone_is_named(server):
     server.repositories[REPO] = Repository(decoder_files())
-    with pytest.raises(BadInput, match="no revision 'v9'"):
+    with pytest.raises(BadInput, match="no revision 'v9' .*commits/main"):
         fetch(f"{REPO}@v9")
 
 
@@ -328,18 +318,15 @@ def test_offline_mode_without_a_cache_is_one_sentence(server):
     assert server.requests == []
 
 
-@pytest.mark.parametrize(
-    ("name", "fault"), [(BIN, "corrupt"), ("config.json", "corrupt"), (BIN, "truncated")]
-)
-def test_a_damaged_file_is_thrown_away_and_fetched_anew(server, name, fault):
+@pytest.mark.parametrize("name", [BIN, "config.json"])
+def test_a_damaged_file_is_thrown_away_and_fetched_anew(server, name):
     weights = os.urandom(400_000)
     server.repositories[REPO] = Repository(decoder_files(weights))
-    faulty: set[str] = getattr(server, fault)
-    faulty.add(name)
+    server.corrupt.add(name)
     with pytest.raises(FetchError, match=f"{name} .*damaged"):
         fetch()
     assert not in_cache()
-    faulty.clear()
+    server.corrupt.clear()
     assert fetched_weights() == weights
 
 
@@ -364,19 +351,19 @@ def test_a_disk_that_fills_up_half_way_keeps_what_came(server, monkeypatch):
     assert server.bytes_served(BIN) == 250_000
 
 
-def test_too_little_disk_is_said_before_the_first_byte(server, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "there", "words"),
+    [
+        (shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000), "of disk"),
+        (machine, "memory_bytes", lambda: 1_000_100_000, "of memory"),
+    ],
+)
+def test_too_little_disk_or_memory_is_said_before_the_first_byte(
+    server, monkeypatch, module, name, there, words
+):
     server.repositories[REPO] = Repository(decoder_files())
-    usage = shutil._ntuple_diskusage(10**9, 10**9, 1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(FetchError, match="GB of disk"):
-        fetch()
-    assert server.served == []
-
-
-def test_too_little_memory_is_said_before_the_first_byte(server, monkeypatch):
-    server.repositories[REPO] = Repository(decoder_files())
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 1_000_100_000)
-    with pytest.raises(FetchError, match="GB of memory"):
+    monkeypatch.setattr(module, name, there)
+    with pytest.raises(FetchError, match=f"GB {words}"):
         fetch()
     assert server.served == []
 
@@ -432,22 +419,22 @@ def test_the_default_is_the_largest_pair_that_fits(server, monkeypatch, gigabyte
     assert registry.default_pair().pair.name == name
 
 
-def test_a_smaller_pair_that_is_here_goes_before_a_larger_one_that_is_not(server, monkeypatch):
+@pytest.mark.parametrize(
+    ("here", "name", "reason"),
+    [(True, "dolly-3b", "dolly-12b would fit too"), (False, "embedded", "Hub cannot be reached")],
+)
+def test_without_the_hub_the_default_is_a_pair_that_is_here(
+    server, monkeypatch, here, name, reason
+):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 32 * 2**30)
     server.repositories[DOLLY] = server.repositories[PYTHIA] = Repository(decoder_files())
-    fetch(DOLLY)
-    fetch(PYTHIA)
-    choice = registry.default_pair()
-    assert choice.pair.name == "dolly-3b"
-    assert "dolly-12b would fit too" in choice.why
-
-
-def test_the_default_is_the_embedded_pair_where_the_hub_does_not_answer(server, monkeypatch):
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 32 * 2**30)
+    if here:
+        fetch(DOLLY)
+        fetch(PYTHIA)
     server.stop()
     choice = registry.default_pair()
-    assert choice.pair.name == "embedded"
-    assert "Hub cannot be reached" in choice.why
+    assert choice.pair.name == name
+    assert reason in choice.why
 
 
 def test_the_hub_is_not_asked_in_offline_mode(server, monkeypatch):

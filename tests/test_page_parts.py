@@ -435,8 +435,8 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_kept(monkeypa
 def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypatch):
     large = registry.find_pair("dolly-12b")
     there = [
-        registry.Surveyed(registry.EMBEDDED, None, fits=True, ready=True),
-        registry.Surveyed(large, None, fits=False, ready=False),
+        registry.Surveyed(registry.EMBEDDED, fits=True, ready=True),
+        registry.Surveyed(large, fits=False, ready=False),
     ]
     monkeypatch.setattr(registry, "survey", lambda: there)
     titles = dict(map(reversed, choice.Offer(EMBEDDED, False).surveyed_pairs()))

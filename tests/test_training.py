@@ -197,9 +197,9 @@ def test_a_gguf_target_continues_prompts_the_same_in_any_batch(embedded_pair, tm
     requests = [
         Request(tuple(target.template.render(one, target.tokenizer)), 12, 0.0, 0) for one in prompts
     ]
-    writer = target.writer("cpu")
-    together = writer.write(requests)
-    assert together == [writer.write([request])[0] for request in requests]
+    write = target.writer("cpu")
+    together = write(requests)
+    assert together == [write([request])[0] for request in requests]
     assert all(0 < len(answer) <= 12 for answer in together)
 
 
@@ -239,12 +239,9 @@ def test_a_seed_always_gives_the_same_instructions():
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "881d5e6b6f3e3cde"
 
 
-def test_another_setting_does_not_continue_an_earlier_run(target, text, trained, draft):
+def test_settings_that_cannot_work_are_bad_input(target, text, trained, draft, tmp_path):
     with pytest.raises(BadInput, match="another passes"):
         train_draft(settings(target, text, draft, passes=5))
-
-
-def test_a_target_with_too_few_layers_is_bad_input(target, text, tmp_path):
     with pytest.raises(BadInput, match="--layers 4: the target has 3"):
         train_draft(settings(target, text, tmp_path / "draft", layers=4))
 
@@ -284,7 +281,7 @@ def test_a_loop_is_cut_and_what_lookup_guesses_weighs_little():
     assert max(lesson.weights[8:]) < 0.2
 
 
-def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end():
+def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end(tmp_path):
     prompt = (1, 2, 3, 4, 5, *range(100, 200))
     lesson = corpus.lesson(Conversation("", True, prompt, (7, 1, 2, 3, 4)), prompt_tokens=10)
     assert lesson.prompt == prompt[-10:]
@@ -293,12 +290,9 @@ def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end():
     assert batch.tokens.shape == (2, 15)
     assert batch.labels.tolist() == [7, 1, 2, 3, 4, 9]
     assert batch.weights[batch.answered].tolist() == pytest.approx([*lesson.weights, 1.0])
-
-
-def test_written_conversations_come_back_without_weights(tmp_path):
-    said = Conversation("sum", True, (1, 2), (3, 4))
-    corpus.write(tmp_path / "text.jsonl", [corpus.lesson(said)])
-    assert corpus.read(tmp_path / "text.jsonl") == [said]
+    corpus.write(tmp_path / "text.jsonl", [lesson])
+    [again] = corpus.read(tmp_path / "text.jsonl")
+    assert (again.prompt, again.answer, again.weights) == (lesson.prompt, lesson.answer, ())
 
 
 def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk(tmp_path):
@@ -356,10 +350,7 @@ def test_a_drafts_layers_and_its_targets_tensors_make_one_gguf_file(tmp_path):
     writer.add_string("general.name", "stands in for the wheel's")
     for name in ("token_embd.weight", "blk.0.attn_norm.weight", "output_norm.weight"):
         writer.add_tensor(name, np.ones((8, 64) if "embd" in name else 64, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.close(writer)
     gguf_files.write_draft(
         gguf_files.read(target), gguf_files.read(layers[0]), tmp_path / "draft.gguf"
     )
@@ -369,10 +360,3 @@ def test_a_drafts_layers_and_its_targets_tensors_make_one_gguf_file(tmp_path):
     expected = {name: bytes(tensor.data) for name, tensor in own.items()}
     expected["token_embd.weight"] = np.ones((8, 64), np.float32).tobytes()
     assert {tensor.name: bytes(tensor.data) for tensor in whole.tensors} == expected
-
-
-def test_the_embedded_drafts_head_tokens_are_ids_without_repetition():
-    from specdemo.models import embedded
-
-    tokens = np.load(embedded.DRAFT / "head_tokens.npy")
-    assert len(np.unique(tokens)) == len(tokens) <= tokens.max() + 1 <= 49_152

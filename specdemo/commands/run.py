@@ -23,16 +23,16 @@ from specdemo.errors import BadInput
 
 if TYPE_CHECKING:
     from specdemo.settings import ModelChoice, Settings
-    from specdemo.trace import BaselineToken, Round, Trace
+    from specdemo.trace import BaselineToken, Difference, Round, Trace
 
 STYLES = {
     "accepted": ("accepted draft token", {"fg": "green"}),
     "correction": ("correction (underlined)", {"fg": "red", "underline": True}),
     "bonus": ("bonus token (bold)", {"fg": "cyan", "bold": True}),
     "first": ("first token (inverse)", {"fg": "yellow", "reverse": True}),
-    "plain": ("nothing was drafted", {"reset": False}),
 }
-"""Origin of a token: its name in the legend; colour, and an attribute for the colour-blind."""
+"""Origin of a token: its name in the legend; colour, and an attribute for the colour-blind. Tokens
+without a draft are plain."""
 
 ENDINGS = {
     "stop": "the model ended its answer",
@@ -86,15 +86,15 @@ class Screen:
     def text(self, text: str, origin: str = "plain") -> None:
         """Generated text, its control characters escaped: they could command the terminal."""
         text = printable(text)
-        if text and self._styled:
+        if text and self._styled and origin in STYLES:
             text = click.style(text, **STYLES[origin][1])
         click.echo(text, nl=False, file=self._stream, color=True)
 
     def legend(self) -> None:
         """The names of the styles, if there are styles."""
         if self._styled:
-            for origin in ("accepted", "correction", "bonus", "first"):
-                self.text(STYLES[origin][0], origin)
+            for origin, (name, _) in STYLES.items():
+                self.text(name, origin)
                 self.text("   ")
             self.line("\n")
 
@@ -148,29 +148,24 @@ def report(trace: Trace) -> list[str]:
         )
     if trace.pair.numerics_found:
         lines.append(f"numerics {trace.pair.numerics_found}")
-    if trace.certificate:
-        lines.append(_certificate(trace))
+    if found := trace.certificate:
+        if found.certified:
+            verdict, chose = "certified", f"the same {found.checked} tokens"
+        else:
+            verdict, chose = "not certified", f"another token at position {found.first_difference}"
+        lines.append(f"{verdict}: one parallel pass over the finished answer chose {chose}")
     if figures.baseline_tokens_per_second is not None:
         lines.append(f"autoregressive decoding: {figures.baseline_tokens_per_second:.1f} tokens/s")
     if figures.speedup is not None:
         lines.append(f"speed-up {figures.speedup:.2f}x")
-    if trace.identical is not None:
-        lines.append(_comparison(trace))
+    if trace.identical:
+        lines.append("the two answers are identical, token for token")
+    elif trace.identical is False:
+        lines.append(_difference(trace.difference))
     return lines
 
 
-def _certificate(trace: Trace) -> str:
-    found = trace.certificate
-    begin = "one parallel pass over the finished answer chose"
-    if found.certified:
-        return f"certified: {begin} the same {found.checked} tokens"
-    return f"not certified: {begin} another token at position {found.first_difference}"
-
-
-def _comparison(trace: Trace) -> str:
-    if trace.identical:
-        return "the two answers are identical, token for token"
-    found = trace.difference
+def _difference(found: Difference | None) -> str:
     if found is None:
         return "the two answers differ in length"
     margin = "" if found.margin is None else f" (by {found.margin:.3f} logits over the next best)"

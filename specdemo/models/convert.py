@@ -17,8 +17,6 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from specdemo.models.machine import link
-
 GROUP_SIZES = (128, 64, 32)
 _KEPT = (
     "tokenizer.json",
@@ -27,8 +25,7 @@ _KEPT = (
     "generation_config.json",
 )
 _AT_ONCE = 32
-"""Matrices unpacked together: one at a time, compiling would take most of the time, and all of them
-would take 4 bytes a weight."""
+"""Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
 
 
 def from_gguf(gguf: Path, out: Path) -> None:
@@ -37,7 +34,7 @@ def from_gguf(gguf: Path, out: Path) -> None:
 
     out.mkdir(parents=True)
     source = out / "model.gguf"  # the IR is written beside it
-    link(gguf, source)
+    shutil.copyfile(gguf, source)
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
     _rewrite(out / "openvino_model.xml", to_int8_rows)
@@ -66,8 +63,8 @@ def from_checkpoint(
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         size = group_size or fitting_group_size(config)
         _rewrite(out / "openvino_model.xml", lambda model: _compressed(model, weight_format, size))
-    for name in _KEPT:  # the checkpoint's own files, where transformers wrote none or another form
-        if (source / name).is_file() and (name == "tokenizer.json" or not (out / name).exists()):
+    for name in _KEPT:  # where transformers wrote none or another form
+        if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
 
 
@@ -80,10 +77,7 @@ def fitting_group_size(config: dict) -> int:
 
 
 def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Model:
-    """Weights as int8 with a scale a row, or int4 with a scale a group (embedding and head int8).
-
-    optimum-intel's `main_export` leaves the quantization to its command line.
-    """
+    """Weights as int8 with a scale a row, or int4 with a scale a group; embedding and head int8."""
     import nncf
 
     if weight_format == "int8":
@@ -93,11 +87,8 @@ def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Mode
 
 
 def to_int8_rows(model: ov.Model) -> ov.Model:
-    """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place.
-
-    Verifying a draft runs a few rows at once. Without dot-product instructions for small integers
-    such a forward spends its time on unpacking weights, and plain int8 rows unpack fastest.
-    """
+    """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place:
+    the form that unpacks fastest where there are no dot products of small integers."""
     matrices = [node for node in model.get_ordered_ops() if _is_compressed_matrix(node)]
     for begin in range(0, len(matrices), _AT_ONCE):
         nodes = matrices[begin : begin + _AT_ONCE]

@@ -1,75 +1,42 @@
 """OpenVINO IR of PyTorch checkpoints and GGUF files, made in child processes (see `convert`).
 
-A child gives its memory back when it ends, and a crash in it becomes an error here. Exports of
-checkpoints are cached by source and settings.
+A child gives its memory back when it ends, and a crash in it becomes an error here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import specdemo
 from specdemo.errors import BadInput, FetchError, MissingPackage
-from specdemo.models import child, ir
-from specdemo.models.machine import cache_home, exclusive_scratch, make_folder, require_space
+from specdemo.models import ir
+from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Progress, Report, silent
-
-_FORMAT = 2
-"""Raised when exports change, so that older ones in the cache are not taken for new ones."""
 
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportSettings:
-    """`weight_format` is int8, int4 or fp16; `group_size` is for int4: weights that share a scale,
-    0 for the largest that fits."""
-
-    weight_format: str = "int8"
-    group_size: int = 0
-
-
-def export_cached(
-    source: Path, name: str, revision: str, settings: ExportSettings, report: Report = silent
-) -> Path:
-    """The IR of the checkpoint in `source`, from the cache if this revision was exported before.
-
-    `revision` identifies the content of `source`. Raises what `export` raises.
-    """
-    folder = _place(name, revision, settings)
-    if not (folder / ir.MODEL).is_file():
-        with exclusive_scratch(folder.parent) as scratch:
-            if not (folder / ir.MODEL).is_file():
-                export(source, scratch / "ir", settings, report, name=name)
-                os.replace(scratch / "ir", folder)
-    return folder
-
-
-def cached_export(name: str, revision: str, settings: ExportSettings) -> Path | None:
-    """The folder of an earlier `export_cached`, None if there was none."""
-    folder = _place(name, revision, settings)
-    return folder if (folder / ir.MODEL).is_file() else None
-
-
-def _place(name: str, revision: str, settings: ExportSettings) -> Path:
-    parts = [name, revision, settings.weight_format, settings.group_size, _FORMAT]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    plain = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)[-60:]
-    return cache_home() / "exported" / f"{plain}-{settings.weight_format}-{key[:10]}"
-
-
 def export(
-    source: Path, out: Path, settings: ExportSettings, report: Report = silent, *, name: str = ""
+    source: Path,
+    out: Path,
+    weight_format: str,
+    report: Report = silent,
+    *,
+    group_size: int = 0,
+    name: str = "",
 ) -> None:
     """Make IR of the checkpoint in `source` in the new folder `out`, whole or not at all.
 
-    Raises BadInput for a folder without a checkpoint or an `out` that exists, MissingPackage
-    without torch and optimum-intel, FetchError if the export fails.
+    `weight_format` is int8, int4 or fp16; `group_size` is for int4: weights that share a scale, 0
+    for the largest that fits. Raises BadInput for a folder without a checkpoint or an `out` that
+    exists, MissingPackage without torch and optimum-intel, FetchError if the export fails.
     """
     require_checkpoint(source)
     name = name or str(source)
@@ -81,24 +48,21 @@ def export(
             "`pip install --retries 1 -r requirements-export.txt`."
         )
     weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
-    needed = sum(path.stat().st_size for path in weights)
-    if settings.weight_format != "fp16":  # 32-bit IR comes first, of a checkpoint of perhaps 16
-        needed = int(2.5 * needed)
-    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
-    report(Progress(f"Exporting {name} to OpenVINO IR ({settings.weight_format})"))
+    # The 32-bit IR comes first, of a checkpoint of perhaps 16 bits.
+    needed = sum(map(file_size, weights)) * (1 if weight_format == "fp16" else 2.5)
+    require_space(make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}")
+    report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
-            code, output = child.run_module(
+            code, output = run_module(
                 "specdemo.models.convert",
-                [str(source), str(made), settings.weight_format, str(settings.group_size)],
+                [str(source), str(made), weight_format, str(group_size)],
                 log=Path(scratch) / "export.log",
                 environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             )
-            if code != 0 or not (made / ir.MODEL).is_file():
-                raise FetchError(
-                    f"optimum-intel could not export {name}: {child.reason(code, output)}"
-                )
+            if code != 0:
+                raise FetchError(f"optimum-intel could not export {name}: {reason(code, output)}")
             ir.check_decoder(made)
             if out.is_dir():
                 out.rmdir()
@@ -113,21 +77,18 @@ def convert_gguf(gguf: Path, out: Path) -> None:
     The folder is not whole if this fails: make it inside a scratch folder.
     """
     make_folder(out.parent)
-    code, output = child.run_module(
+    code, output = run_module(
         "specdemo.models.convert", [str(gguf), str(out)], log=out.parent / "convert.log"
     )
     if code != 0:
         raise FetchError(
-            f"openvino_genai could not convert {gguf.name} to OpenVINO IR: "
-            f"{child.reason(code, output)}"
+            f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
         )
     ir.check_decoder(out)
 
 
 def require_checkpoint(folder: Path) -> None:
     """Raise BadInput if `folder` holds no PyTorch checkpoint with its configuration."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder.")
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if not has_weights or not (folder / "config.json").is_file():
         raise BadInput(
@@ -136,11 +97,42 @@ def require_checkpoint(folder: Path) -> None:
         )
 
 
-def fingerprint(folder: Path) -> str:
-    """Identifies the content of a local checkpoint by names, sizes and times of its files."""
-    total = hashlib.sha256(str(folder.resolve()).encode())
-    for path in sorted(folder.glob("*")):
-        if path.is_file():
-            status = path.stat()
-            total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return total.hexdigest()[:16]
+def run_module(
+    module: str,
+    arguments: list[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> tuple[int, str]:
+    """Run `python -m module arguments`; returns its exit code and its output, kept in `log`.
+
+    `watch` is called about five times a second. The child is killed if this function is left early.
+    """
+    package_root = str(Path(specdemo.__file__).parent.parent)
+    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+        )
+        try:
+            while child.poll() is None:
+                watch()
+                time.sleep(0.2)
+        finally:
+            child.kill()
+            child.wait()
+    return child.returncode, log.read_text(encoding="utf-8", errors="replace")
+
+
+def reason(code: int, output: str) -> str:
+    """Why a child failed: its last line, or the signal that ended it."""
+    if code < 0:
+        return f"the process was killed (signal {-code}), which usually means that memory ran out."
+    lines = output.strip().splitlines()
+    return lines[-1].strip()[:300] if lines else f"exit code {code}."

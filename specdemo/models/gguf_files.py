@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdemo.errors import BadInput, FetchError
+from specdemo.errors import FetchError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import GGUFReader, GGUFWriter
 
 _CONTROL = 3  # a kind of token
 
@@ -76,34 +75,18 @@ def write_tokenizer(file: GGUFReader, path: Path) -> None:
 
 
 def write_draft(target: GGUFReader, layers: GGUFReader, out: Path) -> None:
-    """Write a draft as a whole GGUF: the target's metadata, embedding and head, the draft's layers.
+    """Write a draft as a whole GGUF file: the target's metadata, embedding and head, and `layers`,
+    the draft's decoder layers and final norm (see `training.export`).
 
-    The same bytes for the same inputs; `out` appears whole or not at all.
-
-    Args:
-        target: the target. Its tensors named like one of the draft's are left out, and its layers.
-        layers: the draft's decoder layers and final norm (see `training.export`).
-        out: the file to write, about 40 MB for the embedded pair.
-
-    Raises:
-        BadInput: the draft's width differs from the target's.
+    The same bytes for the same inputs, about 40 MB for the embedded pair.
     """
     from gguf import GGUFWriter
 
-    shapes = [
-        next((one.shape.tolist() for one in file.tensors if one.name == "output_norm.weight"), [])
-        for file in (target, layers)
-    ]
-    if shapes[0] != shapes[1]:
-        raise BadInput(
-            f"The target has a final norm of shape {shapes[0]} where the draft has {shapes[1]}."
-        )
     replaced = {tensor.name for tensor in layers.tensors}
     kept = [one for one in target.tensors if not one.name.startswith("blk.")]
     kept = [one for one in kept if one.name not in replaced]
     blocks = {name.split(".")[1] for name in replaced if name.startswith("blk.")}
-    partial = out.with_name(out.name + ".partial")
-    writer = GGUFWriter(partial, value(target, "general.architecture"))
+    writer = GGUFWriter(out, value(target, "general.architecture"))
     for field in target.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue  # the writer's own
@@ -112,8 +95,12 @@ def write_draft(target: GGUFReader, layers: GGUFReader, out: Path) -> None:
         writer.add_key_value(field.name, content, kind, inner[-1] if inner else None)
     for tensor in [*kept, *layers.tensors]:  # the target's order: embedding first, then layers
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    close(writer)
+
+
+def close(writer: GGUFWriter) -> None:
+    """Write everything that was added to `writer`."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(partial, out)

@@ -1,46 +1,38 @@
 """Files from the Hugging Face Hub: disk checked first, resumed after a kill, verified by hash.
 
-The files are kept in huggingface_hub's own cache, where other programs find them; a manifest in
-this program's cache records that a snapshot is whole. The Hub's own client starts a file anew after
-a kill, so the bytes are fetched here, with its `http_get`, and put into its cache when they are
-whole and their hash is right.
+The files are kept in huggingface_hub's own cache, where other programs find them. Its client starts
+a file anew after a kill, so the bytes are fetched here, with its `http_get`, and put into its cache
+when they are whole and their hash is right.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
-from specdemo.models.machine import cache_home, file_size, make_folder, require_space
-from specdemo.models.progress import Progress, Report, estimate, silent
+from specdemo.models import ir
+from specdemo.models.machine import file_size, make_folder, require_space
+from specdemo.models.progress import Meter, Report, silent
 
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-Choose = Callable[[Sequence[str]], list[str]]
-"""From the names in a repository, those that are needed. Raises BadInput if one is missing."""
-
-Check = Callable[[Path], None]
-"""Raises a SpecdemoError if a snapshot's folder cannot be used."""
+_SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt)|openvino_(de)?tokenizer\.(xml|bin)")
+"""Files of configuration, tokenizer and template."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository. `size` is in bytes.
-
-    `digest` is SHA-256 for large files, git's SHA-1 for small ones. `link` is the file's place in
-    the snapshot, `blob` that of its content in the Hub's cache.
-    """
+    """A file of a repository. `size` is in bytes; `digest` is SHA-256 for large files, git's SHA-1
+    for small ones. `link` is its place in the snapshot, `blob` that of its content in the cache."""
 
     name: str
     size: int
@@ -54,19 +46,19 @@ class RemoteFile:
         return self.blob.with_name(self.blob.name + ".part")
 
     @property
-    def present(self) -> int:
-        """Bytes on this disk, whole or in part."""
+    def missing(self) -> int:
+        """Bytes that are not on this disk yet."""
         if self.size in (file_size(self.link), file_size(self.blob)):
-            return self.size
-        return min(self.size, file_size(self.part))
+            return 0
+        return max(0, self.size - file_size(self.part))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is needed of a repository at one commit. `spec` is its name as it was asked for."""
+    """What is needed of a repository at one commit, which `revision` names."""
 
-    spec: str
     repo: str
+    revision: str
     commit: str
     files: tuple[RemoteFile, ...]
 
@@ -76,16 +68,16 @@ class Listing:
 
     @property
     def missing(self) -> int:
-        """Bytes that are not on this disk yet."""
-        return sum(file.size - file.present for file in self.files)
+        return sum(file.missing for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole copy of what is needed of a repository, at a commit."""
+    """A model's whole folder; `revision` is its commit, or a fingerprint for a folder of one's
+    own."""
 
     folder: Path
-    commit: str
+    revision: str
 
 
 def answers(timeout: float = 2.0) -> bool:
@@ -110,32 +102,21 @@ def answers(timeout: float = 2.0) -> bool:
     return answered.is_set()
 
 
-def cached(repo: str, choose: Choose, check: Check) -> Snapshot | None:
+def cached(repo: str) -> Snapshot | None:
     """The whole snapshot of `repo` on this disk, or None. Never asks the network.
 
-    A snapshot that another program put into the Hub's cache (a Space's preload, say) is accepted if
-    it holds everything that `choose` needs and passes `check`.
+    Whoever put it into the Hub's cache (a Space's preload, say), it is accepted if it is complete.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads(_manifest(repo).read_text(encoding="utf-8"))
-        folder = Path(manifest["folder"])
-        if all(file_size(folder / path) == size for path, size in manifest["files"].items()):
-            return Snapshot(folder, manifest["commit"])
     name, commit = split(repo)
-    if not _COMMIT.fullmatch(commit):
-        try:
-            commit = (_storage(name) / "refs" / commit).read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
-    folder = _storage(name) / "snapshots" / commit
-    present = [path for path in folder.rglob("*") if path.is_file()]
-    try:
-        wanted = choose([path.relative_to(folder).as_posix() for path in present])
-        check(folder)
-    except SpecdemoError:
-        return None
-    _write_manifest(repo, commit, folder, {path: file_size(folder / path) for path in wanted})
-    return Snapshot(folder, commit)
+    with suppress(OSError, SpecdemoError):
+        if not _COMMIT.fullmatch(commit):
+            commit = _reference(name, commit).read_text(encoding="utf-8").strip()
+        folder = _storage(name) / "snapshots" / commit
+        present = [path for path in folder.rglob("*") if path.is_file()]
+        _choose([path.relative_to(folder).as_posix() for path in present])
+        _check(folder)
+        return Snapshot(folder, commit)
+    return None
 
 
 def split(repo: str) -> tuple[str, str]:
@@ -144,7 +125,7 @@ def split(repo: str) -> tuple[str, str]:
     return name, revision or "main"
 
 
-def list_repository(repo: str, choose: Choose) -> Listing:
+def list_repository(repo: str) -> Listing:
     """Ask the Hub what `repo` holds. Raises FetchError, or BadInput for a wrong name or content."""
     from huggingface_hub import HfApi
 
@@ -153,21 +134,19 @@ def list_repository(repo: str, choose: Choose) -> Listing:
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     except Exception as error:
         raise explain(error, repo) from error
+    storage = _storage(name)
     siblings = {one.rfilename: one for one in info.siblings or []}
     try:
-        wanted = choose(list(siblings))
+        wanted = _choose(list(siblings))
     except BadInput as error:
         raise BadInput(f"{repo} on the Hub {error}") from error
-    storage = _storage(name)
     files = []
     for path in wanted:
         one = siblings[path]
         digest = one.lfs["sha256"] if one.lfs else one.blob_id
-        snapshot = storage / "snapshots" / info.sha
-        files.append(
-            RemoteFile(path, one.size, digest, snapshot / path, storage / "blobs" / digest)
-        )
-    return Listing(repo, name, info.sha, tuple(files))
+        link = storage / "snapshots" / info.sha / path
+        files.append(RemoteFile(path, one.size, digest, link, storage / "blobs" / digest))
+    return Listing(name, revision, info.sha, tuple(files))
 
 
 def require_disk(listings: Sequence[Listing]) -> None:
@@ -178,24 +157,56 @@ def require_disk(listings: Sequence[Listing]) -> None:
         require_space(_cache(), missing + 50_000_000, what)
 
 
-def download(listing: Listing, check: Check, report: Report = silent) -> Snapshot:
+def download(listing: Listing, report: Report = silent) -> Snapshot:
     """Fetch what is missing of `listing`, verify it and return the whole snapshot.
 
-    `check` looks at the folder before it counts as whole. Raises FetchError or BadInput.
+    Raises FetchError or BadInput.
     """
-    meter = _Meter(report, listing)
+    size = listing.size
+    meter = Meter(report, f"Downloading {listing.repo}", size, size - listing.missing)
     try:
         for file in sorted(listing.files, key=lambda one: one.size):
             _fetch(listing, file, meter)
     except SpecdemoError:
         raise
     except Exception as error:
-        raise explain(error, listing.spec) from error
+        raise explain(error, f"{listing.repo}@{listing.revision}") from error
     folder = _storage(listing.repo) / "snapshots" / listing.commit
-    check(folder)
-    sizes = {file.name: file.size for file in listing.files}
-    _write_manifest(listing.spec, listing.commit, folder, sizes)
+    _check(folder)
+    if listing.revision != listing.commit:
+        reference = _reference(listing.repo, listing.revision)
+        make_folder(reference.parent)
+        reference.write_text(listing.commit, encoding="utf-8")
     return Snapshot(folder, listing.commit)
+
+
+def _choose(names: Sequence[str]) -> list[str]:
+    """What to take from a repository: its IR with tokenizer, else its PyTorch checkpoint.
+
+    Raises BadInput, a sentence without its subject, if it has neither whole.
+    """
+    weights = [ir.MODEL, ir.WEIGHTS]
+    if ir.MODEL not in names:
+        weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
+        weights = weights or [one for one in names if re.fullmatch(r"pytorch_model[^/]*\.bin", one)]
+    if not weights:
+        raise BadInput(f"holds neither OpenVINO IR ({ir.MODEL}) nor a PyTorch checkpoint.")
+    required = [*weights, "config.json", "tokenizer.json"]
+    if lacking := [name for name in required if name not in names]:
+        raise BadInput(f"has no {' and no '.join(lacking)}; choose a repository that has.")
+    return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
+
+
+def _check(folder: Path) -> None:
+    """Raise SpecdemoError if IR cannot be used or a checkpoint lacks one of its shards."""
+    if (folder / ir.MODEL).exists():
+        ir.check_decoder(folder)
+        return
+    weights = "model.safetensors" if any(folder.glob("*.safetensors")) else "pytorch_model.bin"
+    index = ir.read_json(folder / f"{weights}.index.json")
+    for shard in set(index.get("weight_map", {}).values()):
+        if not (folder / shard).is_file():
+            raise FetchError(f"{folder} lacks {shard}; fetch the model again.")
 
 
 def explain(error: Exception, repo: str) -> SpecdemoError:
@@ -205,7 +216,7 @@ def explain(error: Exception, repo: str) -> SpecdemoError:
 
     name, revision = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
-    messages = {  # a gated repository's error is also a RepositoryNotFoundError
+    known = {  # a gated repository's error is also a RepositoryNotFoundError
         errors.OfflineModeIsEnabled: f"{name} is not in the cache and HF_HUB_OFFLINE forbids "
         "fetching it; unset HF_HUB_OFFLINE.",
         errors.GatedRepoError: f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a "
@@ -215,64 +226,32 @@ def explain(error: Exception, repo: str) -> SpecdemoError:
         errors.RepositoryNotFoundError: f"There is no model {name!r} at {constants.ENDPOINT}, or "
         "it is private; check the spelling, or set HF_TOKEN to a token that may read it.",
     }
-    users = (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)
-    for cause, message in messages.items():
+    for cause, said in known.items():
         if isinstance(error, cause):
-            return BadInput(message) if cause in users else FetchError(message)
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        advice = "try again later"
-        if status in (401, 403):
-            advice = "set HF_TOKEN to a token that may read it"
-        return FetchError(f"The Hub refuses to serve {name} (HTTP {status}); {advice}.")
-    if isinstance(error, (httpx.HTTPError, ConnectionError, TimeoutError)):
-        return FetchError(
+            gone = cause in (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)
+            return BadInput(said) if gone else FetchError(said)
+    response = getattr(error, "response", None)
+    if response is not None:
+        refused = response.status_code in (401, 403)
+        advice = "set HF_TOKEN to a token that may read it" if refused else "try again later"
+        said = f"The Hub refuses to serve {name} (HTTP {response.status_code}); {advice}."
+    elif isinstance(error, (httpx.HTTPError, ConnectionError, TimeoutError)):
+        said = (
             f"{name} is not in the cache and {constants.ENDPOINT} cannot be reached or broke off "
             f"({type(error).__name__}); connect to the network and run the same again, it goes on "
             "where it stopped."
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FetchError(
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        said = (
             f"The disk is full in the middle of {name}; free some space in {_cache()} (or set "
             "HF_HOME) and run the same again: it goes on where it stopped."
         )
-    return FetchError(
-        f"{name} could not be fetched from the Hub into {_cache()}: {type(error).__name__}: "
-        f"{str(error)[:200]}."
-    )
+    else:
+        said = f"{name} could not be fetched into {_cache()}: {error!r:.200}."
+    return FetchError(said)
 
 
-class _Meter:
-    """Adds up the bytes of a listing and reports them at most ten times a second.
-
-    Stands in for the progress bar of `http_get`.
-    """
-
-    def __init__(self, report: Report, listing: Listing) -> None:
-        self._report = report
-        self._text = f"Downloading {listing.repo}"
-        self._total = listing.size
-        self._done = self._already = listing.size - listing.missing
-        self._began = time.monotonic()
-        self._last = 0.0
-        self.update(0)
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, count: int) -> None:
-        self._done += count
-        now = time.monotonic()
-        if now - self._last > 0.1 or self._done >= self._total:
-            self._last = now
-            left = estimate(self._done, self._total, now - self._began, self._already)
-            self._report(Progress(self._text, self._done, self._total, left))
-
-
-def _fetch(listing: Listing, file: RemoteFile, meter: _Meter) -> None:
+def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     """Put one file into the Hub's cache, resuming what an earlier run left."""
     import filelock
     from huggingface_hub import hf_hub_download, hf_hub_url
@@ -326,15 +305,6 @@ def _storage(repo: str) -> Path:
     return _cache() / f"models--{repo.replace('/', '--')}"
 
 
-def _manifest(repo: str) -> Path:
-    name = repo.removesuffix("@main")
-    return cache_home() / "hub" / (re.sub(r"[^\w.@-]+", "--", name) + ".json")
-
-
-def _write_manifest(repo: str, commit: str, folder: Path, sizes: dict[str, int]) -> None:
-    path = _manifest(repo)
-    make_folder(path.parent)
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    content = {"commit": commit, "folder": str(folder), "files": sizes}
-    scratch.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(scratch, path)
+def _reference(repo: str, revision: str) -> Path:
+    """The file of the Hub's cache that says which commit `revision` is."""
+    return _storage(repo) / "refs" / revision

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,6 @@ from specdemo.errors import BadInput, FetchError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """What a decoder's configuration files say. `context_limit` is in tokens, 0 if unsaid."""
-
-    stop_ids: frozenset[int]
-    context_limit: int
 
 
 def check_decoder(folder: Path) -> None:
@@ -66,23 +57,23 @@ def _inputs_and_size(xml: Path) -> tuple[set[str], int]:
     return inputs, end
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Stop ids and context limit of the model in `folder`. Raises FetchError."""
-    path = folder / "config.json"
-    if not path.is_file():
+def read_config(folder: Path) -> tuple[frozenset[int], int]:
+    """Stop ids of the model in `folder`, and its context limit in tokens, 0 if unsaid.
+
+    Raises FetchError.
+    """
+    if not (folder / "config.json").is_file():
         raise FetchError(
-            f"There is no {path.name} in {folder}; it says what kind of model this is."
+            f"There is no config.json in {folder}; it says what kind of model this is."
         )
-    config = read_json(path)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    config = read_json(folder / "config.json")
+    text = config.get("text_config") or config
     stop_ids: set[int] = set()
     for source in (config, text, read_json(folder / "generation_config.json")):
         stop = source.get("eos_token_id")
-        stop_ids.update(id for id in (stop if isinstance(stop, list) else [stop]) if _is_count(id))
+        stop_ids.update(id for id in (stop if isinstance(stop, list) else [stop]) if id is not None)
     names = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
-    limits = (text.get(name) for name in names)
-    limit = next((value for value in limits if _is_count(value) and value), 0)
-    return ModelConfig(frozenset(stop_ids), limit)
+    return frozenset(stop_ids), next(filter(None, map(text.get, names)), 0)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -94,7 +85,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FetchError(f"{path} is damaged; fetch it again.") from error
     return data if isinstance(data, dict) else {}
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

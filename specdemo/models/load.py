@@ -23,18 +23,9 @@ UNSAID_CONTEXT = 2048
 
 @dataclass
 class LoadedPair:
-    """A pair ready to compile.
-
-    Attributes:
-        draft_xml: None for n-gram lookup only.
-        context_limit: in tokens.
-        draft_head_tokens: the ids that a trimmed draft head keeps, ascending (int64 [n]); None for
-            a whole head.
-        ngrams: the target's n-gram table, None where there is none.
-        draft_window: how many tokens of the prompt the draft reads, None for all.
-        device, draft_device: OpenVINO's names.
-        kv_cache: precision of both KV caches, see `settings.ModelChoice`.
-    """
+    """A pair ready to compile; `draft_xml` None means n-gram lookup only. `context_limit` is in
+    tokens. `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
+    `draft_window` is how many tokens of the prompt the draft reads, None for all."""
 
     info: PairInfo
     target_xml: Path
@@ -58,30 +49,14 @@ def load_pair(
 
     Raises FetchError, or BadInput for models that cannot be used, each with one sentence.
     """
-    loaded = _load_embedded(pair, progress) if pair.embedded else _load_models(pair, progress)
-    choice = choice or ModelChoice()
-    return replace(
-        loaded, device=choice.device, draft_device=choice.draft_device, kv_cache=choice.kv_cache
-    )
-
-
-def _load_models(pair: Pair, report: Report) -> LoadedPair:
-    wanted = [source for source in (pair.target, pair.draft) if source]
-    target, *drafts = sources.prepare(wanted, report)
-    draft = drafts[0] if drafts else None
+    if pair.embedded:
+        target, draft = embedded.fetch(progress)
+    else:
+        wanted = [source for source in (pair.target, pair.draft) if source]
+        target, draft = [*sources.prepare(wanted, progress), None][:2]
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
-    if draft:
-        draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")
-        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
-    config = ir.read_config(target.folder)
-    template, stop_ids = NAMED.get(pair.template), pair.stop_ids | config.stop_ids
-    if template is None:
-        template, ends = fitting_template(target.folder, tokenizer)
-        stop_ids |= ends
-    # Beyond the context of either model, learned positions fail and rotary ones were never trained.
-    limits = [pair.context_limit, config.context_limit]
-    limits += [ir.read_config(one.folder).context_limit for one in drafts]
-    return LoadedPair(
+    choice = choice or ModelChoice()
+    loaded = LoadedPair(
         info=PairInfo(
             name=pair.name,
             target=pair.target.name,
@@ -92,54 +67,47 @@ def _load_models(pair: Pair, report: Report) -> LoadedPair:
         target_xml=target.folder / ir.MODEL,
         draft_xml=draft.folder / ir.MODEL if draft else None,
         tokenizer=tokenizer,
-        template=template,
-        stop_ids=stop_ids,
-        context_limit=min(filter(None, limits), default=UNSAID_CONTEXT),
+        template=NAMED.get(pair.template, PLAIN),
+        stop_ids=pair.stop_ids,
+        context_limit=pair.context_limit,
+        device=choice.device,
+        draft_device=choice.draft_device,
+        kv_cache=choice.kv_cache,
     )
+    if pair.embedded:
+        return replace(
+            loaded,
+            draft_head_tokens=embedded.head_tokens(),
+            ngrams=embedded.ngrams(),
+            draft_window=embedded.DRAFT_WINDOW,
+        )
+    if draft:
+        draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")
+        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
+    if pair.template not in NAMED:
+        loaded.template, loaded.stop_ids = fitting_template(target.folder, tokenizer)
+    configs = [ir.read_config(one.folder) for one in (target, draft) if one]
+    loaded.stop_ids |= configs[0][0]
+    # Beyond the context of either model, learned positions fail and rotary ones were never trained.
+    limits = [pair.context_limit, *(limit for _, limit in configs)]
+    loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
+    return loaded
 
 
 def fitting_template(folder: Path, tokenizer: Tokenizer) -> tuple[Template, frozenset[int]]:
-    """The template of the model in `folder` by its own files, and stop ids that go with it.
-
-    Dolly came before chat templates and is known by its vocabulary. Raises FetchError for a chat
-    template that cannot be used.
-    """
+    """The template of the model in `folder` by its own files, and stop ids that go with it. Dolly
+    is known by its vocabulary. Raises FetchError for a chat template that cannot be used."""
     end, response = tokenizer.token_id("### End"), tokenizer.token_id("### Response:\n")
     if end is not None and response is not None:
         return chat_template(folder) or DOLLY, frozenset({end})
     return chat_template(folder) or PLAIN, frozenset()
 
 
-def _load_embedded(pair: Pair, report: Report) -> LoadedPair:
-    files = embedded.fetch(report)
-    return LoadedPair(
-        info=PairInfo(
-            name=pair.name,
-            target=pair.target.name,
-            draft=pair.draft.name,
-            target_revision=embedded.REVISION,
-            draft_revision=files.draft_revision,
-        ),
-        target_xml=files.target / ir.MODEL,
-        draft_xml=files.draft / ir.MODEL,
-        tokenizer=Tokenizer(files.target / "tokenizer.json"),
-        template=NAMED[pair.template],
-        stop_ids=pair.stop_ids,
-        context_limit=pair.context_limit,
-        draft_head_tokens=embedded.head_tokens(),
-        ngrams=embedded.ngrams(),
-        draft_window=embedded.DRAFT_WINDOW,
-    )
-
-
 def require_same_vocabulary(
     target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str
 ) -> None:
-    """Raise BadInput, naming the first difference, if an id of both means different strings.
-
-    Ids that only one of them has are fine: vocabularies are padded differently, and the target may
-    have tokens of its own. The engine masks what the target does not have.
-    """
+    """Raise BadInput, naming the first difference, if an id of both means different strings. Ids
+    that only one of them has are fine: the engine masks what the target does not have."""
     in_target = {id: string for string, id in target.vocabulary().items()}
     in_draft = {id: string for string, id in draft.vocabulary().items()}
     different = [id for id in in_target.keys() & in_draft.keys() if in_target[id] != in_draft[id]]

@@ -8,15 +8,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def memory_bytes() -> int:
@@ -25,10 +22,8 @@ def memory_bytes() -> int:
 
     total = psutil.virtual_memory().total
     for path in _CGROUP_LIMITS:
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
+        with suppress(OSError, ValueError):  # no such control group, or "max"
+            total = min(total, int(Path(path).read_text()))
     return total
 
 
@@ -88,8 +83,8 @@ def describe() -> str:
     name = platform.processor() or platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        found = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        name = found[0] if found else name
+        models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        name = next(models, name)
     return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
 
 
@@ -98,13 +93,9 @@ def cache_home() -> Path:
 
     It need not exist yet.
     """
-    chosen = os.environ.get("SPECDEMO_HOME", "").strip()
-    if chosen:
+    if chosen := os.environ.get("SPECDEMO_HOME", "").strip():
         return Path(chosen).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "specdemo"
-    variable = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
-    caches = Path(os.environ.get(variable, "").strip())
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "").strip())
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "specdemo"
 
 
@@ -134,11 +125,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end.
-
-    The system releases the lock when its holder dies; what killed holders left is removed first.
-    `waiting` is called if another process holds the lock. Raises FetchError.
-    """
+    """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end;
+    those of killed holders are removed first. `waiting` is called if another process holds it."""
     import filelock
 
     lock = filelock.FileLock(make_folder(home) / "lock")
@@ -158,17 +146,9 @@ def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) ->
         lock.release()
 
 
-def link(source: Path | str, destination: Path | str) -> None:
-    """Make `destination` a hard link to `source`, or a copy where the disk has no links."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
-
-
 def file_size(path: Path) -> int:
     """Size of the file at `path` in bytes, 0 if there is none."""
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size
     except OSError:
         return 0

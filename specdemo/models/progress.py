@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from tqdm import tqdm
 
@@ -12,7 +14,7 @@ from tqdm import tqdm
 class Progress:
     """One report. `done` and `total` are bytes; `total` is None for a step of unknown size.
 
-    `seconds_left` is an estimate from the mean rate so far, None where there is none.
+    `seconds_left` is an estimate, None where there is none.
     """
 
     text: str
@@ -43,12 +45,34 @@ def silent(progress: Progress) -> None:
     """A Report that shows nothing."""
 
 
-def estimate(done: int, total: int, elapsed: float, already: int = 0) -> float | None:
-    """Seconds left at the mean rate of this run; `already` bytes were there before it began."""
-    gained = done - already
-    if gained <= 0 or elapsed < 0.5:
-        return None
-    return max(0, total - done) * elapsed / gained
+class Meter:
+    """Reports a download of `total` bytes at most ten times a second; `done` were there before.
+
+    It can stand in for a tqdm bar.
+    """
+
+    def __init__(self, report: Report, text: str, total: int, done: int = 0) -> None:
+        self._report, self._text, self._total = report, text, total
+        self.done = self._already = done
+        self._began = time.monotonic()
+        self._last = 0.0
+        self.update(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if now - self._last > 0.1 or self.done >= self._total:
+            self._last = now
+            left, gained, seconds = None, self.done - self._already, now - self._began
+            if gained > 0 and seconds > 0.5:
+                left = max(0, self._total - self.done) * seconds / gained
+            self._report(Progress(self._text, self.done, self._total, left))
 
 
 def size(count: int) -> str:

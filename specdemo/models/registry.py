@@ -21,18 +21,17 @@ class Pair:
     """A target model and its draft; `draft` None means n-gram lookup.
 
     `memory_bytes` is what running it takes: weights, caches and working space. `template` names one
-    of `templates.NAMED`, or "auto": the tokenizer's own chat template if it has one, plain text
-    otherwise. `stop_ids` are added to the end token that the model's own configuration names.
-    `context_limit` is in tokens, 0 for the model's own.
+    of `templates.NAMED`, or is "auto" (`load.fitting_template`). `stop_ids` are added to those of
+    the model's configuration. `context_limit` is in tokens, 0 for the model's own.
     """
 
     name: str
     title: str
     target: Source
     draft: Source | None
-    template: str
-    licence: str
-    memory_bytes: int
+    template: str = "auto"
+    licence: str = "the models' own"
+    memory_bytes: int = 0
     stop_ids: frozenset[int] = frozenset()
     context_limit: int = 0
 
@@ -87,9 +86,8 @@ def _dolly(name: str, title: str, target: Source, draft: Source, memory: int) ->
 
 
 # Memory: the target's weights twice, because a session that is asked for exact and fast numerics
-# holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. The files
-# are mapped and need not stay in memory. Exact numerics alone take little more than half of it, so
-# a smaller machine can run these too (`rehearse` measures what one of them takes).
+# holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
+# numerics alone take little more than half of it (`rehearse` measures what one of them takes).
 PAIRS: tuple[Pair, ...] = (
     EMBEDDED,
     _dolly("dolly-3b", "Dolly V2 3B with Pythia 1B", _DOLLY_3B_INT8, _PYTHIA_1B_INT4, 8_700),
@@ -119,15 +117,8 @@ _DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b")
 
 def own_pair(target: Source, draft: Source | None) -> Pair:
     """A pair of the user's own: template, stop ids and context limit come from its own files."""
-    return Pair(
-        name="own",
-        title=target.name if draft is None else f"{target.name} with {draft.name}",
-        target=target,
-        draft=draft,
-        template="auto",
-        licence="the models' own",
-        memory_bytes=0,
-    )
+    title = f"{target.name} with {draft.name}" if draft else target.name
+    return Pair("own", title, target, draft)
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
@@ -144,18 +135,15 @@ def chosen_pair(
     name: Callable[[str], str] = str,
     default: Callable[[], Pair] = lambda: default_pair().pair,
 ) -> Pair:
-    """The pair that `choice` names, `default()` where it names none.
-
-    `name` says what the user calls a field of ModelChoice. Raises BadInput for an unknown pair,
-    model or device, and for a draft model without a target model.
-    """
+    """The pair that `choice` names, `default()` where it names none. `name` says what the user
+    calls a field of ModelChoice. Raises BadInput for names that cannot be used."""
     machine.require_device(choice.device, name("device"))
     machine.require_device(choice.draft_device, name("draft_device"))
     if choice.target:
-        target = sources.source_of(choice.target, name("target"), choice.weight_format)
-        if not choice.draft:
-            return own_pair(target, None)
-        draft = sources.source_of(choice.draft, name("draft"), choice.weight_format)
+        target, draft = (
+            sources.source_of(text, name(field), choice.weight_format) if text else None
+            for field, text in (("target", choice.target), ("draft", choice.draft))
+        )
         return own_pair(target, draft)
     if choice.draft:
         raise BadInput(f"{name('draft')} needs {name('target')} beside it: it drafts for your own.")
@@ -164,10 +152,9 @@ def chosen_pair(
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A pair, its draft's name (None: n-gram lookup), whether it fits this memory and is here."""
+    """A pair, and whether it fits this memory and is here."""
 
     pair: Pair
-    draft: str | None
     fits: bool
     ready: bool
 
@@ -175,15 +162,7 @@ class Surveyed:
 def survey() -> list[Surveyed]:
     """All pairs. Looks at this machine and its disk, never at the network."""
     memory = machine.memory_bytes()
-    return [
-        Surveyed(
-            pair,
-            draft=pair.draft.name if pair.draft else None,
-            fits=pair.memory_bytes <= memory,
-            ready=is_ready(pair),
-        )
-        for pair in PAIRS
-    ]
+    return [Surveyed(pair, pair.memory_bytes <= memory, is_ready(pair)) for pair in PAIRS]
 
 
 def is_ready(pair: Pair) -> bool:
@@ -202,26 +181,20 @@ class Choice:
 
 
 def default_pair() -> Choice:
-    """The largest Dolly pair that fits this memory: of those on disk, else any if the Hub answers.
-
-    Without one, the embedded pair. Never raises. Asks the network, for two seconds at most, only if
-    no fitting Dolly pair is on disk.
-    """
+    """The largest Dolly pair that fits this memory, of those on disk, else any if the Hub answers
+    within two seconds; without one, the embedded pair. Never raises."""
     memory = machine.memory_bytes()
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.memory_bytes <= memory]
     ready = [pair for pair in fitting if is_ready(pair)]
+    pair = EMBEDDED
     if ready:
-        why = "the largest Dolly pair that is here already and fits this machine"
-        if ready[0] is not fitting[0]:
+        pair, why = ready[0], "the largest Dolly pair that is here already and fits this machine"
+        if pair is not fitting[0]:
             why += f"; {fitting[0].name} would fit too"
-        pair = ready[0]
     elif not fitting:
         why = f"no Dolly pair fits the {memory / 1e9:.0f} GB of this machine"
-        pair = EMBEDDED
     elif hub.answers():
-        why = "the largest Dolly pair that fits this machine"
-        pair = fitting[0]
+        pair, why = fitting[0], "the largest Dolly pair that fits this machine"
     else:
         why = "the Hub cannot be reached and no Dolly pair is here"
-        pair = EMBEDDED
     return Choice(pair, f"{pair.name}: {why}.")

@@ -1,20 +1,28 @@
-"""GPT-NeoX decoders of real shapes and precisions with made-up weights.
+"""What a pair costs on this machine, measured with GPT-NeoX decoders of its shapes and precisions.
 
 The time and memory of a forward depend on shapes and number formats, not on the values of weights,
-so such a model measures what the real one would cost on this machine. Its answers mean nothing.
+so models with made-up weights measure what the real ones would cost. Their answers mean nothing.
 """
 
 from __future__ import annotations
 
+import gc
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.numerics import measure_invariance
+from specdemo.errors import BadInput
+from specdemo.models import machine
 from specdemo.models.progress import Progress, Report, silent
-from specdemo.models.sources import Source
+from specdemo.models.registry import PAIRS, Pair
+from specdemo.models.sources import WORKING_BYTES, Source
 
 ROTARY_SHARE = 0.25
 GROUP = 128
@@ -22,6 +30,21 @@ GROUP = 128
 CONTEXT = 2048
 _STEP = 2.7e-4  # of 8-bit weights: a standard deviation of 0.02, as models are initialised with
 _SHIFT = 4096  # bytes of noise between the begins of two matrices
+TOKENS = tuple(range(1, 9))
+PROMPT = 128
+REPEATS = 5
+F32 = ("INFERENCE_PRECISION_HINT", "f32")
+F16_CACHE = ("KV_CACHE_PRECISION", "f16")
+NUMERICS = {
+    "exact, f16 cache": (F32, F16_CACHE),
+    "exact, f32 cache": (F32, ("KV_CACHE_PRECISION", "f32")),
+    "exact, f16 cache, activations not quantized": (
+        *(F32, F16_CACHE),
+        ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
+    ),
+    "the plugin's own": (),
+}
+"""Properties that are compared for the target. A Session takes the first at these sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +56,13 @@ class Shape:
     heads: int
     vocabulary: int
 
-    @property
-    def matrices(self) -> int:
-        """Weights in matrices, embedding and head included."""
-        return 12 * self.hidden**2 * self.layers + 2 * self.vocabulary * self.hidden
-
-    @property
-    def turned(self) -> int:
-        """Columns of a head that carry the position."""
-        return int(self.hidden // self.heads * ROTARY_SHARE)
-
     def bytes(self, bits: int) -> int:
-        """Size of the real model's weights."""
-        return self.matrices * bits // 8
+        """Size of the real model's weights in matrices, embedding and head included."""
+        return (12 * self.hidden * self.layers + 2 * self.vocabulary) * self.hidden * bits // 8
 
-    def cache_bytes(self, tokens: int, width: int = 2) -> int:
-        """Keys and values of `tokens` tokens, `width` bytes a number."""
-        return 2 * self.layers * self.hidden * tokens * width
+    def cache_bytes(self, tokens: int) -> int:
+        """Keys and values of `tokens` tokens, 16 bits a number."""
+        return 2 * self.layers * self.hidden * tokens * 2
 
 
 SHAPES = {
@@ -85,6 +98,8 @@ class _Decoder:
     def __init__(self, shape: Shape, bits: int) -> None:
         self._shape = shape
         self._bits = bits
+        self._width = shape.hidden // shape.heads
+        self._turned = int(self._width * ROTARY_SHARE)
         # Every matrix is a piece of the same noise that begins elsewhere: no two are equal, which
         # OpenVINO would hold once, and all of them take the memory of one.
         largest = max(shape.vocabulary * shape.hidden, 4 * shape.hidden**2) * bits // 8
@@ -124,8 +139,7 @@ class _Decoder:
         return ov.Model([ops.result(logits)], self._sinks, inputs, "made-up GPT-NeoX")
 
     def _attention(self, layer: int, state, mask, rotary) -> ov.Node:
-        shape = self._shape
-        width = shape.hidden // shape.heads
+        shape, width = self._shape, self._width
         mixed = self._linear(state, 3 * shape.hidden, shape.hidden)
         heads = ops.reshape(mixed, [0, 0, shape.heads, 3 * width], True)
         parts = ops.variadic_split(ops.transpose(heads, [0, 2, 1, 3]), -1, [width] * 3)
@@ -151,7 +165,7 @@ class _Decoder:
 
     def _rotary_tables(self) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines [batch, 1, tokens, turned]."""
-        turned = self._shape.turned
+        turned = self._turned
         speeds = (10_000.0 ** (-np.arange(0, turned, 2) / turned)).astype(np.float32)
         positions = ops.convert(self._inputs["position_ids"], "f32")
         angles = ops.multiply(ops.unsqueeze(positions, [1, 3]), speeds)
@@ -159,7 +173,7 @@ class _Decoder:
         return ops.cos(both), ops.sin(both)
 
     def _rotated(self, heads, rotary: tuple[ov.Node, ov.Node]) -> ov.Node:
-        width, turned = self._shape.hidden // self._shape.heads, self._shape.turned
+        width, turned = self._width, self._turned
         turning, still = ops.variadic_split(heads, -1, [turned, width - turned]).outputs()
         first, second = ops.split(turning, -1, 2).outputs()
         crossed = ops.concat([ops.negative(second), first], -1)
@@ -195,3 +209,114 @@ class _Decoder:
         if not eight:
             weights = ops.reshape(weights, [rows, columns], False)
         return ops.convert(weights, "f32").output(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A model in one setting: median seconds of a forward over each of TOKENS, and whether logits
+    agree bitwise ("" if that was not compared)."""
+
+    numerics: str
+    step_seconds: tuple[float, ...]
+    invariance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What one model cost, in bytes and seconds; exact numerics are the first of `settings`.
+
+    `weights_bytes` is the real model's file, which is mapped and may be dropped from memory at any
+    time; `own_bytes` what the compiled model takes beside it; `cache_bytes` a full context.
+    """
+
+    model: str
+    weights_bytes: int
+    own_bytes: int
+    cache_bytes: int
+    load_seconds: float
+    prefill_seconds: float
+    settings: tuple[Stepped, ...]
+
+
+def rehearse_pair(
+    pair: Pair, report: Report = silent, *, compare: bool = True
+) -> tuple[Rehearsed, Rehearsed]:
+    """What target and draft of `pair` cost here; with `compare` the target in all of NUMERICS.
+    Raises BadInput for unknown shapes, FetchError where disk or memory are too small."""
+    sources = [source for source in (pair.target, pair.draft) if source]
+    shapes = [shape_of(source) for source in sources]
+    if None in shapes:
+        known = ", ".join(one.name for one in PAIRS if shape_of(one.target))
+        raise BadInput(
+            f"PAIR {pair.name!r} cannot be rehearsed, its shapes are not known; choose {known}."
+        )
+    home = machine.cache_home() / "rehearsal"
+    what = f"Rehearsing {pair.name}"
+    needed = max(shape.bytes(bits) + shape.cache_bytes(PROMPT) for shape, bits in shapes)
+    machine.require_memory(needed + WORKING_BYTES, what)
+    machine.require_space(home, needed + WORKING_BYTES, what)
+    rehearsed = []
+    for source, (shape, bits) in zip(sources, shapes, strict=True):
+        all_numerics = compare and source is pair.target
+        with machine.exclusive_scratch(home) as folder:
+            rehearsed.append(
+                rehearse(source.name, shape, bits, folder, report, compare=all_numerics)
+            )
+    return tuple(rehearsed)
+
+
+def rehearse(
+    name: str,
+    shape: Shape,
+    bits: int,
+    folder: Path,
+    report: Report = silent,
+    *,
+    compare: bool = False,
+) -> Rehearsed:
+    """Make the model up in `folder`, load it with the properties of exact numerics, and time it;
+    with `compare`, in all of NUMERICS, one after the other."""
+    xml = write_ir(shape, bits, folder, report)
+    gc.collect()
+    report(Progress(f"Loading {name}"))
+    before, began = machine.own_bytes(), perf_counter()
+    settings = []
+    for numerics in NUMERICS if compare else list(NUMERICS)[:1]:
+        model = PagedModel(xml, ModelSettings("CPU", NUMERICS[numerics]))
+        if not settings:
+            with model.new_sequence() as sequence:
+                model.forward([Run(sequence, [1, 1], 1)])
+            load_seconds = perf_counter() - began
+            with model.new_sequence() as sequence:
+                began = perf_counter()
+                model.forward([Run(sequence, [1] * PROMPT, 1)])
+                prefill_seconds = perf_counter() - began
+            own_bytes = machine.own_bytes() - before
+        report(Progress(f"Timing {name} ({numerics})"))
+        invariance = str(measure_invariance(model)) if compare else ""
+        settings.append(Stepped(numerics, _step_seconds(model), invariance))
+        del model
+        gc.collect()
+    return Rehearsed(
+        model=name,
+        weights_bytes=shape.bytes(bits),
+        own_bytes=own_bytes,
+        cache_bytes=shape.cache_bytes(CONTEXT),
+        load_seconds=load_seconds,
+        prefill_seconds=prefill_seconds,
+        settings=tuple(settings),
+    )
+
+
+def _step_seconds(model: PagedModel) -> tuple[float, ...]:
+    """Forwards of all sizes, interleaved, so that a slow spell affects all of them."""
+    times: dict[int, list[float]] = {count: [] for count in TOKENS}
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1] * PROMPT, 1)])
+        for _ in range(REPEATS):
+            for count in TOKENS:
+                before = perf_counter()
+                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
+                times[count].append(perf_counter() - before)
+                sequence.truncate(PROMPT)
+    return tuple(map(statistics.median, times.values()))

@@ -44,22 +44,17 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a prompt: the template's own, or foreign, whose special tokens are only text."""
-
-    text: str
-    foreign: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ChatSource:
     """A chat template in Jinja, and the texts of the tokens it may name (`bos_token` and so on)."""
 
     jinja: str
     tokens: tuple[tuple[str, str], ...] = ()
 
-    def parts(self, messages: Sequence[Message]) -> list[Part]:
-        """The prompt of a conversation. Raises BadInput if it is refused or some is dropped."""
+    def parts(self, messages: Sequence[Message]) -> list[str]:
+        """The prompt of a conversation: the template's own text and messages in turn.
+
+        Raises BadInput if the conversation is refused or some of it is dropped.
+        """
         marked = [
             {"role": message.role, "content": _MARK.format(at)}
             for at, message in enumerate(messages)
@@ -78,10 +73,8 @@ class ChatSource:
                     "conversation.",
                     "messages",
                 )
-        return [
-            Part(messages[int(piece)].content, foreign=True) if at % 2 else Part(piece)
-            for at, piece in enumerate(pieces)
-        ]
+        pieces[1::2] = [messages[int(at)].content for at in pieces[1::2]]
+        return pieces
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         from jinja2.ext import loopcontrols
@@ -122,8 +115,7 @@ class Template:
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Nothing in the instruction becomes a special token."""
-        parts = [Part(self.before), Part(instruction, foreign=True), Part(self.after)]
-        return _encode(parts, tokenizer, bos=self.bos)
+        return _encode([self.before, instruction, self.after], tokenizer, bos=self.bos)
 
     def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The token ids with which every prompt begins, whatever its instruction."""
@@ -141,26 +133,25 @@ class Template:
             return _encode(self.chat.parts(messages), tokenizer)
         texts = [message.content for message in messages if message.role == "system"]
         turns = [message for message in messages if message.role != "system"]
-        if len(turns) > 1:
-            spoken = [f"{turn.role.capitalize()}: {turn.content}" for turn in turns]
-            texts.append("\n".join(spoken))
+        if len(turns) == 1:
+            texts.append(turns[0].content)
         else:
-            texts += [turn.content for turn in turns]
+            texts.append("\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns))
         return self.render("\n\n".join(texts), tokenizer)
 
 
-def _encode(parts: Sequence[Part], tokenizer: Tokenizer, *, bos: bool = False) -> list[int]:
-    """The token ids of a prompt made of parts.
+def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool = False) -> list[int]:
+    """The token ids of a prompt: a template's own text at even places, foreign text at odd ones.
 
-    A special token such as `<|im_end|>` that a foreign part spells, alone or together with the text
+    A special token such as `<|im_end|>` that foreign text spells, alone or together with the text
     beside it, is encoded as plain characters.
     """
 
     def special(ids: list[int]) -> list[int]:
         return [id for id in ids if id in tokenizer.special_ids]
 
-    whole = tokenizer.encode("".join(part.text for part in parts), bos=bos)
-    own = tokenizer.encode("".join(part.text for part in parts if not part.foreign), bos=bos)
+    whole = tokenizer.encode("".join(parts), bos=bos)
+    own = tokenizer.encode("".join(parts[::2]), bos=bos)
     if special(whole) == special(own):
         return whole
     # Special tokens from the templates' own text only, and the text between two of them as one.
@@ -168,9 +159,9 @@ def _encode(parts: Sequence[Part], tokenizer: Tokenizer, *, bos: bool = False) -
     pattern = "|".join(re.escape(one) for one in sorted(strings, key=len, reverse=True))
     ids = special(tokenizer.encode("", bos=bos))
     text = ""
-    for part in parts:
+    for at, part in enumerate(parts):
         # re.split with one group: text and special strings alternate, text first and last.
-        pieces = [part.text] if part.foreign else re.split(f"({pattern})", part.text)
+        pieces = [part] if at % 2 else re.split(f"({pattern})", part)
         text += pieces[0]
         for string, following in zip(pieces[1::2], pieces[2::2], strict=True):
             ids += [*tokenizer.encode(text, special=False), strings[string]]
@@ -203,11 +194,8 @@ def chat_template(folder: Path) -> Template | None:
 
 
 def template_of(source: str, tokens: dict[str, Any], place: str) -> Template:
-    """The chat template `source`, which was found in `place`.
-
-    `tokens` holds the texts of the tokens that it may name (`bos_token` and so on). Raises
-    FetchError if it does not render a single user message with the message's own text.
-    """
+    """The chat template `source` of `place`, with the texts of the `tokens` that it may name.
+    Raises FetchError if it does not render a single user message once."""
     texts = []
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = tokens.get(name) or ""
@@ -221,4 +209,4 @@ def template_of(source: str, tokens: dict[str, Any], place: str) -> Template:
         raise FetchError(
             f"The chat template in {place} does not put the user's message into the prompt once."
         )
-    return Template("chat", before=parts[0].text, after=parts[2].text, chat=chat)
+    return Template("chat", before=parts[0], after=parts[2], chat=chat)

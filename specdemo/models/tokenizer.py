@@ -55,12 +55,8 @@ class Tokenizer:
         return max(self.vocabulary().values()) + 1
 
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
-        """The token ids of `text`.
-
-        `special` parses special tokens such as `<|im_start|>`; without it they are plain text, as a
-        user's words must be. `bos` adds what the tokenizer itself puts around a text (Llama's
-        `<s>`, say).
-        """
+        """The token ids of `text`. `special` parses special tokens such as `<|im_start|>`, which a
+        user's words must not; `bos` adds what the tokenizer itself puts around a text."""
         text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not text
         chosen = self._parsing if special else self._plain
         return chosen.encode(text, add_special_tokens=bos).ids

@@ -22,8 +22,7 @@ class TrainSettings:
     """What a training run does; the command offers the settings that have help.
 
     Of the others, `answer_tokens` is the longest answer written, and `batch_tokens` the size of a
-    step with its padding, in `parts` equal parts. `learning_rate` is reached after `warmup_steps`
-    and falls over the last `decay` of the run; `average` is the decay of the average of weights.
+    step with its padding, in `parts` equal parts.
     """
 
     target: str = _option(
@@ -77,10 +76,6 @@ class TrainSettings:
     answer_tokens: int = 160
     batch_tokens: int = 2560
     parts: int = 4
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    decay: float = 0.35
-    average: float = 0.98
     checkpoint_seconds: float = 200.0
 
 
@@ -88,10 +83,10 @@ def _options(command: Callable) -> Callable:
     """The options of TrainSettings; those without a default are required."""
     for entry in reversed(fields(TrainSettings)):
         if entry.metadata:
-            given = entry.metadata | (
-                {"required": True} if entry.default is MISSING else {"default": entry.default}
-            )
-            command = click.option("--" + entry.name.replace("_", "-"), **given)(command)
+            required = entry.default is MISSING
+            given = {"required": True} if required else {"default": entry.default}
+            name = "--" + entry.name.replace("_", "-")
+            command = click.option(name, **entry.metadata, **given)(command)
     return command
 
 

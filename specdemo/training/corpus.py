@@ -30,12 +30,10 @@ class SoftLabels:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One prompt and the target's answer to it.
+    """One prompt, with its chat template, and the target's answer, with its end token.
 
-    `greedy` says that every answer token is the target's most likely one, so agreement can be
-    counted on the text. `prompt` holds the whole chat template up to the answer, `answer` includes
-    the end token if there was one. `weights` are those of the answer tokens in the loss (empty: all
-    are 1), `soft` the target's probabilities where they are known.
+    `greedy`: every answer token is the target's most likely one. `weights` are those of the answer
+    tokens in the loss (empty: all are 1).
     """
 
     kind: str
@@ -120,19 +118,18 @@ def make_batch(conversations: Sequence[Conversation], longest: int) -> Batch:
     soft = [one.soft for one in conversations]
     if None in soft:
         return Batch(tokens, weights, None)
-    lengths = [len(answer) for _, answer in pairs]
-    rows = [labels.tokens[:end] for labels, end in zip(soft, lengths, strict=True)]
-    likely = [labels.probabilities[:end] for labels, end in zip(soft, lengths, strict=True)]
-    return Batch(tokens, weights, SoftLabels(np.concatenate(rows), np.concatenate(likely)))
+    ends = [len(answer) for _, answer in pairs]
+    labels, likely = (
+        np.concatenate([rows[:end] for rows, end in zip(columns, ends, strict=True)])
+        for columns in zip(*((one.tokens, one.probabilities) for one in soft), strict=True)
+    )
+    return Batch(tokens, weights, SoftLabels(labels, likely))
 
 
 def lookup_hits(conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
-    """What n-gram lookup would have proposed at each answer token.
-
-    Returns:
-        int64 [answer tokens], how many of the last tokens (up to LONGEST_MATCH) occurred in a row
-        before; and bool [answer tokens], whether what followed them last time is right.
-    """
+    """What n-gram lookup would have proposed at each answer token: how many of the last tokens (up
+    to LONGEST_MATCH) occurred in a row before (int64 [answer tokens]), and whether what followed
+    them last time is right (bool)."""
     text = conversation.prompt + conversation.answer
     followed: dict[tuple[int, ...], int] = {}
     lengths, right = [], []
@@ -167,10 +164,7 @@ def batches(
     conversations: Sequence[Conversation], tokens: int, longest: int, seed: int
 ) -> Iterator[list[int]]:
     """Endless lists of indices into `conversations`, each at most `tokens` tokens when padded.
-
-    Every epoch is a new order drawn from (seed, epoch). Within a pool, conversations of similar
-    length go together, which keeps padding near 5 %; the batches of a pool are then shuffled.
-    """
+    Within a pool, conversations of similar length go together, which keeps padding near 5 %."""
     epoch = 0
     while True:
         rng = np.random.default_rng([seed, epoch])

@@ -33,6 +33,11 @@ LONGEST = 640
 """Tokens of a conversation that training reads."""
 LIKELY, NEGATIVES = 2048, 1024
 """Ids scored in every step: the most frequent ones, and some drawn from the other frequent ones."""
+LEARNING_RATE, WARMUP_STEPS = 2e-3, 20
+DECAY = 0.35
+"""Share of the run at its end over which the learning rate falls."""
+AVERAGE = 0.98
+"""Decay of the running average of weights."""
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
@@ -41,9 +46,7 @@ def build_draft(target: PreTrainedModel, layers: int) -> PreTrainedModel:
 
     The first layers start better than the first and the last (docs/results/draft-training.md): the
     last one adds as much to the residual stream as all before it, noise if those are missing.
-
-    Raises:
-        BadInput: the architecture is not supported, or the target has fewer layers.
+    Raises BadInput for an unsupported architecture or a target with fewer layers.
     """
     available = len(_decoder_layers(target))
     if layers > available:
@@ -92,10 +95,7 @@ def scale_final_norm(
     model: PreTrainedModel, conversations: Sequence[Conversation], frequent: np.ndarray
 ) -> float:
     """Scale the final norm so that the loss of the untrained draft is least; returns the scale.
-
-    After a few layers the residual stream has other proportions than after all of them, and the
-    target's norm then gives logits that are far too sure.
-    """
+    After a few layers the target's norm gives logits that are far too sure."""
     import torch
 
     batch = corpus.make_batch(conversations[:8], LONGEST)
@@ -120,23 +120,13 @@ class Progress:
     seconds: float = 0.0
     agreement: float = 0.0
 
-    def add_step(self, agreement: float, tokens: int, seconds: float) -> None:
-        """A pause (a stopped process, a sleeping laptop) counts as one slow step."""
-        slowest = 3 * self.seconds / self.steps if self.steps else 60
-        self.steps += 1
-        self.tokens += tokens
-        self.seconds += min(seconds, slowest)
-        self.agreement += (agreement - self.agreement) * max(0.05, 1 / self.steps)
-
 
 class Distillation:
-    """Trains a draft in place.
+    """Trains `model` (from `build_draft`) in place, on the device where it is.
 
-    Args:
-        model: from `build_draft`, on the device to train on.
-        frequent: int64 [n], the ids that the draft may propose, most frequent first.
-        settings: with `minutes` None the result depends on text, settings and hardware alone.
-        checkpoint: read if it is there; written every `checkpoint_seconds`.
+    `frequent` (int64 [n]) are the ids that the draft may propose, most frequent first. With
+    `settings.minutes` None the result depends on text, settings and hardware alone. `checkpoint` is
+    read if it is there, and written every `checkpoint_seconds`.
     """
 
     def __init__(
@@ -154,12 +144,10 @@ class Distillation:
         self._parameters = [one for one in model.parameters() if one.requires_grad]
         self._averages = [one.detach().clone() for one in self._parameters]
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+            self._parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         self._part_tokens = settings.batch_tokens // settings.parts
         self._longest = min(LONGEST, self._part_tokens)
-        read = settings.passes * sum(min(len(one), self._longest) for one in lessons)
-        self._steps = max(1, round(read / settings.batch_tokens))
         self._progress = Progress()
         if checkpoint.is_file():
             self._load()
@@ -178,16 +166,28 @@ class Distillation:
         count = 1 if gpu else min(settings.parts, os.cpu_count() or 1)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        read = settings.passes * sum(min(len(one), self._longest) for one in self._lessons)
+        steps = max(1, round(read / settings.batch_tokens))
+        seconds = settings.minutes and 60 * settings.minutes
         saved, clock = progress.seconds, time.monotonic()
         bar = tqdm(total=1.0, desc="Training", bar_format=BAR)
         with bar, ThreadPoolExecutor(count, "train", torch.set_num_threads, (1,)) as workers:
-            while (done := self._done()) < 1:
+            while (done := progress.seconds / seconds if seconds else progress.steps / steps) < 1:
                 bar.update(done - bar.n)
                 numbers = [next(order) for _ in range(settings.parts)]
                 agreement, tokens = self._step(numbers, done, workers)
                 clock, before = time.monotonic(), clock
-                progress.add_step(agreement, tokens, clock - before)
-                self._update_averages()
+                # A pause (a stopped process, a sleeping laptop) counts as one slow step.
+                slowest = 3 * progress.seconds / progress.steps if progress.steps else 60
+                progress.seconds += min(clock - before, slowest)
+                progress.steps += 1
+                progress.tokens += tokens
+                newest = max(0.05, 1 / progress.steps)
+                progress.agreement += (agreement - progress.agreement) * newest
+                # The average is young at first: it must not remember weights that never trained.
+                keep = min(AVERAGE, progress.steps / (progress.steps + 10))
+                for average, parameter in zip(self._averages, self._parameters, strict=True):
+                    average.lerp_(parameter.detach(), 1 - keep)
                 bar.set_postfix(agreement=f"{progress.agreement:.3f}")
                 if progress.seconds - saved >= settings.checkpoint_seconds:
                     self._save()
@@ -199,20 +199,18 @@ class Distillation:
             parameter.data.copy_(average)
         return progress
 
-    def _done(self) -> float:
-        """From 0 to 1: by time if minutes were given, else by steps."""
-        if self._settings.minutes is not None:
-            return self._progress.seconds / (60 * self._settings.minutes)
-        return self._progress.steps / self._steps
-
     def _step(
         self, numbers: Sequence[Sequence[int]], done: float, workers: Executor
     ) -> tuple[float, int]:
         """One optimizer step; returns the share of labels predicted, and the tokens read."""
         import torch
 
+        # Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
+        # arXiv 2404.06395).
+        rate = min(1.0, (self._progress.steps + 1) / WARMUP_STEPS)
+        rate *= min(1.0, max(0.02, (1 - done) / DECAY))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(done)
+            group["lr"] = LEARNING_RATE * rate
         parts = [
             corpus.make_batch([self._lessons[i] for i in part], self._longest) for part in numbers
         ]
@@ -228,13 +226,6 @@ class Distillation:
         labels = sum(len(part.labels) for part in parts)
         right = sum(count for _, count in results)
         return right / labels, sum(part.tokens.size for part in parts)
-
-    def _rate(self, done: float) -> float:
-        """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
-        arXiv 2404.06395)."""
-        settings = self._settings
-        rising = min(1.0, (self._progress.steps + 1) / settings.warmup_steps)
-        return settings.learning_rate * rising * min(1.0, max(0.02, (1 - done) / settings.decay))
 
     def _candidates(self, parts: Sequence[Batch]) -> np.ndarray:
         """The ids that a step scores, rising: frequent ones, some drawn, and all of its labels."""
@@ -265,12 +256,6 @@ class Distillation:
         loss = (losses * tensor(part.weights[part.answered])).sum() / weight
         gradients = torch.autograd.grad(loss, self._parameters)
         return gradients, int((scores.detach().argmax(1) == wanted).sum())
-
-    def _update_averages(self) -> None:
-        # The average is young at first: it must not remember weights that were never trained.
-        keep = min(self._settings.average, self._progress.steps / (self._progress.steps + 10))
-        for average, parameter in zip(self._averages, self._parameters, strict=True):
-            average.lerp_(parameter.detach(), 1 - keep)
 
     def _save(self) -> None:
         """Everything that a run continues from; draws depend on the seed and the step alone."""

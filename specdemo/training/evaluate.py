@@ -6,7 +6,6 @@ any draft length can be counted on one forward over the target's answer.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,9 +29,8 @@ ROWS = 8
 class Agreement:
     """How often a draft is right on the target's greedy answers, after the answer's own tokens.
 
-    `by_position[k]` is the acceptance rate of draft token k of a round, among those whose
-    predecessors were accepted; `tokens_per_round[K]` belongs to draft length K. `tv_acceptance` is
-    one minus total variation, the acceptance rate when sampling; None without soft labels.
+    `tokens_per_round[K]` belongs to draft length K. `tv_acceptance` is one minus total variation,
+    the acceptance rate when sampling; None without soft labels.
     """
 
     tokens: int
@@ -46,14 +44,11 @@ class Agreement:
 def evaluate(
     model: PreTrainedModel, held: Sequence[Conversation], frequent: np.ndarray, title: str
 ) -> Agreement:
-    """Measure `model` on greedy answers; it may propose the ids `frequent` only.
-
-    `title` names the measurement on the progress bar.
-    """
+    """Measure `model` on greedy answers; it may propose the ids `frequent` only. `title` is for the
+    progress bar."""
     import torch
 
     hits: list[np.ndarray] = []
-    by_kind: defaultdict[str, list[np.ndarray]] = defaultdict(list)
     overlaps: list[np.ndarray] = []
     ordered = sorted(held, key=len)
     with torch.no_grad():
@@ -65,12 +60,14 @@ def evaluate(
             hits += np.split(right, np.cumsum(batch.answered.sum(1))[:-1])
             if batch.soft:
                 overlaps.append(_overlaps(scores, batch, frequent))
-    for one, hit in zip(ordered, hits, strict=True):
-        by_kind[one.kind].append(hit)
+    kinds = sorted({one.kind for one in ordered})
     return Agreement(
         tokens=sum(map(len, hits)),
         agreement=_mean(hits),
-        by_kind={kind: _mean(by_kind[kind]) for kind in sorted(by_kind)},
+        by_kind={
+            kind: _mean([hit for one, hit in zip(ordered, hits, strict=True) if one.kind == kind])
+            for kind in kinds
+        },
         by_position=acceptance_by_position(hits, DRAFT_LENGTHS[-1]),
         tokens_per_round={k: tokens_per_round(hits, k) for k in DRAFT_LENGTHS},
         tv_acceptance=_mean(overlaps) if overlaps else None,
@@ -80,13 +77,12 @@ def evaluate(
 def _overlaps(scores: torch.Tensor, batch: Batch, frequent: np.ndarray) -> np.ndarray:
     """For each label the sum of min(p, q), the chance that a sampled draft token is accepted
     (2211.17192), over the target's likeliest tokens, so a little less than over all."""
-    q = scores.softmax(1).cpu().numpy()
-    order = np.argsort(frequent)
-    places = np.searchsorted(frequent, batch.soft.tokens, sorter=order)
-    places = order[np.minimum(places, len(order) - 1)]
-    proposed = frequent[places] == batch.soft.tokens
-    q = np.where(proposed, np.take_along_axis(q, places, axis=1), 0.0)
-    return np.minimum(q, batch.soft.probabilities).sum(1)
+    soft = batch.soft
+    place = np.full(max(frequent.max(), soft.tokens.max()) + 1, -1)
+    place[frequent] = np.arange(len(frequent))
+    places = place[soft.tokens]
+    q = np.take_along_axis(scores.softmax(1).cpu().numpy(), places, axis=1)
+    return np.minimum(np.where(places < 0, 0.0, q), soft.probabilities).sum(1)
 
 
 def _mean(arrays: Sequence[np.ndarray]) -> float:

@@ -34,12 +34,8 @@ differs less."""
 
 
 def export_draft(model: PreTrainedModel, target: Target, out: Path, work: Path) -> None:
-    """Put IR of `model` into `out`; `work` keeps the checkpoint that it was made from.
-
-    A draft of a checkpoint is exported by optimum-intel. The layers of a draft of a GGUF target are
-    joined with the target's own tensors, which openvino_genai converts as it converted the target.
-    Raises FetchError.
-    """
+    """Put IR of `model` into `out`; `work` keeps the checkpoint that it was made from. For a GGUF
+    target the draft's layers are joined with its tensors, and openvino_genai converts the file."""
     made = work / "ir"
     shutil.rmtree(made, ignore_errors=True)
     if target.ir_folder:
@@ -54,7 +50,7 @@ def export_draft(model: PreTrainedModel, target: Target, out: Path, work: Path) 
         for name in _TOKENIZER_FILES:
             if (target.weights / name).is_file():
                 shutil.copyfile(target.weights / name, checkpoint / name)
-        export.export(checkpoint, made, export.ExportSettings("int8"), name="the draft")
+        export.export(checkpoint, made, "int8", name="the draft")
     for path in made.iterdir():
         os.replace(path, out / path.name)
     made.rmdir()
@@ -68,33 +64,21 @@ def write_layers(draft: LlamaForCausalLM, out: Path) -> None:
     config = draft.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    partial = out.with_name(out.name + ".partial")
-    writer = gguf.GGUFWriter(partial, "llama")
+    writer = gguf.GGUFWriter(out, "llama")
     writer.add_block_count(config.num_hidden_layers)
     for name, tensor in draft.state_dict().items():
         if not name.startswith(("model.layers.", "model.norm.")):
             continue
         value, kind = tensor.detach().float().numpy(), None
         if value.ndim == 2:
-            projection = name.split(".")[-2]
-            if projection in heads:
-                value = interleaved(value, heads[projection])
+            if count := heads.get(name.split(".")[-2]):
+                # GGUF keeps the two rows of a rotary pair together, torch half a head apart.
+                halves = value.reshape(count, 2, -1, value.shape[1])
+                value = halves.swapaxes(1, 2).reshape(value.shape)
             kind = gguf.GGMLQuantizationType.Q8_0
             value = gguf.quants.quantize(np.ascontiguousarray(value), kind)
         writer.add_tensor(names.get_name(name, (".weight",)), value, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    os.replace(partial, out)
-
-
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection [rows, columns] in GGUF's order: the two of a rotary pair
-    beside each other, not half a head apart."""
-    rows, columns = weight.shape
-    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    gguf_files.close(writer)
 
 
 def count_ngrams(conversations: Iterable[Conversation]) -> NGramTable:
@@ -120,13 +104,8 @@ def count_ngrams(conversations: Iterable[Conversation]) -> NGramTable:
         guesses = [(token, _smoothed(following, context, token)) for token in candidates]
         token, probability = best[context] = max(guesses, key=itemgetter(1))
         if not shorter or shorter[0] != token or abs(shorter[1] - probability) > SAME:
-            entries[len(context) - 1][int(pack(context))] = token, round(255 * probability)
-    tables = [sorted(table.items()) for table in entries]
-    return NGramTable(
-        tuple(np.array([key for key, _ in table], np.uint64) for table in tables),
-        tuple(np.array([token for _, (token, _) in table], np.uint16) for table in tables),
-        tuple(np.array([level for _, (_, level) in table], np.uint8) for table in tables),
-    )
+            entries[len(context) - 1][pack(context)] = token, round(255 * probability)
+    return NGramTable(tuple(entries))
 
 
 def _smoothed(

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from specdemo.training import corpus, prompts
 from specdemo.training.corpus import Conversation, SoftLabels
-from specdemo.training.target import Ask, OpenVINOWriter, Request, Target, TorchWriter
+from specdemo.training.target import AT_ONCE, Ask, Request, Target, Write
 
 TEMPERATURE = 0.7
 OPENING_TEMPERATURE = 0.9
@@ -29,32 +29,22 @@ LEAST_PASSAGE = 40
 
 
 def write_text(
-    target: Target,
-    writer: OpenVINOWriter | TorchWriter,
-    path: Path,
-    tokens: int,
-    *,
-    limit: int,
-    seed: int,
+    target: Target, writer: Write, path: Path, tokens: int, *, limit: int, seed: int
 ) -> None:
-    """Write conversations to `path` until their answers hold `tokens` tokens, at most `limit` each.
-
-    A file that is there is continued: conversations come in groups that depend only on the seed,
-    their number and the first phase's answers, so an interrupted run ends with the same text.
-    """
+    """Write conversations to `path` until their answers hold `tokens` tokens, at most `limit` each;
+    an interrupted call that is repeated ends with the same text."""
     path.touch()
     conversations = corpus.read(path)
-    del conversations[len(conversations) // writer.at_once * writer.at_once :]
+    del conversations[len(conversations) // AT_ONCE * AT_ONCE :]
     path.write_text("")
     corpus.write(path, conversations)
     written = sum(len(one.answer) for one in conversations)
     passages: list[str] = []
-    bar = tqdm(total=tokens, initial=written, desc="Writing text", unit=" tokens")
-    with bar:
+    with tqdm(total=tokens, initial=written, desc="Writing text", unit=" tokens") as bar:
         while written < tokens:
             if written >= FIRST_PHASE * tokens and not passages:
                 passages = _passages(target, conversations, tokens)
-            numbers = range(len(conversations), len(conversations) + writer.at_once)
+            numbers = range(len(conversations), len(conversations) + AT_ONCE)
             group = _group(target, writer, numbers, passages, limit, seed)
             corpus.write(path, group)
             conversations += group
@@ -65,59 +55,48 @@ def write_text(
 
 def _passages(target: Target, conversations: Sequence[Conversation], tokens: int) -> list[str]:
     """The longer answers of the first phase, as text."""
-    chosen, written = [], 0
-    for one in conversations:
-        if written >= FIRST_PHASE * tokens:
-            break
-        written += len(one.answer)
-        if len(one.answer) >= LEAST_PASSAGE:
-            chosen.append(target.tokenizer.decode(one.answer))
-    return chosen
+    lengths = np.array([len(one.answer) for one in conversations])
+    first_phase = np.cumsum(lengths) - lengths < FIRST_PHASE * tokens
+    chosen = np.flatnonzero(first_phase & (lengths >= LEAST_PASSAGE))
+    return [target.tokenizer.decode(conversations[at].answer) for at in chosen]
 
 
 def _group(
-    target: Target, writer, numbers: range, passages: list[str], limit: int, seed: int
+    target: Target, write: Write, numbers: range, passages: list[str], limit: int, seed: int
 ) -> list[Conversation]:
     """The conversations `numbers`: their prompts, some finished by the target, and its answers."""
     template, tokenizer = target.template, target.tokenizer
     after = tokenizer.encode(template.after) if template.after else []
     # Only a model that ends a user turn itself can write a question.
     openings = bool(after) and after[0] in target.stop_ids
-    kinds: list[str] = []
-    rendered: dict[int, tuple[int, ...]] = {}
+    asked = [prompts.instruction(seed, at, passages, openings=openings) for at in numbers]
     begun: dict[int, Request] = {}
-    for number in numbers:
-        one = prompts.instruction(seed, number, passages, openings=openings)
-        kinds.append(one.kind)
+    requests = []
+    for number, one in zip(numbers, asked, strict=True):
+        temperature = TEMPERATURE if number % 3 == 0 else 0.0
+        prompt = tuple(template.render(one.text, tokenizer))
         if one.opening:
-            tokens = tuple(tokenizer.encode(template.before + one.text, bos=template.bos))
-            begun[number] = Request(tokens, OPENING_TOKENS, OPENING_TEMPERATURE, seed + number)
-        else:
-            rendered[number] = tuple(template.render(one.text, tokenizer))
-    endings = writer.write(list(begun.values())) if begun else []
-    for (number, request), ending in zip(begun.items(), endings, strict=True):
+            prompt = tuple(tokenizer.encode(template.before + one.text, bos=template.bos))
+            begun[len(requests)] = Request(
+                prompt, OPENING_TOKENS, OPENING_TEMPERATURE, seed + number
+            )
+        requests.append(Request(prompt, limit, temperature, seed + number))
+    endings = write(list(begun.values())) if begun else []
+    for at, ending in zip(begun, endings, strict=True):
         question = ending[:-1] if ending and ending[-1] in target.stop_ids else ending
-        rendered[number] = (*request.prompt, *question, *after)
-    requests = [
-        Request(rendered[number], limit, TEMPERATURE if number % 3 == 0 else 0.0, seed + number)
-        for number in numbers
-    ]
+        prompt = (*requests[at].prompt, *question, *after)
+        requests[at] = replace(requests[at], prompt=prompt)
     return [
-        Conversation(kind, request.temperature == 0, request.prompt, answer)
-        for kind, request, answer in zip(kinds, requests, writer.write(requests), strict=True)
+        Conversation(one.kind, request.temperature == 0, request.prompt, answer)
+        for one, request, answer in zip(asked, requests, write(requests), strict=True)
     ]
 
 
 def add_soft_labels(
     ask: Ask, conversations: Sequence[Conversation], lessons: Sequence[Conversation], folder: Path
 ) -> list[Conversation]:
-    """`lessons` with the target's probabilities, continuing an interrupted call.
-
-    Args:
-        conversations: with their whole prompts; the target gets corpus.LONGEST tokens of each.
-        lessons: the same as training reads them (`corpus.lesson`).
-        folder: keeps a file for each conversation.
-    """
+    """`lessons` (`conversations` as training reads them) with the target's probabilities, given
+    whole prompts. `folder` keeps a file for each, so an interrupted call continues."""
     folder.mkdir(parents=True, exist_ok=True)
     labelled = []
     pairs = list(zip(conversations, lessons, strict=True))

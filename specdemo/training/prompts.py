@@ -35,10 +35,8 @@ def instruction(
 ) -> Instruction:
     """Instruction number `index` of the stream of `seed`; equal arguments give equal instructions.
 
-    Args:
-        texts: answers of the target, from which passages are cut. Without any, kinds that need a
-            passage become writing tasks.
-        openings: whether some questions are left for the target to finish.
+    Passages are cut from `texts`, answers of the target; without any, kinds that need one become
+    writing tasks. With `openings` some questions are left for the target to finish.
     """
     rng = random.Random(f"{seed}/{index}")
     kind = rng.choices(list(MIX), list(MIX.values()))[0]

@@ -8,16 +8,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdemo.errors import BadInput, FetchError, MissingPackage
+from specdemo.errors import BadInput, MissingPackage
 from specdemo.training import corpus, distil, export, generate, target
 from specdemo.training.corpus import Conversation
 from specdemo.training.evaluate import Agreement, evaluate
@@ -44,11 +43,8 @@ def train_draft(settings: TrainSettings) -> TrainResult:
     """Make a draft for `settings.target` in `settings.out`: IR in int8, with tokenizer and card.
 
     A second call with the same settings continues an interrupted run; by `passes` it ends with the
-    same draft as an uninterrupted one.
-
-    Raises:
-        BadInput: a setting cannot work, or `out` holds a run with other settings. MissingPackage:
-        the packages for training are not there. FetchError: a step failed.
+    same draft as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
+    with a run of other settings, MissingPackage, or FetchError if a step failed.
     """
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise MissingPackage(
@@ -100,11 +96,12 @@ def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], li
     return held, [one for one in conversations if one.answer and one.prompt not in prompts]
 
 
-def _facts(name: str, settings: TrainSettings, result: TrainResult, labels: str, norm: float):
+def _facts(
+    name: str, settings: TrainSettings, result: TrainResult, labels: str, norm: float
+) -> dict[str, Any]:
     """What card.json says."""
-    recipe = asdict(settings)
-    for private in ("target", "out", "text", "device"):
-        del recipe[private]
+    private = {"target", "out", "text", "device"}
+    recipe = {key: value for key, value in asdict(settings).items() if key not in private}
     return {
         "target": name,
         "recipe": recipe | {"labels": labels, "start_norm": norm},
@@ -150,14 +147,13 @@ def _open_work(settings: TrainSettings) -> Path:
                 "repeat its settings to continue it, or name another --out."
             )
         return work
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
     try:
+        if out.exists() and any(out.iterdir()):
+            raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
         work.mkdir(parents=True)
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise FetchError(f"--out {out} cannot be written: {error.strerror or error}.") from error
+        raise BadInput(f"--out {out} cannot be written: {error.strerror or error}.") from error
     return work
 
 

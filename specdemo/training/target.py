@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 Ask = Callable[[Sequence[int], Sequence[int]], SoftLabels]
 """Takes the tokens of a prompt and of its answer; the result has a row per answer token."""
+Write = Callable[[Sequence["Request"]], list[tuple[int, ...]]]
+"""One continuation per request, ended by a stop token or the limit."""
+AT_ONCE = 64
+"""Requests that are written together."""
 TOP = 16
 """Likeliest tokens that are kept of a distribution."""
 STEPS = 64
@@ -64,11 +68,11 @@ class Target:
             folder, dtype=torch.float32, attn_implementation="sdpa", **options
         ).eval()
 
-    def writer(self, device: str) -> OpenVINOWriter | TorchWriter:
+    def writer(self, device: str) -> Write:
         """What continues texts; `device` is where torch computes."""
         if self.ir_folder:
-            return OpenVINOWriter(self.ir_folder, self.stop_ids)
-        return TorchWriter(self.load().to(device), self.stop_ids)
+            return write_with_ir(self.ir_folder, self.stop_ids)
+        return write_with_torch(self.load().to(device), self.stop_ids)
 
     def asker(self, model: PreTrainedModel, device: str) -> Ask:
         """What gives probabilities: the IR, or else `model` (from `load`) on `device`."""
@@ -80,137 +84,106 @@ class Target:
 def open_target(text: str, work: Path) -> Target:
     """The target that `--target` names: "embedded", a folder, or a Hub repository.
 
-    Args:
-        work: where IR of a GGUF file is made if there is none beside it.
-
-    Raises:
-        BadInput: it is none of these. FetchError: fetching or converting failed.
+    `work` is where IR of a GGUF file is made if there is none beside it. Raises BadInput for
+    anything else, FetchError if fetching or converting failed.
     """
-    from specdemo.models import embedded, export, load, registry, sources
+    from specdemo.models import embedded, export, gguf_files, load, sources
 
-    if text == "embedded":
-        pair, files = registry.find_pair("embedded"), embedded.fetch()
-        tokenizer = Tokenizer(files.target / "tokenizer.json")
-        template = templates.NAMED[pair.template]
-        return Target(
-            pair.target.name, files.gguf, files.target, tokenizer, template, pair.stop_ids
-        )
-    folder = Path(text).expanduser()
+    folder = embedded.fetch()[0].folder if text == "embedded" else Path(text).expanduser()
     found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    if not found:
+        source = sources.source_of(text, "--target", "int8")
+        folder = sources.checkpoint(source)
+        tokenizer = Tokenizer(folder / "tokenizer.json")
+        template, stop_ids = load.fitting_template(folder, tokenizer)
+        stop_ids |= ir.read_config(folder)[0]
+        return Target(source.name, folder, None, tokenizer, template, stop_ids)
     if len(found) > 1:
         raise BadInput(f"--target {text} holds {len(found)} GGUF files; name a folder with one.")
-    if found:
-        places = [folder, folder / "target", work / "target"]
-        ready = next((place for place in places if (place / ir.MODEL).is_file()), None)
-        if ready is None:
-            ready = work / "target"
-            export.convert_gguf(found[0], ready)
-        return _gguf_target(found[0], ready, work / "tokenizer.json")
-    source = sources.source_of(text, "--target", "int8")
-    folder = sources.checkpoint(source)
-    tokenizer = Tokenizer(folder / "tokenizer.json")
-    template, stop_ids = load.fitting_template(folder, tokenizer)
-    stop_ids |= ir.read_config(folder).stop_ids
-    return Target(source.name, folder, None, tokenizer, template, stop_ids)
-
-
-def _gguf_target(gguf: Path, ir_folder: Path, tokenizer: Path) -> Target:
-    """The target in `gguf`; its tokenizer is written to the file `tokenizer`."""
-    from specdemo.models import gguf_files
-
-    file = gguf_files.read(gguf)
-    gguf_files.write_tokenizer(file, tokenizer)
+    ir_folder = folder if (folder / ir.MODEL).is_file() else work / "target"
+    if not (ir_folder / ir.MODEL).is_file():
+        export.convert_gguf(found[0], ir_folder)
+    file = gguf_files.read(found[0])
+    gguf_files.write_tokenizer(file, work / "tokenizer.json")
     end = int(gguf_files.value(file, "tokenizer.ggml.eos_token_id"))
-    source = gguf_files.value(file, "tokenizer.chat_template")
     template = templates.PLAIN
-    if source:
+    if source := gguf_files.value(file, "tokenizer.chat_template"):
         tokens = {"eos_token": gguf_files.value(file, "tokenizer.ggml.tokens")[end]}
-        template = templates.template_of(source, tokens, str(gguf))
-    name = gguf.resolve().parent.name
-    return Target(name, gguf, ir_folder, Tokenizer(tokenizer), template, frozenset({end}))
+        template = templates.template_of(source, tokens, str(found[0]))
+    name = "SmolLM2-135M-Instruct" if text == "embedded" else folder.resolve().name
+    tokenizer = Tokenizer(work / "tokenizer.json")
+    return Target(name, found[0], ir_folder, tokenizer, template, frozenset({end}))
 
 
-class OpenVINOWriter:
+def write_with_ir(folder: Path, stop_ids: frozenset[int]) -> Write:
     """openvino_genai's batched pipeline in exact numerics: greedy text is the same in any batch."""
+    import openvino as ov
+    import openvino_genai as genai
 
-    at_once = 96
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 3  # GB
+    scheduler.max_num_seqs = AT_ONCE
+    scheduler.max_num_batched_tokens = 1024
+    scheduler.enable_prefix_caching = True
+    numerics = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
+    pipeline = genai.ContinuousBatchingPipeline(
+        str(folder), genai.Tokenizer(str(folder)), scheduler, "CPU", **numerics
+    )
 
-    def __init__(self, folder: Path, stop_ids: frozenset[int]) -> None:
-        import openvino_genai as genai
-
-        scheduler = genai.SchedulerConfig()
-        scheduler.cache_size = 3  # GB
-        scheduler.max_num_seqs = self.at_once
-        scheduler.max_num_batched_tokens = 1024
-        scheduler.enable_prefix_caching = True
-        numerics = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f16"}
-        self._pipeline = genai.ContinuousBatchingPipeline(
-            str(folder), genai.Tokenizer(str(folder)), scheduler, "CPU", **numerics
-        )
-        self._stop_ids = stop_ids
-
-    def write(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        """One continuation per request, ended by a stop token or the limit."""
-        import openvino as ov
-
-        prompts = [ov.Tensor(np.array([request.prompt], np.int64)) for request in requests]
-        results = self._pipeline.generate(prompts, [self._config(one) for one in requests])
-        return [tuple(result.m_generation_ids[0]) for result in results]
-
-    def _config(self, request: Request) -> Any:
-        import openvino_genai as genai
-
+    def configured(request: Request) -> genai.GenerationConfig:
         config = genai.GenerationConfig()
         config.max_new_tokens = request.limit
-        config.set_eos_token_id(min(self._stop_ids))
-        config.stop_token_ids = set(self._stop_ids)
+        config.set_eos_token_id(min(stop_ids))
+        config.stop_token_ids = set(stop_ids)
         config.rng_seed = request.seed
         config.do_sample = request.temperature > 0
         config.temperature = request.temperature or 1.0
         return config
 
+    def write(requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        prompts = [ov.Tensor(np.array([request.prompt], np.int64)) for request in requests]
+        results = pipeline.generate(prompts, list(map(configured, requests)))
+        return [tuple(result.m_generation_ids[0]) for result in results]
 
-class TorchWriter:
+    return write
+
+
+def write_with_torch(model: PreTrainedModel, stop_ids: frozenset[int]) -> Write:
     """transformers' generation, in batches of one temperature each."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    at_once = 64
-
-    def __init__(self, model: PreTrainedModel, stop_ids: frozenset[int]) -> None:
-        self._model, self._stop_ids = model, stop_ids
-
-    def write(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        """One continuation per request, ended by a stop token or the limit."""
-        written: dict[Request, tuple[int, ...]] = {}
-        for temperature in sorted({request.temperature for request in requests}):
-            alike = [request for request in requests if request.temperature == temperature]
-            for request, row in zip(alike, self._generate(alike, temperature), strict=True):
-                ends = (at + 1 for at, token in enumerate(row) if token in self._stop_ids)
-                written[request] = tuple(row[: min(request.limit, next(ends, len(row)))])
-        return [written[request] for request in requests]
-
-    def _generate(self, requests: Sequence[Request], temperature: float) -> list[list[int]]:
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
-
-        device = self._model.device
-        prompts = [torch.tensor(request.prompt, device=device) for request in requests]
+    def generate(requests: Sequence[Request], temperature: float) -> list[list[int]]:
+        prompts = [torch.tensor(request.prompt, device=model.device) for request in requests]
         masks = [torch.ones_like(prompt) for prompt in prompts]
         tokens, mask = (
             pad_sequence(rows, batch_first=True, padding_side="left") for rows in (prompts, masks)
         )
         sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        gpus = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.no_grad():
             torch.manual_seed(requests[0].seed)
-            out = self._model.generate(
+            out = model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
                 max_new_tokens=max(request.limit for request in requests),
-                eos_token_id=sorted(self._stop_ids) or None,
-                pad_token_id=min(self._stop_ids, default=0),
+                eos_token_id=sorted(stop_ids) or None,
+                pad_token_id=min(stop_ids, default=0),
                 do_sample=temperature > 0,
                 **sampling,
             )
         return out[:, tokens.shape[1] :].tolist()
+
+    def write(requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        written: dict[Request, tuple[int, ...]] = {}
+        for temperature in sorted({request.temperature for request in requests}):
+            alike = [request for request in requests if request.temperature == temperature]
+            for request, row in zip(alike, generate(alike, temperature), strict=True):
+                ends = (at + 1 for at, token in enumerate(row) if token in stop_ids)
+                written[request] = tuple(row[: min(request.limit, next(ends, len(row)))])
+        return [written[request] for request in requests]
+
+    return write
 
 
 def ask_torch(model: PreTrainedModel) -> Ask:
