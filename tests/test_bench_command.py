@@ -56,7 +56,7 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
         (["bench", "--html", "-"], "--html"),
         (["bench", "--repeats", "none"], "--repeats"),
         (["bench", "--top-p", "2"], "--top-p"),
-        (["bench", "--json", "no/b.json"], "there is no folder"),
+        (["bench", "--json", "no/b.json"], "--json no/b.json cannot be written"),
         (["audit", "--top-k", "50"], "--top-k is 50"),
         (["audit", "--draws", "-1"], "--draws"),
     ],

@@ -14,10 +14,10 @@ from specdemo.ui.race import STATIC
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 
-HEADER = """<header class="sd-header"><h1>Two models answer faster than one</h1>
-<p>A small draft model proposes the next tokens, and the large target model verifies several of them
-in a single step. The answer stays the same; it only comes sooner. Watch it race autoregressive
-decoding, measured on this machine.</p></header>"""
+HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
+<p>A draft model or repeated n-grams propose the next tokens, and the target model verifies several
+of them in a single step. Watch it race autoregressive decoding, measured on this machine; the two
+answers are compared token by token.</p></header>"""
 
 STATUS = '<p class="sd-models" role="status">${value}</p>'
 SCRIPTS = "tokens.js", "card.js", "keep.js", "stage.js"
