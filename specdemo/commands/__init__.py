@@ -1,1 +1,1 @@
-"""The zoo's and the session's commands, one module each; see `specdemo.cli`."""
+"""The commands of models and of the session, one module each; see `specdemo.cli`."""
