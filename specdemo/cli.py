@@ -45,6 +45,7 @@ COMMANDS = {
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
     "train-draft": ("specdemo.training.command", "Distil a draft model for a target model."),
     "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),
+    "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
     "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),
 }
 """Name: the module with the click command of that name (`-` as `_`), and its help."""

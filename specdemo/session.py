@@ -24,7 +24,7 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
 from specdemo.engine.scheduler import QUEUED
 from specdemo.errors import BadInput
-from specdemo.models import machine
+from specdemo.models import machine, profiles
 from specdemo.models.load import LoadedPair
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
@@ -41,11 +41,13 @@ class Session:
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for
     several sessions on one machine (None: the plugin takes what it finds). `active` is how many
     requests run at once; `waiting` more wait for their turn, as do those whose worst case does not
-    fit into the KV cache. That is allocated now and for good: `cache_mb` megabytes for the target
-    model, but one full context at least, and as many tokens for the draft model and for the target
-    in other numerics; with None caches grow as needed. `exclusive` runs one request at a time, so
-    that every figure is of a machine that was not shared. Raises ModelError when a model cannot be
-    used.
+    fit into the KV cache. That takes memory as it is used: at most `cache_mb` megabytes for the
+    target model, but one full context at least, and as many tokens for the draft model and for the
+    target in other numerics; with None what all requests can come to need, or half of the free
+    memory. `exclusive` runs one request at a time, so that every figure is of a machine that was
+    not shared. What the first token does not need is compiled and measured later, in the
+    `background` while nobody asks, or else before the first race. What was measured is remembered
+    for the next start (`models.profiles`). Raises ModelError when a model cannot be used.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Session:
         waiting: int = QUEUED,
         cache_mb: int | None = None,
         exclusive: bool = False,
+        background: bool = True,
     ):
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
@@ -70,7 +73,9 @@ class Session:
             loaded.kv_cache,
             loaded.draft_head_tokens,
             loaded.template.opening(loaded.tokenizer),
+            draft_later=loaded.ngrams is not None,
         )
+        profile = profiles.find(files, threads, loaded.typical_profile)
         self._engine = Engine(
             files,
             context_limit=loaded.context_limit,
@@ -79,6 +84,9 @@ class Session:
             waiting=waiting,
             cache_mb=cache_mb,
             available_bytes=machine.available_bytes,
+            profile=profile.read(),
+            remember=profile.write,
+            background=background,
         )
         found = self._engine.target("exact").found
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=found)
@@ -95,6 +103,18 @@ class Session:
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""
         return self._engine.cache_blocks()
+
+    def prepare(
+        self,
+        numerics: str = "exact",
+        stop: threading.Event | None = None,
+        on_wait: OnWait | None = None,
+    ) -> None:
+        """Wait until everything is compiled and measured that makes answers fast; `on_wait` is told
+        place 0 while it takes."""
+        for _ in self._engine.prepare(numerics, stop):
+            if on_wait is not None:
+                on_wait(Waiting(0, None))
 
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
@@ -133,13 +153,13 @@ class Session:
         on_wait: OnWait | None = None,
     ) -> Iterator[Round | BaselineToken | Trace]:
         """Answer, then decode the same prompt autoregressively; yields the rounds of the first, the
-        tokens of the second, and last the Trace with `baseline` and `identical` set. Otherwise as
-        `answer`.
+        tokens of the second, and last the Trace with `baseline` and `identical` set. Waits for
+        `prepare` first. Otherwise as `answer`.
 
         Stopped during the answer, the trace has no baseline; stopped after it, `identical` is None.
         """
         answer = self.answer(instruction, settings, stop=stop, on_wait=on_wait)
-        return self._race(answer, stop, on_wait)
+        return self._race(answer, settings, stop, on_wait)
 
     def baseline(
         self, trace: Trace, *, stop: threading.Event | None = None, on_wait: OnWait | None = None
@@ -171,7 +191,10 @@ class Session:
         list(handle.events())
         return handle.result
 
-    def _race(self, answer, stop, on_wait) -> Iterator[Round | BaselineToken | Trace]:
+    def _race(
+        self, answer, settings: Settings, stop, on_wait
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        self.prepare(settings.numerics, stop, on_wait)  # both are timed on a quiet machine
         with closing(answer):
             for event in answer:
                 if isinstance(event, Trace):
@@ -185,6 +208,8 @@ class Session:
     def _answer(
         self, instruction: str, settings: Settings, request: Request, stop, on_wait
     ) -> Iterator[Round | Trace]:
+        if settings.drafter == "model":
+            self.prepare(settings.numerics, stop, on_wait)
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop)
         rounds: list[Round] = []

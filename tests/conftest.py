@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 from tiny_models import EXPORTED, ir_folder
 
+from specdemo.models import profiles
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import EMBEDDED
 from specdemo.models.templates import PLAIN
@@ -48,6 +49,12 @@ def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         text=True,
         timeout=180,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing measured is remembered from one test to the next."""
+    monkeypatch.setattr(profiles, "_folder", lambda: tmp_path / "profiles")
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ class ToyModel:
         self.table = table
         self.seed = seed
         self.block_size = BLOCK
-        self.pool = BlockPool(0, limit)
+        self.pool = BlockPool(limit or 4096)
         self.least_tokens = 1
         self.seconds = 0.0
         self.batches: list[list[int]] = []
@@ -85,9 +85,7 @@ class ToyModel:
         pool = sequence._pool
         missing = -(-length // BLOCK) - len(sequence.blocks)
         if missing > 0:
-            if len(pool.free) < missing:
-                pool.grow(pool.grown_size(missing))
-            sequence.blocks += [pool.take() for _ in range(missing)]
+            sequence.blocks += pool.take(missing)
 
 
 def random_table(
@@ -99,7 +97,7 @@ def random_table(
 
 def sequence(tokens: tuple[int, ...] = ()) -> Sequence:
     """A sequence that holds `tokens`, with a block pool of its own."""
-    made = Sequence(BlockPool(0), BLOCK)
+    made = Sequence(BlockPool(4096), BLOCK)
     made.tokens = list(tokens)
     return made
 

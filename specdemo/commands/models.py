@@ -93,6 +93,31 @@ def export(source: str, out: Path, weight_format: str, group_size: int | None) -
 
 
 @click.command()
+@click.option("--forget", is_flag=True, help="Drop all of it: the next start measures anew.")
+@json_option
+def machine(forget: bool, json_file: str | None) -> None:
+    from pydantic import TypeAdapter
+
+    from specdemo.models import machine, profiles
+
+    if forget:
+        click.echo(f"{profiles.forget()} profiles dropped")
+        return
+    found = list(profiles.stored())
+    if json_file:
+        kind = TypeAdapter(list[profiles.Stored])
+        write_json(kind.dump_json(found, indent=1).decode(), json_file)
+    if json_file != "-":
+        click.echo(machine.describe())
+        for one in found:
+            click.echo(f"\n{one.about.target}, {one.about.devices}, {one.about.threads} threads")
+            for numerics, target in one.profile.targets.items():
+                click.echo(f"{numerics}: {target.invariance or 'not compared'}")
+                costs = {str(size): f"{1e3 * s:.1f}" for size, s in sorted(target.costs.items())}
+                show(f"ms a forward by tokens, measured {target.measured or 'in passing'}", [costs])
+
+
+@click.command()
 @click.argument("pair", help="A Dolly pair that `specdemo pairs` lists.")
 @click.option("--quick", is_flag=True, help="Leave out the comparison of numerics.")
 @json_option

@@ -60,7 +60,7 @@ def run(
     from specdemo.trace import to_json
 
     screen = Screen(sys.stderr if json_file == "-" else sys.stdout)
-    with closing(Session(loaded)) as session:
+    with closing(Session(loaded, background=False)) as session:
         screen.line(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
         screen.legend()
         if baseline:

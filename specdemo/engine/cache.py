@@ -7,24 +7,28 @@ from .errors import CacheFull
 
 
 class BlockPool:
-    """Which cache blocks are free, and how many sequences share each used one. Holds no tensors."""
+    """Which of `limit` cache blocks are free, and how many sequences share each used one. Holds no
+    tensors. The block given back last is taken first: what was never taken takes no memory."""
 
-    def __init__(self, blocks: int, limit: int | None = None):
+    def __init__(self, limit: int):
         self.limit = limit
-        self.references = [0] * blocks
-        self.free = list(range(blocks - 1, -1, -1))
+        self.references = [0] * limit
+        self.free = list(range(limit - 1, -1, -1))
 
     @property
     def used(self) -> int:
-        return len(self.references) - len(self.free)
+        return self.limit - len(self.free)
 
-    def take(self) -> int | None:
-        """A free block, now referenced once, or None when there is none."""
-        if not self.free:
-            return None
-        block = self.free.pop()
-        self.references[block] = 1
-        return block
+    def take(self, count: int = 1) -> list[int]:
+        """Free blocks, now referenced once each. Raises CacheFull, and then takes none."""
+        if count > len(self.free):
+            raise CacheFull(
+                f"The KV cache is full: {self.used + count} blocks wanted, {self.limit} allowed."
+            )
+        blocks = [self.free.pop() for _ in range(count)]
+        for block in blocks:
+            self.references[block] = 1
+        return blocks
 
     def share(self, block: int) -> None:
         assert self.references[block] > 0, "only a used block can be shared"
@@ -35,22 +39,6 @@ class BlockPool:
         self.references[block] -= 1
         if not self.references[block]:
             self.free.append(block)
-
-    def grown_size(self, wanted: int) -> int:
-        """The pool size that gives `wanted` more free blocks: doubling, up to the limit. Raises
-        CacheFull."""
-        needed = self.used + wanted
-        if self.limit is not None and needed > self.limit:
-            raise CacheFull(f"The KV cache is full: {needed} blocks wanted, {self.limit} allowed.")
-        size = max(len(self.references), 1)
-        while size < needed:
-            size *= 2
-        return size if self.limit is None else min(size, self.limit)
-
-    def grow(self, size: int) -> None:
-        old = len(self.references)
-        self.references.extend([0] * (size - old))
-        self.free[:0] = range(size - 1, old - 1, -1)
 
 
 class Sequence:

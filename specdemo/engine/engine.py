@@ -4,8 +4,9 @@ only."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,31 @@ from .errors import BadInput, CacheFull, ModelError
 from .handle import Handle, Load, Sharing
 from .model import PagedModel
 from .open import Model
-from .policy import MAX_DRAFT
+from .policy import MAX_DRAFT, Acceptance
 from .prefix_cache import PrefixCache
+from .profile import Profile, TargetProfile
 from .request import Request, Target
-from .scheduler import MERGED_TOKENS, QUEUED, Scheduler
+from .scheduler import QUEUED, Scheduler
+
+COMPILED_TOGETHER = 2
+"""Instances: a compilation uses one thread for the most part."""
+
+WAIT_STEP = 0.2
+"""Seconds between two looks at whether a preparation has ended."""
+
+OLD = timedelta(days=30)
+"""Age from which a cost table is measured again."""
+
+PASSED_SPEED = (0.5, 2.0)
+"""Relative to the table: a machine whose speed left this range is measured again at the next
+start."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """What an engine compiles: IR files, OpenVINO devices, the KV cache's precision, the token ids
-    that a trimmed draft head keeps, and the tokens that most prompts begin with."""
+    that a trimmed draft head keeps, the tokens that most prompts begin with, and whether answers
+    can begin before the draft model is there."""
 
     target: Path
     draft: Path | None = None
@@ -34,22 +50,28 @@ class PairFiles:
     kv_cache: str = "auto"
     draft_head_tokens: np.ndarray | None = None
     opening: tuple[int, ...] = ()
+    draft_later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Blocks of a KV cache: `used` of at most `limit` (None: as many as it takes), `kept` of them
-    for prompts that may be asked again and given up when others need them."""
+    """Blocks of a KV cache: `used` of at most `limit`, `kept` of them for prompts that may be asked
+    again and given up when others need them."""
 
     used: int
     kept: int
-    limit: int | None
+    limit: int
 
 
 class Engine:
-    """Compiles the models, which takes seconds; arguments as in `Session`. `context_limit` is in
-    tokens; `available_bytes` says how much memory is free. Raises ModelError when a model cannot be
-    used."""
+    """Compiles what the first token needs, which takes a second or more; arguments as in `Session`.
+
+    `context_limit` is in tokens; `available_bytes` says how much memory is free; `profile` is what
+    is known of this pair on this machine, and `remember` is told what is known later. The rest
+    (fixed-shape instances, the draft model where it can come later, a cost table that is missing or
+    old) is prepared step by step while there are no requests, with `background`, or else when
+    `prepare` asks for it. Raises ModelError when a model cannot be used.
+    """
 
     def __init__(
         self,
@@ -61,6 +83,9 @@ class Engine:
         waiting: int = QUEUED,
         cache_mb: int | None = None,
         available_bytes: Callable[[], int],
+        profile: Profile | None = None,
+        remember: Callable[[Profile], None] = lambda profile: None,
+        background: bool = True,
     ):
         self.core = ov.Core()
         if threads is not None:
@@ -72,25 +97,21 @@ class Engine:
         self._available_bytes = available_bytes
         self._cache_mb = cache_mb
         self._cache_tokens: int | None = None
+        self._active = active
+        self._remember = remember
+        self._known = profile or Profile()
+        self._background = False
         self._lock = threading.Lock()
         self._targets: dict[str, Target] = {}
+        self._preparing: set[str] = set()
         self._draft: Model | None = None
-        self._draft_seconds = 0.0
         self._scheduler = Scheduler(most_active=active, queued=waiting, make_room=self._make_room)
         exact = self.target("exact")
-        if files.draft is not None:
-            self._draft = numerics.fastest_model(
-                files.draft,
-                files.draft_device,
-                self.core,
-                files.kv_cache,
-                head_tokens=files.draft_head_tokens,
-                vocabulary=exact.model.vocabulary_size,
-            )
-            self._draft_seconds = numerics.step_seconds(self._draft, exact.model, steps=5)
-            self._fix_cache(self._draft)
-            exact.prefixes.draft = self._draft
-            exact.policy.costs.saw_draft(self._draft_seconds)
+        if files.draft is not None and not files.draft_later:
+            self._open_draft(exact)
+        self._background = background
+        if background:
+            self._prepare_later("exact")
 
     @property
     def load(self) -> Load:
@@ -123,7 +144,44 @@ class Engine:
                     raise ModelError(
                         f"{self._files.target.name} cannot be read; fetch or export it again."
                     ) from error
+                if self._background:
+                    self._prepare_later(numerics_name)
             return self._targets[numerics_name]
+
+    def prepare(
+        self, numerics_name: str = "exact", stop: threading.Event | None = None
+    ) -> Iterator[None]:
+        """Finish, beside what is being answered, what was left for later; yields while it takes."""
+        target = self.target(numerics_name)
+        with self._lock:
+            self._prepare_later(numerics_name)
+        with self._scheduler.hurry():
+            while not target.prepared.wait(WAIT_STEP) and not (stop and stop.is_set()):
+                yield
+
+    @property
+    def profile(self) -> Profile:
+        """What is known of the pair now, for the next start."""
+        exact, targets = self._targets["exact"], dict(self._known.targets)
+        for name, target in list(self._targets.items()):
+            costs = target.policy.costs
+            low, high = PASSED_SPEED
+            measured = target.measured if low < costs.level < high else ""
+            targets[name] = TargetProfile(
+                target.model.settings.properties,
+                target.invariance,
+                {} if costs.assumed else costs.seconds,
+                costs.growth,
+                measured,
+            )
+        return Profile(
+            targets,
+            self._known.draft_properties
+            if self._draft is None
+            else self._draft.settings.properties,
+            exact.policy.costs.draft_step or self._known.draft_step,
+            {source: rates.counts for source, rates in dict(exact.policy.acceptance).items()},
+        )
 
     def submit(
         self,
@@ -141,9 +199,7 @@ class Engine:
         blocks = {model: _blocks(model, tokens, prompt) for model in models.values()}
 
         def begin(sharing: Sharing) -> Generator:
-            for model, count in blocks.items():
-                model.make_free(count)
-            return request.work(target, sharing)
+            return request.work(target, sharing, models.get("draft"))
 
         try:
             return self._scheduler.submit(
@@ -159,6 +215,8 @@ class Engine:
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
         self._scheduler.close()
+        if self._targets:
+            self._remember(self.profile)
         with self._lock:
             for target in self._targets.values():
                 target.prefixes.clear()
@@ -166,32 +224,74 @@ class Engine:
             self._draft = None
 
     def _compile(self, name: str) -> Target:
-        files = self._files
+        files, known = self._files, self._known.targets.get(name)
+        where = files.target, files.device, self.core, files.kv_cache
+        found = None
         if name == "exact":
-            model, found = numerics.exact_model(
-                files.target, files.device, self.core, files.kv_cache
-            )
-            merged = min(found.tokens, MERGED_TOKENS)
-            target = Target(
-                model,
-                f"exact ({_how(model)}): {found}",
-                PrefixCache(model, self._draft, files.opening),
-                checked=found.tokens,
-                merged=merged if found.merging and isinstance(model, PagedModel) else 0,
-                guard=found.guard,
-            )
-            if found.tokens:
-                target.policy.limit = min(MAX_DRAFT, found.tokens - 1)
+            model, found = numerics.exact_model(*where, known)
         else:
-            model = numerics.fast_model(files.target, files.device, self.core, files.kv_cache)
-            prefixes = PrefixCache(model, self._draft, files.opening)
-            target = Target(model, f"fast ({_how(model)})", prefixes)
-        costs = target.policy.costs
-        numerics.learn_costs(model, costs, unpadded=target.guard is not None)
-        if self._draft is not None:
-            costs.saw_draft(self._draft_seconds)
+            model = numerics.fast_model(*where)
+        words = f"{name} ({_how(model)})" + (f": {found}" if found else "")
+        prefixes = PrefixCache(model, self._draft, files.opening)
+        target = Target(model, words, prefixes, found)
+        if target.checked:
+            target.policy.limit = min(MAX_DRAFT, target.checked - 1)
         self._fix_cache(model)
+        policy = target.policy
+        if known is not None and known.costs:
+            policy.costs.learn(known.costs, known.growth)
+            target.measured = known.measured
+        for source, counts in self._known.acceptance.items():
+            policy.acceptance[source] = Acceptance(counts)
+        if self._known.draft_step:
+            policy.costs.saw_draft(self._known.draft_step)
         return target
+
+    def _open_draft(self, target: Target) -> None:
+        """Compile the draft model, and give it to every target."""
+        files = self._files
+        draft = numerics.fastest_model(
+            files.draft,
+            files.draft_device,
+            self.core,
+            files.kv_cache,
+            head_tokens=files.draft_head_tokens,
+            vocabulary=target.model.vocabulary_size,
+            known=self._known.draft_properties,
+        )
+        self._fix_cache(draft)
+        step = self._known.draft_step or numerics.step_seconds(draft, target.model, steps=5)
+        self._draft = draft
+        for one in self._targets.values():
+            one.policy.costs.saw_draft(step)
+            one.prefixes.draft = draft
+
+    def _prepare_later(self, name: str) -> None:
+        """Hand the rest of a target's preparation to the scheduler, once. The caller holds the
+        lock."""
+        if name not in self._preparing:
+            self._preparing.add(name)
+            self._scheduler.run_in_background(self._preparation(self._targets[name]))
+
+    def _preparation(self, target: Target) -> Generator[None]:
+        model = target.model
+        try:
+            exact = target.checked > 0
+            while model.compile_next(COMPILED_TOGETHER, exact=exact):
+                yield
+            if self._files.draft is not None and self._draft is None:
+                self._open_draft(target)
+                yield
+            while self._draft is not None and self._draft.compile_next(exact=False):
+                yield
+            old = (datetime.now(UTC) - OLD).date().isoformat()
+            if target.measured < old:
+                unpadded = target.guard is not None
+                yield from numerics.learn_costs(model, target.policy.costs, unpadded=unpadded)
+                target.measured = datetime.now(UTC).date().isoformat()
+            self._remember(self.profile)
+        finally:
+            target.prepared.set()
 
     def _require_room(self) -> None:
         """Raise BadInput if the target model cannot be held once more, compiled for other numerics:
@@ -205,12 +305,15 @@ class Engine:
             )
 
     def _fix_cache(self, model: Model) -> None:
-        if self._cache_mb is None:
-            return
         if self._cache_tokens is None:
-            fitting = self._cache_mb * 1_000_000 // model.block_bytes * model.block_size
-            self._cache_tokens = max(fitting, self._context_limit + 2 * model.block_size)
-        model.fix_cache(-(-self._cache_tokens // model.block_size))
+            least = self._context_limit + 2 * model.block_size
+            if self._cache_mb is None:
+                bound, most = self._available_bytes() // 2, (self._active + 1) * least
+            else:
+                bound, most = self._cache_mb * 1_000_000, None
+            fitting = bound // model.block_bytes * model.block_size
+            self._cache_tokens = max(least, fitting if most is None else min(fitting, most))
+        model.resize_cache(-(-self._cache_tokens // model.block_size))
 
     def _make_room(self, model: Model, blocks: int) -> None:
         caches = [target.prefixes for target in list(self._targets.values())]

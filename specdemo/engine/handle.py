@@ -32,8 +32,8 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A place in the queue (1 is next), and the seconds that may take, None while nothing is known
-    about that."""
+    """A place in the queue (1 is next, 0 that the models are being prepared), and the seconds that
+    may take, None while nothing is known about that."""
 
     place: int
     seconds: float | None

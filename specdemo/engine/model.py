@@ -6,6 +6,8 @@ cache.
 
 from __future__ import annotations
 
+import math
+import mmap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ from .instance import Inputs, Instance, Logits
 PREFILL_CHUNK = 256
 """Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
 
-FIRST_BLOCKS = 32
+CACHE_TOKENS = 16_384
+"""Of a model that was not told how many: memory is only taken for blocks that were used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +50,14 @@ class Run:
 class ModelSettings:
     """How a decoder is compiled.
 
-    `properties` go to the OpenVINO plugin as they are. `block_limit` bounds the KV cache, in
-    blocks, which is then allocated at once; with None it grows as needed. `paged` False asks
-    `engine.open` for the stateful path. `fixed_shapes` are numbers of tokens for which the model is
-    compiled once more each (see `PagedModel`).
+    `properties` go to the OpenVINO plugin as they are. `cache_tokens` bounds the KV cache. `paged`
+    False asks `engine.open` for the stateful path. `fixed_shapes` are numbers of tokens for which
+    the model can be compiled once more each, those that pay most first (see `PagedModel`).
     """
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
-    block_limit: int | None = None
+    cache_tokens: int = CACHE_TOKENS
     paged: bool = True
     fixed_shapes: tuple[int, ...] = ()
 
@@ -76,9 +78,10 @@ class PagedModel:
     smaller forwards are padded to it, but for runs that ask to be `unpadded`.
 
     Whenever a forward has another number of tokens than the one before, the plugin prepares every
-    layer anew, which for a small model takes half a step or more. So stepwise forwards of up to the
-    largest of `settings.fixed_shapes` tokens go to an instance of the compiled model that sees one
-    number of tokens only, padded to it; all instances share the cache.
+    layer anew, which for a small model takes half a step or more. So once `compile_next` has made
+    them, stepwise forwards of 2 up to the largest of `settings.fixed_shapes` tokens go to an
+    instance of the compiled model that sees one number of tokens only, padded to it; prompts and
+    single tokens go to the first one. All instances share the cache.
 
     Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had on
     this device.
@@ -102,32 +105,25 @@ class PagedModel:
         model = read_decoder(core, xml)
         self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
         to_paged(model, self.head_tokens)
-        properties = dict(settings.properties)
-        sizes = sorted(settings.fixed_shapes)
+        self._compile = lambda: core.compile_model(
+            model, settings.device, dict(settings.properties)
+        )
+        self._uncompiled = list(settings.fixed_shapes)
         try:
-            with ThreadPoolExecutor(
-                len(sizes) + 1
-            ) as pool:  # together they take little longer than one
-                compile_one = lambda _: core.compile_model(model, settings.device, properties)  # noqa: E731
-                compiled, *others = pool.map(compile_one, [0, *sizes])
+            compiled = self._compile()
             self._any = Instance(compiled)
-            self._fixed = [
-                (size, Instance(one, size)) for size, one in zip(sizes, others, strict=True)
-            ]
-            self._cache_ports = self._any.cache_ports
             values = next(
-                port for port in self._cache_ports if port.any_name.startswith("value_cache.")
+                port for port in self._any.cache_ports if port.any_name.startswith("value_cache.")
             )
             self.block_size = values.partial_shape[2].get_length()
         except (RuntimeError, StopIteration) as error:
             raise NoPagedAttention(
                 f"{settings.device} cannot run this model with paged attention: {last_line(error)}"
             ) from error
+        self._fixed: list[tuple[int, Instance]] = []
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self.threads = threads_of(compiled)
-        self._caches: list[ov.Tensor] = []
-        self.pool = BlockPool(0, settings.block_limit)
-        self._grow(FIRST_BLOCKS if settings.block_limit is None else settings.block_limit)
+        self.resize_cache(-(-settings.cache_tokens // self.block_size))
         self.seconds = 0.0
         self.forwards = 0
         self._takes_empty = True
@@ -152,7 +148,8 @@ class PagedModel:
         """
         with self.new_sequence() as sequence:
             self.forward([Run(sequence, [0, 0], 1)])
-            return any(raw_bytes(cache).any() for cache in self._caches)
+            caches = (raw_bytes(cache).reshape(cache.shape[0], -1) for cache in self._caches)
+            return any(cache[sequence.blocks].any() for cache in caches)
 
     # Sequences
 
@@ -202,7 +199,7 @@ class PagedModel:
         count = len(inputs.ids)
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
-        if all(run.stepwise and run.rows for run in batch):
+        if size > 1 and all(run.stepwise and run.rows for run in batch):
             size, instance = next(
                 (fixed for fixed in self._fixed if fixed[0] >= size), (size, instance)
             )
@@ -211,9 +208,7 @@ class PagedModel:
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
         for _ in range(size - count):
-            inputs.add(
-                [0], 0, [len(self.pool.references)]
-            )  # padding rows attend to a scratch block
+            inputs.add([0], 0, [self.pool.limit])  # padding rows attend to a scratch block
         if self._takes_empty:
             inputs.add([], 0, [])
         try:
@@ -247,28 +242,63 @@ class PagedModel:
         for at, token in enumerate(tokens, start):
             inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
 
+    # Fixed-shape instances
+
+    def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
+        """Compile `count` more of the fixed shapes, side by side; gives whether any was left. With
+        `exact` an instance that does not give the bits of the first one is left out."""
+        sizes, self._uncompiled = self._uncompiled[:count], self._uncompiled[count:]
+        if sizes:
+            with ThreadPoolExecutor(len(sizes)) as pool:
+                compiled = list(pool.map(lambda _: self._compile(), sizes))
+            for size, one in zip(sizes, compiled, strict=True):
+                self._add_fixed(size, Instance(one, size), exact)
+        if not self._uncompiled:
+            self._compile = None  # with it goes the graph
+        return bool(sizes)
+
+    def _add_fixed(self, size: int, instance: Instance, exact: bool) -> None:
+        run_tokens = list(range(size))
+        with self._lock, self.new_sequence() as sequence:
+            self._bind_cache(instance)
+            fixed, self._fixed = self._fixed, []
+            expected = self.forward([Run(sequence, run_tokens, size, stepwise=True)])[0].rows.copy()
+            sequence.truncate(0)
+            self._fixed = [(size, instance)]
+            got = self.forward([Run(sequence, run_tokens, size, stepwise=True)])[0].rows
+            same = np.array_equal(got, expected)
+            if same or not exact:
+                fixed = sorted([*fixed, (size, instance)], key=lambda one: one[0])
+            self._fixed = fixed
+
     # Cache memory
 
     @property
     def block_bytes(self) -> int:
         """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
-        return sum(cache.byte_size for cache in self._caches) // (len(self.pool.references) + 1)
+        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
 
-    def fix_cache(self, blocks: int) -> None:
-        """Allocate `blocks` cache blocks now: from here on the cache neither grows nor shrinks. Not
-        fewer than there are already."""
-        with self._lock:
-            blocks = max(blocks, len(self.pool.references))
-            self.pool.limit = blocks
-            if blocks > len(self.pool.references):
-                self._grow(blocks)
+    def resize_cache(self, blocks: int) -> None:
+        """Bound the cache to `blocks` blocks. Only while there are no sequences.
 
-    def make_free(self, blocks: int) -> None:
-        """Where the cache may grow: let it, until `blocks` are free, so that no answer waits for it
-        later."""
-        with self._lock:
-            if self.pool.limit is None and len(self.pool.free) < blocks:
-                self._grow(self.pool.grown_size(blocks))
+        The memory is the system's, which gives it page by page as blocks are used for the first
+        time: a large bound costs nothing."""
+        self._caches = []
+        for port in self._any.cache_ports:
+            shape = [port.partial_shape[axis].get_length() for axis in range(1, 4)]
+            # One block more, for padding.
+            size = (blocks + 1) * math.prod(shape) * port.element_type.bitwidth // 8
+            memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+            self._caches.append(
+                ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), port.element_type)
+            )
+        for instance in (self._any, *(instance for _, instance in self._fixed)):
+            self._bind_cache(instance)
+        self.pool = BlockPool(blocks)
+
+    def _bind_cache(self, instance: Instance) -> None:
+        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
+            instance.request.set_tensor(port, cache)
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""
@@ -276,7 +306,7 @@ class PagedModel:
         for index in range(first, len(sequence.blocks)):
             shared = sequence.blocks[index]
             if self.pool.references[shared] > 1:
-                [own] = self._take_blocks(1)
+                [own] = self.pool.take()
                 if index == first and kept:
                     for cache in self._caches:
                         view = raw_bytes(cache).reshape(cache.shape[0], -1)
@@ -285,31 +315,7 @@ class PagedModel:
                 sequence.blocks[index] = own
         missing = -(-end // self.block_size) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks += self._take_blocks(missing)
-
-    def _take_blocks(self, count: int) -> list[int]:
-        if len(self.pool.free) < count:
-            self._grow(self.pool.grown_size(count))
-        return [self.pool.take() for _ in range(count)]
-
-    def _grow(self, blocks: int) -> None:
-        """Make the cache tensors `blocks` long, and one more for padding, keeping what they hold.
-        Doubling keeps the copies amortised."""
-        caches = []
-        for index, port in enumerate(self._cache_ports):
-            shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in range(1, 4))]
-            cache = ov.Tensor(port.element_type, ov.Shape(shape))
-            view = raw_bytes(cache)
-            view[:] = 0
-            if self._caches:
-                old = raw_bytes(self._caches[index])
-                view[: old.size] = old
-            caches.append(cache)
-        self._caches = caches
-        for instance in (self._any, *(instance for _, instance in self._fixed)):
-            for port, cache in zip(instance.cache_ports, caches, strict=True):
-                instance.request.set_tensor(port, cache)
-        self.pool.grow(blocks)
+            sequence.blocks += self.pool.take(missing)
 
 
 def prefill_chunks(

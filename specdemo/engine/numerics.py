@@ -9,7 +9,7 @@ candidates.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
 
@@ -21,14 +21,18 @@ from .errors import CacheFull, ModelError
 from .model import ModelSettings, Run
 from .open import Model, open_model
 from .policy import Costs
+from .profile import Invariance, Properties, TargetProfile
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
 weights' anyway."""
 
-FIXED_SHAPES = (1, 2, 3, 6, 12)
-DRAFT_FIXED_SHAPES = (1, 2, 4)
+FIXED_SHAPES = (6, 3, 12)
+"""Those that pay most first (docs/results/draft-policy.md)."""
+
+DRAFT_FIXED_SHAPES = (4,)
 """What a draft model reads between its steps: the last token, and few others."""
+
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a model is compiled once for each of FIXED_SHAPES: a larger model's
 forwards take so long that a change of their size does not matter, and its memory does; of a smaller
@@ -36,8 +40,6 @@ one only the time to load it matters."""
 
 CHECKED_SIZES = (2, 3, 5, 6, 8, 12, 16, 32, 64)
 LEAST_USEFUL = 8
-
-GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 GROWTH_SIZES = (1, 2, 4, 8, 16)
@@ -54,56 +56,21 @@ _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class Invariance:
-    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens
-    give bitwise equal logits (0: not even the smallest do), and a forward of one token differs from
-    them by at most `one_token` logits; with `merging`, requests that share a forward get the bits
-    that each gets alone."""
-
-    tokens: int
-    one_token: float
-    threads: int
-    merging: bool = False
-
-    @property
-    def guard(self) -> float | None:
-        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES
-        the largest difference seen. None where no guard is needed, or where it would repeat
-        forwards all the time."""
-        guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
-        return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
-
-    @property
-    def least_tokens(self) -> int:
-        """What forwards are padded to so that all round alike."""
-        return 2 if self.tokens and self.one_token else 1
-
-    def __str__(self) -> str:
-        threads = f"on {self.threads} threads " if self.threads else ""
-        if not self.tokens:
-            return f"{threads}logits depend on how many tokens run together"
-        first = 2 if self.one_token else 1
-        found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
-        if self.one_token:
-            how = "near ties are run again" if self.guard else "which is padded to two"
-            found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
-        if self.merging:
-            return f"{found}; requests that share a forward get the same bits"
-        return f"{found}; requests do not share forwards, which would change their bits"
-
-
-def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[tuple[tuple[str, str], ...]]:
-    """Plugin properties to try for exact numerics, the fastest first. Any `kv_cache` but "auto" is
+def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[Properties]:
+    """Plugin properties to try for exact numerics, the best first. Any `kv_cache` but "auto" is
     taken as asked for: whether logits are invariant with it is what the measurement is for."""
-    if kv_cache == "auto":
-        kv_cache = "f16" if xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS else "f32"
-    cache = ("KV_CACHE_PRECISION", kv_cache)
-    if (
-        kv_cache == "u8"
-    ):  # its scales depend on what else is in a block, whatever is done about the activations
-        return [(_F32, cache)]
-    return [(_F32, cache), (_F32, cache, _NO_DYNAMIC)]
+
+    def candidate(precision: str, *others: tuple[str, str]) -> Properties:
+        return (_F32, ("KV_CACHE_PRECISION", precision), *others)
+
+    if kv_cache == "u8":
+        # Its scales depend on what else is in a block, whatever is done about the activations.
+        return [candidate("u8")]
+    if kv_cache != "auto":
+        return [candidate(kv_cache), candidate(kv_cache, _NO_DYNAMIC)]
+    if xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS:
+        return [candidate("f16"), candidate("f16", _NO_DYNAMIC)]
+    return [candidate("f16"), candidate("f32"), candidate("f32", _NO_DYNAMIC)]
 
 
 def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
@@ -119,17 +86,24 @@ def _fixed_shapes(xml: Path, device: str, sizes: tuple[int, ...] = FIXED_SHAPES)
 
 
 def exact_model(
-    xml: Path, device: str, core: ov.Core, kv_cache: str = "auto"
+    xml: Path,
+    device: str,
+    core: ov.Core,
+    kv_cache: str = "auto",
+    known: TargetProfile | None = None,
 ) -> tuple[Model, Invariance]:
     """Compile a target model in the first candidate setting that is invariant here; in the last one
-    if none is.
+    if none is. With `known` in the setting that was found before, if it was for as many threads.
 
-    The candidates are the CPU's settings. A device that refuses them all runs in its own. Raises
-    ModelError.
+    Of a cache in f16 where one in f32 would do, single tokens have to agree as well: they differ
+    more than a guard can make up for where they do not. The candidates are the CPU's settings. A
+    device that refuses them all runs in its own. Raises ModelError.
     """
     candidates = exact_candidates(xml, kv_cache)
     if device != "CPU":
         candidates.append(fast_properties(kv_cache))
+    if known is not None and known.invariance is not None:
+        candidates.insert(0, known.properties)
     model = found = None
     for properties in candidates:
         model = None  # before the next is made: two at once may not fit into memory
@@ -140,8 +114,14 @@ def exact_model(
             if properties is candidates[-1] or device == "CPU":
                 raise
             continue
+        if known is not None and known.invariance is not None:
+            found, known = known.invariance, None
+            if found.threads == model.threads:
+                model.least_tokens = found.least_tokens
+                break
         found = measure_invariance(model)
-        if found.tokens >= LEAST_USEFUL:
+        spare = len(candidates) > 2 and dict(properties).get("KV_CACHE_PRECISION") == "f16"
+        if found.tokens >= LEAST_USEFUL and not (spare and found.one_token and not found.guard):
             break
     return model, found
 
@@ -162,22 +142,24 @@ def fastest_model(
     *,
     head_tokens: np.ndarray | None = None,
     vocabulary: int | None = None,
+    known: Properties | None = None,
 ) -> Model:
-    """Compile a draft model in the setting whose step is fastest here; exactness does not matter
-    for a draft."""
+    """Compile a draft model in the setting whose step is fastest here, or in the one `known` to be;
+    exactness does not matter for a draft."""
+    settings = [fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]]
     best: tuple[float, Model] | None = None
-    for properties in (fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]):
+    for properties in settings if known is None else [known]:
         shapes = _fixed_shapes(xml, device, DRAFT_FIXED_SHAPES)
-        settings = ModelSettings(device, properties, fixed_shapes=shapes)
+        wanted = ModelSettings(device, properties, fixed_shapes=shapes)
         try:
             model = open_model(
-                xml, settings, head_tokens=head_tokens, vocabulary=vocabulary, core=core
+                xml, wanted, head_tokens=head_tokens, vocabulary=vocabulary, core=core
             )
         except ModelError:
             if best is None:
                 raise
             continue  # the second setting is the CPU's: others may refuse it
-        seconds = step_seconds(model)
+        seconds = step_seconds(model) if known is None else 0.0
         if best is None or seconds < best[0]:
             best = seconds, model
     return best[1]
@@ -273,16 +255,21 @@ def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> f
     return statistics.median(times)
 
 
-def learn_costs(model: Model, costs: Costs, *, unpadded: bool = False, repeats: int = 3) -> None:
-    """Start a cost table from forwards of WARM_UP_SIZES tokens at a short context and at a long
-    one, which is made up; interleaved against drift. With `unpadded` a single token is run as the
-    guard runs it."""
+def learn_costs(
+    model: Model, costs: Costs, *, unpadded: bool = False, repeats: int = 3
+) -> Generator[None]:
+    """Measure a cost table: forwards of WARM_UP_SIZES tokens at a short context and at a long one,
+    which is made up; interleaved against drift. Other work may be done wherever it yields. With
+    `unpadded` a single token is run as the guard runs it."""
 
     def timed(sequence: Sequence, size: int) -> float:
-        before = perf_counter()
-        model.forward([Run(sequence, [1] * size, size, True, unpadded and size == 1)])
-        seconds = perf_counter() - before
-        sequence.truncate(sequence.length - size)
+        run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
+        # In decoding the instance for single tokens rarely sees another size before.
+        for _ in range(2 if size == 1 else 1):
+            before = perf_counter()
+            model.forward([run])
+            seconds = perf_counter() - before
+            sequence.truncate(sequence.length - size)
         return seconds
 
     with model.new_sequence() as sequence:
@@ -291,17 +278,18 @@ def learn_costs(model: Model, costs: Costs, *, unpadded: bool = False, repeats: 
         for _ in range(repeats + 1):  # the first ones compile
             for size in WARM_UP_SIZES:
                 short[size].append(timed(sequence, size))
+                yield
+        long: dict[int, float] = {}
         try:
             model.skip(sequence, LONG - SHORT)
-            long = {
-                size: min(timed(sequence, size) for _ in range(repeats)) for size in GROWTH_SIZES
-            }
-        except CacheFull:  # a small cache of fixed size: its contexts are short
+            for size in GROWTH_SIZES:
+                long[size] = min(timed(sequence, size) for _ in range(repeats))
+                yield
+        except CacheFull:  # a small cache: its contexts are short
             long = {}
+    growth = 0.0
     if long:
         # Every size grows alike; a measured growth beyond MOST_GROWTH was something else running.
         growths = (seconds / min(short[size]) - 1 for size, seconds in long.items())
-        growth = statistics.median(growths) / (LONG - SHORT)
-        costs.growth = min(max(growth, 0.0), MOST_GROWTH)
-    for size, times in short.items():
-        costs.saw_verify(size, min(times), SHORT)
+        growth = min(max(statistics.median(growths) / (LONG - SHORT), 0.0), MOST_GROWTH)
+    costs.learn({size: min(times) / (1 + growth * SHORT) for size, times in short.items()}, growth)

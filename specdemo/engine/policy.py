@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
+"""Cost by tokens, relative to one token: the means of bench/cost_tables.json. Sizes beyond those
+that were seen are reckoned with it."""
+
 MAX_DRAFT = 15
 """Longest draft, tokens: with the token before it, 16 rows of verification."""
 
@@ -42,6 +46,8 @@ class Costs:
         self.growth = 0.0
         self.draft_step = 0.0
         """Seconds of one draft token; 0 until one was seen, so that it is tried."""
+        self.assumed = True
+        """Not measured, only seen in passing."""
         self.since_probe = 0.0
         """Seconds of decoding since a source that does not seem to pay was asked all the same."""
         self.version = 0
@@ -60,8 +66,31 @@ class Costs:
         ratio = min(max(usual / known, self._level / 2), self._level * 2)
         self._level += LEVEL_RATE * (ratio - self._level)
         self._known[tokens] += SHAPE_RATE * (usual / self._level - known)
+        self._draw_up()
+
+    def learn(self, seconds: dict[int, float], growth: float) -> None:
+        """Replace the table: `seconds` by number of tokens, at no context."""
+        self._known, self._level, self.growth = dict(seconds), 1.0, growth
+        self.assumed = False
+        self._draw_up()
+
+    @property
+    def level(self) -> float:
+        """The machine's present speed, as a multiple of the seconds that were learnt."""
+        return self._level
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """The table as it is now, to be learnt again another time."""
+        return {size: seconds * self._level for size, seconds in self._known.items()}
+
+    def _draw_up(self) -> None:
+        every = range(self.LARGEST + 1)
+        typical = np.interp(every, list(TYPICAL), list(TYPICAL.values()))
         sizes = sorted(self._known)
-        table = np.interp(range(self.LARGEST + 1), sizes, [self._known[size] for size in sizes])
+        table = np.interp(every, sizes, [self._known[size] for size in sizes])
+        for size in every[sizes[-1] :]:
+            table[size] *= typical[size] / typical[sizes[-1]]
         self._table = (np.minimum.accumulate(table[::-1])[::-1] * self._level).tolist()
         self.version += 1
 
@@ -134,9 +163,16 @@ class Acceptance:
 
     BANDS = 8
 
-    def __init__(self):
+    def __init__(self, counts: list[tuple[float, float]] | None = None):
         self.bands = [Rate((band + 0.5) / self.BANDS, 2.0, 0.98) for band in range(self.BANDS)]
         self.total = Rate(0.75, 4.0, 0.98)
+        for rate, count in zip([*self.bands, self.total], counts or [], strict=False):
+            rate.accepted, rate.seen = count
+
+    @property
+    def counts(self) -> list[tuple[float, float]]:
+        """(accepted, seen) of each band, and last of all together."""
+        return [(rate.accepted, rate.seen) for rate in [*self.bands, self.total]]
 
     def __call__(self, confidence: float) -> float:
         """Expected acceptance of a token proposed with this confidence, in [0, 1]."""

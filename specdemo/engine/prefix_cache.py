@@ -16,9 +16,8 @@ from .decode import Prompt
 from .model import PREFILL_CHUNK
 from .open import Model
 
-SPARE_TOKENS = 2048
-"""What prompts in nobody's use may hold of a cache without a limit; the last one stays whatever its
-length."""
+SPARE_TOKENS = 4096
+"""What prompts in nobody's use may hold; the last one stays whatever its length."""
 
 MOST_PROMPTS = 64
 
@@ -79,8 +78,7 @@ class PrefixCache:
 
     def unpin(self, known: KnownPrompt) -> None:
         known.users -= 1
-        if self.target.pool.limit is None:
-            self.make_room(self.target, SPARE_TOKENS // self.target.block_size, keep_last=True)
+        self.make_room(self.target, SPARE_TOKENS // self.target.block_size, keep_last=True)
         while len(self._known) > MOST_PROMPTS and (spare := self._spare()):
             self._give_up(spare[0])
 

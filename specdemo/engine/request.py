@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -13,11 +14,12 @@ from .decode import Decoding, Limits, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
 from .handle import Sharing
-from .model import Run
+from .model import PagedModel, Run
 from .ngrams import NgramTable
 from .open import Model
 from .policy import Policy
 from .prefix_cache import KnownPrompt, PrefixCache
+from .profile import Invariance
 from .sampling import Distribution, Sampling, distribution
 from .scheduler import MERGED_TOKENS
 
@@ -26,18 +28,37 @@ from .scheduler import MERGED_TOKENS
 class Target:
     """A target model in one setting of numerics, with what decoding on it has taught so far.
 
-    `found` says in words what was measured. `checked` is the most tokens that a certificate may run
-    at once (0: no certificate in these numerics), `merged` the most that requests may run together
-    (0: each by itself), `guard` the margin in logits of `engine.guard` (None: none is needed).
+    `found` says in words what was measured, `invariance` (None in fast numerics) in figures.
+    `measured` is the date of its cost table, empty until there is one; `prepared` is set when all
+    of its instances are compiled.
     """
 
     model: Model
     found: str
     prefixes: PrefixCache
-    checked: int = 0
-    merged: int = MERGED_TOKENS
-    guard: float | None = None
+    invariance: Invariance | None = None
     policy: Policy = field(default_factory=Policy)
+    measured: str = ""
+    prepared: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def checked(self) -> int:
+        """The most tokens that a certificate may run at once; 0: no certificate in these
+        numerics."""
+        return self.invariance.tokens if self.invariance else 0
+
+    @property
+    def merged(self) -> int:
+        """The most tokens that requests may run together; 0: each by itself."""
+        if self.invariance is None:
+            return MERGED_TOKENS
+        merging = self.invariance.merging and isinstance(self.model, PagedModel)
+        return min(self.invariance.tokens, MERGED_TOKENS) if merging else 0
+
+    @property
+    def guard(self) -> float | None:
+        """The margin in logits of `engine.guard`; None where none is needed."""
+        return self.invariance.guard if self.invariance else None
 
     @property
     def models(self) -> dict[str, Model]:
@@ -75,8 +96,9 @@ class Request:
     difference: int | None = None
     certificate_seconds: float | None = None
 
-    def work(self, target: Target, sharing: Sharing) -> Decoding:
-        """The generator that the scheduler runs. Yields rounds; returns why the answer finished."""
+    def work(self, target: Target, sharing: Sharing, draft_model: Model | None = None) -> Decoding:
+        """The generator that the scheduler runs, which may use this draft model. Yields rounds;
+        returns why the answer finished."""
         since = perf_counter()
         prefixes, length = target.prefixes, len(self.tokens)
         known = yield from self._prompt(prefixes)
@@ -87,9 +109,9 @@ class Request:
                 since = perf_counter() - self.prefill_seconds
             policy = target.policy.for_request(self.draft_tokens)
             head_tokens: np.ndarray | None = None
-            if prefixes.draft is not None and self.drafter in ("auto", "model"):
+            if draft_model is not None and self.drafter in ("auto", "model"):
                 draft = prefixes.start_draft(self.tokens)
-                head_tokens = prefixes.draft.head_tokens
+                head_tokens = draft_model.head_tokens
             drafter = make_drafter(
                 self.drafter,
                 policy,
@@ -166,7 +188,9 @@ class Request:
 class NextToken(Request):
     """Asks for the target model's distribution of the token after the prompt and `answer`."""
 
-    def work(self, target: Target, sharing: Sharing) -> Generator[Forward, Reply, Distribution]:
+    def work(
+        self, target: Target, sharing: Sharing, draft_model: Model | None = None
+    ) -> Generator[Forward, Reply, Distribution]:
         known = yield from self._prompt(target.prefixes)
         try:
             logits = known.prompt.logits

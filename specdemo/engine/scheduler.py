@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic, perf_counter
 
 from .drafters import Forward, Reply
@@ -71,6 +72,8 @@ class Scheduler:
         self._target_tokens = 0
         self._request_seconds: float | None = None
         self._counts = dict.fromkeys(("admitted", "finished", "failed", "cancelled", "restarts"), 0)
+        self._background: deque[Generator[None]] = deque()
+        self._hurried = 0
         self._thread: threading.Thread | None = None
 
     # For consumers, from any thread
@@ -96,9 +99,8 @@ class Scheduler:
         """
         needed = list((blocks or {}).items())
         for model, count in needed:
-            limit = model.pool.limit
-            if limit is not None and count > limit:
-                size = model.block_size
+            limit, size = model.pool.limit, model.block_size
+            if count > limit:
                 raise CacheFull(
                     f"This needs {count * size} tokens of KV cache; there are {limit * size}."
                 )
@@ -115,11 +117,33 @@ class Scheduler:
                 self._queue.appendleft(request)
             else:
                 self._queue.append(request)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
-                self._thread.start()
-            self._wake.notify()
+            self._start()
         return Handle(request, self.cancel, self.waiting)
+
+    def run_in_background(self, work: Generator[None]) -> None:
+        """Do this work a step at a time, in the engine's thread, while there are no requests."""
+        with self._wake:
+            self._background.append(work)
+            self._start()
+
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Within, the background work goes on beside requests, between their forwards."""
+        with self._wake:
+            self._hurried += 1
+            self._wake.notify()
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._hurried -= 1
+
+    def _start(self) -> None:
+        """Wake the engine's thread. The caller holds the lock."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
+            self._thread.start()
+        self._wake.notify()
 
     def cancel(self, request: ScheduledRequest) -> None:
         with self._wake:
@@ -150,6 +174,8 @@ class Scheduler:
             thread.join()
         with self._wake:
             self._drop_active(None)
+            while self._background:
+                self._background.popleft().close()
             while self._queue:
                 self._end(self._queue.popleft(), cancelled=True)
 
@@ -176,13 +202,15 @@ class Scheduler:
     def _wait_for_work(self) -> bool:
         """True when there is something to do, False when the scheduler was closed."""
         with self._wake:
-            while not self._closed and not self._queue and not self._active:
+            while not (self._closed or self._queue or self._active or self._background):
                 self._wake.wait()
             return not self._closed
 
     def step(self) -> None:
         """One turn: let requests leave and join, then run what waits for the draft, then what waits
         for the target."""
+        if self._background and (self._hurried or not (self._queue or self._active)):
+            self._run_background()
         self._sweep()
         if self._queue:
             self._admit()
@@ -193,6 +221,15 @@ class Scheduler:
         elif self._active:
             with self._wake:
                 self._wake.wait(0.05)
+
+    def _run_background(self) -> None:
+        try:
+            next(self._background[0])
+        except StopIteration:
+            self._background.popleft()
+        except Exception as error:
+            log.error("Work in the background failed and is left.", exc_info=error)
+            self._background.popleft()
 
     def _sweep(self) -> None:
         """Let go of requests that were stopped or that nobody collects."""
@@ -221,7 +258,7 @@ class Scheduler:
             request.admitted_at = perf_counter()
             try:
                 for model, _ in request.blocks:
-                    if self._make_room is not None and model.pool.limit is not None:
+                    if self._make_room is not None:
                         self._make_room(model, model.pool.limit - self._reserved[model])
                 if len(self._active) > 1:
                     request.sharing.rows = self._target_tokens
@@ -237,7 +274,7 @@ class Scheduler:
 
     def _fits(self, request: ScheduledRequest) -> bool:
         return all(
-            model.pool.limit is None or self._reserved.get(model, 0) + count <= model.pool.limit
+            self._reserved.get(model, 0) + count <= model.pool.limit
             for model, count in request.blocks
         )
 

@@ -84,9 +84,7 @@ class StatefulModel:
         self._inputs = {port.any_name: port.element_type for port in self._compiled.inputs}
         self.block_size = BLOCK_SIZE
         self.vocabulary_size = self._compiled.outputs[0].partial_shape[-1].get_length()
-        self.pool = BlockPool(
-            0 if settings.block_limit is None else settings.block_limit, settings.block_limit
-        )
+        self.pool = BlockPool(-(-settings.cache_tokens // BLOCK_SIZE))
         self.threads = threads_of(self._compiled)
         self._idle: list[ov.InferRequest] = []
         self.seconds = 0.0
@@ -243,18 +241,17 @@ class StatefulModel:
             self.forward([Run(sequence, [0] * BLOCK_SIZE, 1)])
             return sum(state.state.byte_size for state in sequence.request.query_state())
 
-    def fix_cache(self, blocks: int) -> None:
+    def resize_cache(self, blocks: int) -> None:
         """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is
-        the plugin's)."""
-        with self._lock:
-            self.pool.limit = max(blocks, len(self.pool.references))
+        the plugin's). Only while there are no sequences."""
+        self.pool = BlockPool(blocks)
 
-    def make_free(self, blocks: int) -> None:
-        """Nothing: what the plugin holds grows by itself."""
+    def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
+        """Nothing: there are no fixed-shape instances."""
+        return False
 
     def _reserve(self, sequence: Sequence, end: int) -> None:
         """Count the blocks of `end` tokens as the sequence's. Raises CacheFull."""
         missing = -(-end // BLOCK_SIZE) - len(sequence.blocks)
-        if missing > len(self.pool.free):
-            self.pool.grow(self.pool.grown_size(missing))
-        sequence.blocks += [self.pool.take() for _ in range(missing)]
+        if missing > 0:
+            sequence.blocks += self.pool.take(missing)

@@ -16,7 +16,9 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
 from specdemo.models import gguf_files
 from specdemo.models.export import convert_gguf, reason, run_module
@@ -35,6 +37,7 @@ DISK_BYTES = 600_000_000
 SOURCE = "source.gguf"
 
 DRAFT = Path(__file__).parent / "embedded_draft"
+TYPICAL = Path(__file__).parent / "embedded_profile.json"
 
 DRAFT_WINDOW = 64
 """Tokens of the prompt that the draft reads; more do not raise its agreement with the target."""
@@ -86,6 +89,11 @@ def ngrams() -> NGramTable:
 def head_tokens() -> np.ndarray:
     """The ids that the draft's head keeps, ascending (int64 [n]). Others are never drafted."""
     return np.sort(np.load(DRAFT / "head_tokens.npy").astype(np.int64))
+
+
+def typical_profile() -> Profile:
+    """How often each source of draft tokens is right, before this machine has answered anything."""
+    return TypeAdapter(Profile).validate_json(TYPICAL.read_bytes())
 
 
 def _places() -> tuple[Snapshot, Snapshot]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput
 from specdemo.models import embedded, ir, sources
 from specdemo.models.ngrams import NGramTable
@@ -25,7 +26,8 @@ UNSAID_CONTEXT = 2048
 class LoadedPair:
     """A pair ready to compile; `draft_xml` None means n-gram lookup only. `context_limit` is in
     tokens. `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
-    `draft_window` is how many tokens of the prompt the draft reads, None for all."""
+    `draft_window` is how many tokens of the prompt the draft reads, None for all. `typical_profile`
+    is what to expect before this machine has measured."""
 
     info: PairInfo
     target_xml: Path
@@ -40,6 +42,7 @@ class LoadedPair:
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
+    typical_profile: Profile | None = None
 
 
 def load_pair(
@@ -80,6 +83,7 @@ def load_pair(
             draft_head_tokens=embedded.head_tokens(),
             ngrams=embedded.ngrams(),
             draft_window=embedded.DRAFT_WINDOW,
+            typical_profile=embedded.typical_profile(),
         )
     if draft:
         draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")

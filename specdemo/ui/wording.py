@@ -176,7 +176,9 @@ def _difference(trace: Trace) -> str:
 
 
 def queue_place(waiting: Waiting) -> str:
-    """A request's place in the queue, and the wait to expect."""
+    """What a request waits for: its place in the queue, and the time to expect."""
+    if waiting.place == 0:
+        return "Compiling the models for this machine, so that both runs are timed at their best"
     ahead = waiting.place - 1
     line = f"In the queue, {_count(ahead, 'request')} ahead" if ahead > 0 else "Next in the queue"
     if waiting.seconds is None:

@@ -1,0 +1,78 @@
+"""What was measured of a pair on one machine: what a later start need not measure again.
+
+Holds figures only; where they are kept is not its business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
+
+Properties = tuple[tuple[str, str], ...]
+"""Names and values of OpenVINO plugin properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens
+    give bitwise equal logits (0: not even the smallest do), and a forward of one token differs from
+    them by at most `one_token` logits; with `merging`, requests that share a forward get the bits
+    that each gets alone."""
+
+    tokens: int
+    one_token: float
+    threads: int
+    merging: bool = False
+
+    @property
+    def guard(self) -> float | None:
+        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES
+        the largest difference seen. None where no guard is needed, or where it would repeat
+        forwards all the time."""
+        guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
+        return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
+
+    @property
+    def least_tokens(self) -> int:
+        """What forwards are padded to so that all round alike."""
+        return 2 if self.tokens and self.one_token else 1
+
+    def __str__(self) -> str:
+        threads = f"on {self.threads} threads " if self.threads else ""
+        if not self.tokens:
+            return f"{threads}logits depend on how many tokens run together"
+        first = 2 if self.one_token else 1
+        found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
+        if self.one_token:
+            how = "near ties are run again" if self.guard else "which is padded to two"
+            found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
+        if self.merging:
+            return f"{found}; requests that share a forward get the same bits"
+        return f"{found}; requests do not share forwards, which would change their bits"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetProfile:
+    """A target model in one setting of numerics: the `properties` it is compiled with, the
+    `invariance` these were found to have (None in fast numerics), seconds of a forward by its
+    number of tokens, and the share that a token of context adds to them. `measured` is a date (ISO
+    8601), empty for costs that are assumed."""
+
+    properties: Properties
+    invariance: Invariance | None
+    costs: dict[int, float]
+    growth: float
+    measured: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Of a pair: its target model by numerics ("exact", "fast"), the properties of its draft model
+    (None: not tried yet) and the seconds of a draft step (0: not measured), and by source of draft
+    tokens the (accepted, seen) of each band of confidence and of all together."""
+
+    targets: dict[str, TargetProfile] = field(default_factory=dict)
+    draft_properties: Properties | None = None
+    draft_step: float = 0.0
+    acceptance: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

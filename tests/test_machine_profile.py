@@ -1,0 +1,182 @@
+"""What is measured once is remembered: profiles on the disk, and sessions that start with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from specdemo.engine import numerics
+from specdemo.engine.engine import PairFiles
+from specdemo.engine.profile import Invariance, Profile, TargetProfile
+from specdemo.models import profiles
+from specdemo.session import Session
+from specdemo.settings import Settings
+
+MEASURED = Profile(
+    {"exact": TargetProfile((("A", "1"),), Invariance(64, 0.0, 2), {1: 0.01}, 0.0, "2026-01-01")},
+    draft_step=0.002,
+    acceptance={"lookup": [(1.0, 2.0)] * 9},
+)
+
+
+@pytest.fixture
+def file(tiny_llama_pair) -> profiles.ProfileFile:
+    return profiles.find(PairFiles(tiny_llama_pair.target_xml), None)
+
+
+def test_a_profile_is_read_as_it_was_written_and_forgotten_on_request(file):
+    assert file.read() == Profile()
+    file.write(MEASURED)
+    assert file.read() == MEASURED
+    assert [one.profile for one in profiles.stored()] == [MEASURED]
+    assert profiles.forget() == 1 and file.read() == Profile()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"about": 1}', "\x00" * 100, '{"profile": {"targets": []}}']
+)
+def test_a_broken_file_counts_as_none(file, content):
+    file.write(MEASURED)
+    file.path.write_text(content)
+    assert file.read() == Profile() and not list(profiles.stored())
+    file.write(MEASURED)
+    assert file.read() == MEASURED
+
+
+@pytest.mark.parametrize(
+    "change", [{"processor": "another"}, {"threads": 99}, {"openvino": "0"}, {"target": "x"}]
+)
+def test_a_foreign_profile_counts_as_none(file, change):
+    file.write(MEASURED)
+    stored = json.loads(file.path.read_text())
+    stored["about"] |= change
+    file.path.write_text(json.dumps(stored))
+    assert file.read() == Profile()
+
+
+def test_other_models_devices_and_precisions_have_profiles_of_their_own(tiny_llama_pair, file):
+    files = PairFiles(tiny_llama_pair.target_xml)
+    others = [
+        profiles.find(files, 1),
+        profiles.find(dataclasses.replace(files, kv_cache="u8"), None),
+        profiles.find(dataclasses.replace(files, draft=tiny_llama_pair.draft_xml), None),
+    ]
+    assert len({one.path for one in [file, *others]}) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(file, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    blocked = dataclasses.replace(file, path=tmp_path / "file" / "profile.json")
+    blocked.write(MEASURED)
+    assert blocked.read() == Profile()
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_profile(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from specdemo.models.profiles import About, ProfileFile
+from specdemo.engine.profile import Profile
+file = ProfileFile(Path(sys.argv[1]), About("", 0, "", "", "", "", ""), Profile())
+for step in range(1_000_000):
+    file.write(Profile(draft_step=float(step + 1), acceptance={"x": [(1.0, 1.0)] * 500}))
+    print(step, flush=True)
+"""
+    path = tmp_path / "kept.json"
+    for lines in (1, 3, 8):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(lines):
+            writer.stdout.readline()
+        writer.kill()
+        writer.wait()
+        assert json.loads(path.read_text())["profile"]["draft_step"] >= 1
+
+
+def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
+    settings = Settings(max_new_tokens=30)
+    with closing(Session(tiny_llama_pair)) as session:
+        *_, first = session.race("hello", settings)
+        found = session.info.numerics_found
+
+    def refuse(*_, **__):
+        raise AssertionError("measured again")
+
+    for name in ("measure_invariance", "learn_costs", "step_seconds"):
+        monkeypatch.setattr(numerics, name, refuse)
+    with closing(Session(tiny_llama_pair)) as session:
+        *_, second = session.race("hello", settings)
+        assert session.info.numerics_found == found
+    assert second.token_ids == first.token_ids and second.identical
+
+
+def test_a_profile_of_another_number_of_threads_is_measured_again(tiny_llama_pair, monkeypatch):
+    with closing(Session(tiny_llama_pair)) as session:
+        found = session._engine.target("exact").invariance
+        known = session._engine.profile
+    wrong = dataclasses.replace(
+        known.targets["exact"], invariance=Invariance(5, 0.0, found.threads + 6)
+    )
+    model, again = numerics.exact_model(
+        tiny_llama_pair.target_xml, "CPU", session._engine.core, known=wrong
+    )
+    assert again == found and model.threads == found.threads
+
+
+def test_an_old_cost_table_is_measured_again(tiny_llama_pair, monkeypatch):
+    with closing(Session(tiny_llama_pair)) as session:
+        session.prepare()
+        known = session._engine.profile
+        assert known.targets["exact"].measured > "2026"
+    (path,) = (profiles._folder()).glob("*.json")
+    path.write_text(path.read_text().replace(known.targets["exact"].measured, "2020-01-01"))
+    with closing(Session(tiny_llama_pair)) as session:
+        session.prepare()
+        assert session._engine.profile.targets["exact"].measured > "2026"
+
+
+def test_acceptance_rates_go_on_from_one_process_to_the_next(embedded_pair):
+    with closing(Session(embedded_pair)) as session:
+        list(session.answer("Count from one to twenty.", Settings(max_new_tokens=60)))
+        before = session._engine.profile.acceptance
+    assert before["lookup"] != embedded_pair.typical_profile.acceptance.get("lookup")
+    with closing(Session(embedded_pair, background=False)) as session:
+        assert session._engine.profile.acceptance == before
+
+
+def test_the_first_token_needs_one_instance_and_a_race_all_of_them(embedded_pair):
+    with closing(Session(embedded_pair, background=False)) as session:
+        target = session._engine.target("exact").model
+        list(session.answer("hello", Settings(max_new_tokens=5)))
+        assert not target._fixed and session._engine._draft is None
+        *_, trace = session.race("hello", Settings(max_new_tokens=5))
+        assert trace.identical
+        assert sorted(size for size, _ in target._fixed) == sorted(numerics.FIXED_SHAPES)
+        assert session._engine._draft is not None
+
+
+def test_the_machine_command_shows_what_was_measured_and_forgets_it(tiny_llama_pair, tmp_path):
+    home = {**os.environ, "SPECDEMO_HOME": str(tmp_path)}
+    run = [sys.executable, "-m", "specdemo", "machine"]
+    stored = profiles.Stored(
+        profiles.find(PairFiles(tiny_llama_pair.target_xml), None).about, MEASURED
+    )
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "x.json").write_bytes(profiles._STORED.dump_json(stored))
+
+    def output(*options: str) -> str:
+        return subprocess.run(
+            [*run, *options], env=home, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "forwards of 1 to 64 tokens" in output() and "10.0" in output()
+    assert json.loads(output("--json", "-"))[0]["profile"]["draft_step"] == 0.002
+    assert "1 profiles dropped" in output("--forget")
+    assert json.loads(output("--json", "-")) == []
