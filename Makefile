@@ -23,7 +23,8 @@ $(BIN)/python:
 
 $(RUN_STAMP): requirements.txt | $(BIN)/python
 	@echo "Installing what the demo needs (first time only)"
-	$(PIP) -r requirements.txt
+	@begin=$$(date +%s); $(PIP) -r requirements.txt && \
+		echo "  done in $$(( $$(date +%s) - begin )) s, $$(du -sm $(VENV) | cut -f1) MB"
 	@touch $@
 
 $(DEV_STAMP): requirements.txt requirements-export.txt requirements-dev.txt | $(BIN)/python
@@ -32,7 +33,8 @@ $(DEV_STAMP): requirements.txt requirements-export.txt requirements-dev.txt | $(
 	@touch $(RUN_STAMP) $@
 
 setup: $(RUN_STAMP)
-	@$(BIN)/python -m specdemo fetch embedded
+	@begin=$$(date +%s); $(BIN)/python -m specdemo fetch embedded && \
+		echo "  in $$(( $$(date +%s) - begin )) s"
 
 demo: setup
 	$(BIN)/python app.py --pair embedded $(ARGS)

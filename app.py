@@ -65,7 +65,7 @@ ON_SPACE = "SPACE_ID" in os.environ
     "--cache-mb",
     type=click.IntRange(1, 1_000_000),
     default=1024,
-    help="Megabytes of KV cache, taken at the start and never exceeded; one full context at least.",
+    help="Megabytes of KV cache at most, and one full context at least; taken as it is used.",
 )
 @click.option(
     "--exclusive",

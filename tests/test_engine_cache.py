@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -23,6 +25,7 @@ from hypothesis.stateful import (
 from specdemo.engine import graph
 from specdemo.engine.cache import BlockPool
 from specdemo.engine.errors import CacheFull, ModelError
+from specdemo.engine.memory import release_file
 from specdemo.engine.model import ModelSettings, PagedModel, Run, prefill_chunks
 from specdemo.engine.open import open_model
 from specdemo.engine.stateful import StatefulModel
@@ -228,6 +231,16 @@ def test_a_large_bound_of_the_cache_takes_no_memory_before_it_is_used(xml):
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1] * 500, 1)])
     assert psutil.Process().memory_info().rss - before < 100_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems give no pages back on request")
+def test_a_model_answers_the_same_after_its_file_was_released(xml):
+    model = PagedModel(xml, CLOSE)
+    before = recomputed(model, [1, 2, 3])
+    release_file(xml.with_suffix(".bin"))
+    maps = Path("/proc/self/smaps").read_text().split(str(xml.with_suffix(".bin")))
+    assert len(maps) > 1 and all("Rss:                   0 kB" in part for part in maps[1:])
+    assert np.array_equal(recomputed(model, [1, 2, 3]), before)
 
 
 def test_a_bounded_cache_refuses_and_stays_usable(xml, model):

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from specdemo.engine import numerics
+from specdemo.engine import instance, numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.models import profiles
@@ -160,6 +160,25 @@ def test_the_first_token_needs_one_instance_and_a_race_all_of_them(embedded_pair
         assert trace.identical
         assert sorted(size for size, _ in target._fixed) == sorted(numerics.FIXED_SHAPES)
         assert session._engine._draft is not None
+
+
+def test_with_one_instance_all_forwards_of_an_answer_have_one_size(embedded_pair, monkeypatch):
+    sizes = []
+    run = instance.Instance.run
+
+    def noting(self, inputs, longest, wanted):
+        sizes.append(len(inputs.ids))
+        return run(self, inputs, longest, wanted)
+
+    with closing(Session(embedded_pair, background=False)) as session:
+        steady = session._engine.target("exact").steady
+        assert 2 <= steady <= 4
+        monkeypatch.setattr(instance.Instance, "run", noting)
+        *_, trace = session.answer("Count from one to twenty.", Settings(max_new_tokens=40))
+        assert set(sizes[-10:]) == {steady} and trace.rounds[-1].emitted
+        assert any(len(round.drafted) for round in trace.rounds)
+        *_, raced = session.race("Count from one to twenty.", Settings(max_new_tokens=40))
+        assert raced.identical and raced.token_ids == trace.token_ids
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(tiny_llama_pair, tmp_path):

@@ -15,6 +15,7 @@ import openvino as ov
 from . import numerics
 from .errors import BadInput, CacheFull, ModelError
 from .handle import Handle, Load, Sharing
+from .memory import release_file
 from .model import PagedModel
 from .open import Model
 from .policy import MAX_DRAFT, Acceptance
@@ -109,6 +110,7 @@ class Engine:
         exact = self.target("exact")
         if files.draft is not None and not files.draft_later:
             self._open_draft(exact)
+        self._release_files()
         self._background = background
         if background:
             self._prepare_later("exact")
@@ -243,6 +245,9 @@ class Engine:
             target.measured = known.measured
         for source, counts in self._known.acceptance.items():
             policy.acceptance[source] = Acceptance(counts)
+        if model.settings.fixed_shapes and isinstance(model, PagedModel):
+            target.steady = policy.costs.steady_size()
+            model.least_tokens = max(model.least_tokens, target.steady)
         if self._known.draft_step:
             policy.costs.saw_draft(self._known.draft_step)
         return target
@@ -278,6 +283,8 @@ class Engine:
         try:
             exact = target.checked > 0
             while model.compile_next(COMPILED_TOGETHER, exact=exact):
+                target.steady = 0
+                model.least_tokens = target.invariance.least_tokens if target.invariance else 1
                 yield
             if self._files.draft is not None and self._draft is None:
                 self._open_draft(target)
@@ -289,9 +296,14 @@ class Engine:
                 unpadded = target.guard is not None
                 yield from numerics.learn_costs(model, target.policy.costs, unpadded=unpadded)
                 target.measured = datetime.now(UTC).date().isoformat()
+            self._release_files()
             self._remember(self.profile)
         finally:
             target.prepared.set()
+
+    def _release_files(self) -> None:
+        for xml in filter(None, (self._files.target, self._files.draft)):
+            release_file(xml.with_suffix(".bin"))
 
     def _require_room(self) -> None:
         """Raise BadInput if the target model cannot be held once more, compiled for other numerics:

@@ -117,6 +117,12 @@ class Costs:
         seconds = self._table[tokens - beyond] + beyond * self._row()
         return seconds * (1 + self.growth * context)
 
+    def steady_size(self) -> int:
+        """The number of tokens that gives the most tokens a second if all forwards have it and half
+        of the draft tokens are accepted (Leviathan et al., equation 1)."""
+        seconds = self._table if self._known else [0.0, *TYPICAL.values()]
+        return max(range(1, 5), key=lambda size: (2 - 0.5 ** (size - 1)) / seconds[size])
+
     def verifications(self, context: int, others: int = 0) -> list[float]:
         """`verify` of 0 to LARGEST tokens. Beside the tokens of `others` in the same forward each
         row is charged what a row of a large forward costs: costs rise in steps, and every request

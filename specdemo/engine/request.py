@@ -29,8 +29,9 @@ class Target:
     """A target model in one setting of numerics, with what decoding on it has taught so far.
 
     `found` says in words what was measured, `invariance` (None in fast numerics) in figures.
-    `measured` is the date of its cost table, empty until there is one; `prepared` is set when all
-    of its instances are compiled.
+    `measured` is the date of its cost table, empty until there is one. `steady` is the number of
+    tokens that all forwards of decoding have as long as there is only one instance, for which a
+    change of it is dear; 0 afterwards. `prepared` is set when everything is compiled and measured.
     """
 
     model: Model
@@ -39,6 +40,7 @@ class Target:
     invariance: Invariance | None = None
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
+    steady: int = 0
     prepared: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -58,7 +60,7 @@ class Target:
     @property
     def guard(self) -> float | None:
         """The margin in logits of `engine.guard`; None where none is needed."""
-        return self.invariance.guard if self.invariance else None
+        return self.invariance.guard if self.invariance and not self.steady else None
 
     @property
     def models(self) -> dict[str, Model]:
@@ -108,6 +110,8 @@ class Request:
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
             policy = target.policy.for_request(self.draft_tokens)
+            if target.steady:
+                policy.limit = min(policy.limit, target.steady - 1)
             head_tokens: np.ndarray | None = None
             if draft_model is not None and self.drafter in ("auto", "model"):
                 draft = prefixes.start_draft(self.tokens)
