@@ -14,6 +14,7 @@ __all__ = [
     "BadInput",
     "Busy",
     "CacheFull",
+    "DamagedModel",
     "FetchError",
     "MissingPackage",
     "ModelError",
@@ -27,6 +28,10 @@ class FetchError(SpecdemoError):
     """Getting a model ready failed: network, disk, a damaged file, a conversion."""
 
     http_status = 502
+
+
+class DamagedModel(RequestFailed):
+    """A model's file is not what was made or fetched; what it answers cannot be trusted."""
 
 
 class MissingPackage(SpecdemoError):

@@ -23,7 +23,7 @@ from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
 from specdemo.engine.scheduler import QUEUED
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, ModelError
 from specdemo.models import machine, profiles
 from specdemo.models.load import LoadedPair
 from specdemo.settings import Settings
@@ -76,24 +76,33 @@ class Session:
             draft_later=loaded.ngrams is not None,
         )
         profile = profiles.find(files, threads, loaded.typical_profile)
-        self._engine = Engine(
-            files,
-            context_limit=loaded.context_limit,
-            threads=threads,
-            active=1 if exclusive else active,
-            waiting=waiting,
-            cache_mb=cache_mb,
-            available_bytes=machine.available_bytes,
-            profile=profile.read(),
-            remember=profile.write,
-            background=background,
-        )
+        try:
+            self._engine = Engine(
+                files,
+                context_limit=loaded.context_limit,
+                threads=threads,
+                active=1 if exclusive else active,
+                waiting=waiting,
+                cache_mb=cache_mb,
+                available_bytes=machine.available_bytes,
+                profile=profile.read(),
+                remember=profile.write,
+                background=background,
+            )
+        except ModelError:
+            self.require_intact()  # the reason may be damage, which this mends
+            raise
         found = self._engine.target("exact").found
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=found)
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
         return dict(self._engine.target(numerics).model.settings.properties)
+
+    def require_intact(self, seconds: float | None = None) -> None:
+        """Raises DamagedModel if the models' files are not what was made or fetched. Waits for the
+        check, begun when they were opened, at most `seconds`."""
+        self._loaded.check.require(seconds)
 
     @property
     def load(self) -> Load:
@@ -283,7 +292,9 @@ class Session:
     def _prompt(
         self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None
     ) -> tuple[int, ...]:
-        """The prompt's token ids. Raises BadInput for what this pair cannot answer."""
+        """The prompt's token ids. Raises BadInput for what this pair cannot answer, DamagedModel
+        once its files are known to be damaged."""
+        self.require_intact(0)
         if prompt == ():
             raise BadInput("The prompt is empty.")
         if prompt is None and not instruction.strip():

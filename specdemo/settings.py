@@ -21,14 +21,15 @@ MAX_NEW_TOKENS = 4096
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """Refuses true and false; 5.0 is 5, as JSON Schema has it."""
     if isinstance(value, bool):
         raise ValueError("it must be a number")
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _draft_tokens(value: Any) -> Any:
-    return None if isinstance(value, str) and value.strip().lower() == "auto" else _number(value)
+    return None if isinstance(value, str) and value.strip().lower() == "auto" else number(value)
 
 
 def _line(value: Any) -> str:
@@ -38,11 +39,11 @@ def _line(value: Any) -> str:
 
 
 def _whole(least: int, most: int) -> Any:
-    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_number)]
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(number)]
 
 
 def _real(least: float, most: float) -> Any:
-    return Annotated[float, Field(ge=least, le=most), BeforeValidator(_number)]
+    return Annotated[float, Field(ge=least, le=most), BeforeValidator(number)]
 
 
 Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
@@ -70,7 +71,7 @@ class Settings:
     temperature: _real(0, 5) = option(
         0.0, "0 takes the likeliest token; above it, tokens are sampled"
     )
-    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)] = option(
+    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(number)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
     top_k: _whole(0, 1_000_000) = option(

@@ -166,7 +166,18 @@ def test_invalid_bytes_in_the_instruction_are_replaced(tiny, tmp_path):
     options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
     done = specdemo("run", instruction, *options, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
-    assert from_json(file.read_text(encoding="utf-8")).instruction == "caf??"
+    assert (
+        from_json(file.read_text(encoding="utf-8")).instruction == "caf\N{REPLACEMENT CHARACTER}?"
+    )
+
+
+def test_an_instruction_in_utf8_arrives_whole_where_the_locale_is_ascii(tiny, tmp_path):
+    file = tmp_path / "trace.json"
+    options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
+    ascii = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = specdemo("run", "größe 漢字", *options, **ascii)
+    assert done.returncode == 0, done.stderr
+    assert from_json(file.read_text(encoding="utf-8")).instruction == "größe 漢字"
 
 
 def test_a_character_that_the_encoding_lacks_becomes_a_question_mark(monkeypatch):

@@ -545,6 +545,11 @@ def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
     from mcp import ClientSession
     from mcp.client.streamable_http import streamablehttp_client
 
+    steps = []
+
+    async def progress(step, total, message):
+        steps.append(step)
+
     async def use():
         async with (
             streamablehttp_client(url + "gradio_api/mcp/") as (read, write, _),
@@ -552,17 +557,23 @@ def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
         ):
             await session.initialize()
             tools = {tool.name.split("_")[-1]: tool for tool in (await session.list_tools()).tools}
+            asked = {"instruction": "Name a colour", "max_new_tokens": 8}
+            calls = [("generate", asked), ("compare", asked)]
+            calls.append(("compare", {**asked, "max_new_tokens": 0}))
             answers = [
-                await session.call_tool(
-                    tools[name].name, {"instruction": "Name a colour", "max_new_tokens": 8}
-                )
-                for name in ("generate", "compare")
+                await session.call_tool(tools[name].name, given, progress_callback=progress)
+                for name, given in calls
             ]
             return tools, answers
 
     with ThreadPoolExecutor(1) as other:  # playwright keeps an event loop of its own in this thread
-        tools, (answer, compared) = other.submit(lambda: asyncio.run(use())).result()
+        tools, (answer, compared, refused) = other.submit(lambda: asyncio.run(use())).result()
     assert set(tools) == {"generate", "compare", "benchmark"}
     assert "speculative decoding" in tools["generate"].description
-    assert "finish_reason" in answer.content[0].text
-    assert "both answers are identical" in compared.content[0].text
+    assert answer.structuredContent["done"] and answer.structuredContent["tokens"] == 8
+    assert "both answers are identical" in compared.structuredContent["verdict"]
+    for one in (answer, compared):
+        assert json.loads(one.content[0].text) == one.structuredContent
+    assert refused.isError
+    assert refused.content[0].text == "max_new_tokens is 0; it must be at least 1."
+    assert steps[:2] == [0, 1]

@@ -88,7 +88,7 @@ class Handle:
     def broadcast(self, method):
         text = Metrics().text().decode()
         self.told = [
-            ReplicaReport(f"r{at}", "node", at, at, text, Description(PAIR, 512, 100, 1))
+            ReplicaReport(f"r{at}", "node", at, at, text, Description(PAIR, 512, 100, 1, 50))
             for at in range(self.replicas)
         ]
         return self

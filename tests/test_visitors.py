@@ -21,7 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine.handle import Waiting
-from specdemo.errors import BadInput, Busy, CacheFull, FetchError, ModelError, RequestFailed
+from specdemo.errors import (
+    BadInput,
+    Busy,
+    CacheFull,
+    DamagedModel,
+    FetchError,
+    ModelError,
+    RequestFailed,
+)
 from specdemo.metrics import Metrics
 from specdemo.serving.load import Crowd, Level, Rest, SoakReport, ask, levels_up_to, soak
 from specdemo.settings import ModelChoice, Settings
@@ -206,6 +214,17 @@ def test_models_that_cannot_be_opened_any_more_are_a_sentence_and_are_tried_agai
     assert last["phase"] == "error" and "/models" not in json.dumps(last)
     assert service.health()["status"] == "failed"
     assert race(service, "hello there")[-1]["phase"] == "done"
+
+
+def test_models_found_damaged_are_a_sentence_and_are_loaded_again():
+    damaged, whole = FakeSession(), FakeSession()
+    damaged.refusal = DamagedModel("openvino_model.bin in target changed.")
+    service = Service(EMBEDDED, Mock(side_effect=[damaged, whole]))
+    last = race(service, "hello there")[-1]
+    assert (last["phase"], last["note"]) == ("error", str(damaged.refusal))
+    assert service.health()["status"] == "failed"
+    assert race(service, "hello there")[-1]["phase"] == "done"
+    assert damaged.closed and not whole.closed
 
 
 def test_a_full_queue_is_told_in_the_schedulers_sentence():

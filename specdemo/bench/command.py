@@ -104,6 +104,7 @@ def bench(
     loaded = load_pair(choice)
     out = sys.stderr if json_file == "-" else sys.stdout
     with closing(Session(loaded)) as session:
+        session.require_intact()
         tables.say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
         if paper:
             tables.say(f'"{papers.PROMPT}", seconds from the prompt to the last token', out)
@@ -197,6 +198,7 @@ def audit(
     sampled = audits.sampled_settings(settings)
     loaded = load_pair(choice)
     with closing(Session(loaded)) as session:
+        session.require_intact()
         properties = session.target_properties(settings.numerics)
         found = audits.audit(
             session,

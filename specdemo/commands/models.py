@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specdemo.cli import json_option, progress_bar, write_json
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, DamagedModel
 
 if TYPE_CHECKING:
     from specdemo.models.rehearsal import Rehearsed, Stepped
@@ -65,7 +65,14 @@ def fetch(pair: str) -> None:
     from specdemo.models.registry import find_pair
 
     with progress_bar() as bar:
-        info = load_pair(find_pair(pair, option="PAIR"), progress=bar).info
+        chosen = find_pair(pair, option="PAIR")
+        try:
+            loaded = load_pair(chosen, progress=bar)
+            loaded.check.require()
+        except DamagedModel as error:
+            click.echo(str(error), err=True)
+            loaded = load_pair(chosen, progress=bar)
+    info = loaded.info
     click.echo(f"{info.name} is ready: {info.target}, draft by {info.draft or 'n-gram lookup'}")
 
 

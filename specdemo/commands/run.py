@@ -34,6 +34,9 @@ STYLES = {
 """Origin of a token: its name in the legend; colour, and an attribute for the colour-blind. Tokens
 without a draft are plain."""
 
+CHECK_SECONDS = 2.0
+"""How long to wait for the check of the models' files, which began when they were loaded."""
+
 ENDINGS = {
     "stop": "the model ended its answer",
     "length": "the token limit was reached",
@@ -51,7 +54,8 @@ ENDINGS = {
 def run(
     instruction: str, baseline: bool, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    instruction = instruction.encode("utf-8", "replace").decode()  # bytes that were no UTF-8
+    # Where the locale is not UTF-8, the bytes may be; those that are not are replaced.
+    instruction = instruction.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not instruction.strip():
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
@@ -67,6 +71,7 @@ def run(
             trace = show(session.race(instruction, settings), screen)
         else:
             trace = show(session.answer(instruction, settings, certify=True), screen)
+        session.require_intact(CHECK_SECONDS)
     screen.line("\n" + "\n".join(report(trace)))
     if json_file:
         write_json(to_json(trace), json_file)

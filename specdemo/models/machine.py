@@ -12,6 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError
+from specdemo.models.progress import size
+
+DAMAGED = "damaged-"
+"""Begins the name of a cached folder that was found damaged and is to be made again."""
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -118,15 +122,16 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise FetchError(
-            f"{what} needs {needed / 1e9:.1f} GB of disk in {folder} and {free / 1e9:.1f} GB are "
-            "free; free some space, or set SPECDEMO_HOME (HF_HOME for Hub models) to a larger disk."
+            f"{what} needs {size(needed)} of disk in {folder} and {size(free)} are free; free some "
+            "space, or set SPECDEMO_HOME (HF_HOME for Hub models) to a larger disk."
         )
 
 
 @contextmanager
 def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
     """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end;
-    those of killed holders are removed first. `waiting` is called if another process holds it."""
+    those of killed holders are removed first, what was found damaged last. `waiting` is called if
+    another process holds it."""
     import filelock
 
     lock = filelock.FileLock(make_folder(home) / "lock")
@@ -142,6 +147,8 @@ def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) ->
             prefix="scratch-", dir=home, ignore_cleanup_errors=True
         ) as scratch:
             yield Path(scratch)
+        for leftover in home.glob(f"{DAMAGED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
     finally:
         lock.release()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput
-from specdemo.models import hub, ir, machine
+from specdemo.models import hub, integrity, ir, machine
 from specdemo.models.export import export, require_checkpoint
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
@@ -62,9 +62,12 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
         folder, revision = found.folder, found.revision
         if not (folder / ir.MODEL).is_file():
             folder = _exported(source, found)
-            with machine.exclusive_scratch(folder.parent):
+            with machine.exclusive_scratch(folder.parent) as scratch:
                 if not folder.is_dir():
-                    export(found.folder, folder, source.export or "int8", report, name=source.name)
+                    made = scratch / "made"
+                    export(found.folder, made, source.export or "int8", report, name=source.name)
+                    integrity.write_manifest(made)
+                    made.rename(folder)
         elif Path(source.repo).is_dir():
             ir.check_decoder(folder)
             revision = str(ir.read_json(folder / "config.json").get("_commit_hash") or "")

@@ -1,6 +1,7 @@
 """The API that OpenAI's clients speak, over any Backend: models, chat completions, completions.
 
-Beside it /health and /metrics. docs/reference/api.md is its description. Generates nothing itself.
+Beside it /health, /metrics and /openapi.json. docs/reference/api.md is its description. Generates
+nothing itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from specdemo.errors import RequestFailed
 from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import Description, Done, LocalBackend, Piece
+from specdemo.serving.openapi import document
 from specdemo.serving.replicas import ReplicaBackend
 from specdemo.serving.responses import (
     ApiError,
@@ -62,6 +64,7 @@ class Api:
         routes = [
             self._route("/health", self.health),
             self._route("/metrics", self.metrics),
+            self._route("/openapi.json", self.openapi),
             self._route("/v1/models", self.models),
             self._route("/v1/models/{model:path}", self.model),
             self._route("/v1/chat/completions", partial(self.answer, kind=ChatRequest), "POST"),
@@ -93,6 +96,10 @@ class Api:
         """200 when requests can be answered, 503 when not, with what is known in JSON."""
         health = await self._backend.health()
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
+
+    async def openapi(self, request: Request) -> Response:
+        description = await self._backend.describe()
+        return JSONResponse(document(description, with_key=self._key is not None))
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [_model(await self._backend.describe())]})

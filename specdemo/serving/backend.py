@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
-from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
+from specdemo.errors import BadInput, Busy, CacheFull, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import Job
 from specdemo.settings import MAX_NEW_TOKENS
@@ -72,12 +72,14 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The model that answers. `context_limit` and `longest` (of one answer) are in tokens."""
+    """The model that answers. `context_limit` and `longest` (of one answer) are in tokens, token
+    ids are below `vocabulary`."""
 
     pair: PairInfo
     context_limit: int
     longest: int
     created: int
+    vocabulary: int
 
     @property
     def model(self) -> str:
@@ -131,7 +133,8 @@ class Engine:
         self._template, self._tokenizer = loaded.template, loaded.tokenizer
         limit = session.context_limit
         longest = min(MAX_NEW_TOKENS, limit - 1)
-        self.description = Description(session.info, limit, longest, int(time.time()))
+        created, vocabulary = int(time.time()), loaded.tokenizer.vocabulary_size
+        self.description = Description(session.info, limit, longest, created, vocabulary)
 
     def answer(self, job: Job, stop: threading.Event, emit: Emit) -> None:
         """Run a job and `emit` its events. Setting `stop` ends it within a round.
@@ -284,6 +287,8 @@ class LocalBackend:
                 engine.answer(job, stop, put)
             except BaseException as error:
                 end = error
+                if isinstance(error, DamagedModel):
+                    self.failed = str(error)
             self._stops.discard(stop)
             put(end)
 

@@ -5,20 +5,33 @@ A request becomes a `Job` here. What cannot be honoured is refused by name, neve
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
 
+from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models.templates import Message
-from specdemo.settings import Settings, parse
+from specdemo.settings import Settings, number
 
+Limit = Annotated[int, Field(ge=1), BeforeValidator(number)]
+TokenId = Annotated[int, BeforeValidator(number)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-SETTINGS = {field.name for field in dataclasses.fields(Settings)}
+SETTINGS = get_type_hints(Settings, include_extras=True)
+TopP, TopK, Seed = (SETTINGS[name] for name in ("top_p", "top_k", "seed"))
+_drafts = SETTINGS["draft_tokens"]
+_lengths = WithJsonSchema({"enum": [None, "auto", *range(1, MAX_DRAFT + 1)]})
+SETTINGS["draft_tokens"] = Annotated[_drafts, _lengths]
 
 IGNORED = frozenset(
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
@@ -65,15 +78,15 @@ class Job:
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class SpeculativeOptions(Strict, extra="allow"):
-    """The extension of a request: what else to run and to send, and any field of `Settings`."""
+class Extras(Strict, extra="forbid"):
+    """What else to run and to send."""
 
     trace: bool = False
     certify: bool = False
@@ -81,49 +94,50 @@ class SpeculativeOptions(Strict, extra="allow"):
     baseline: bool = False
 
 
+SpeculativeOptions = create_model(
+    "SpeculativeOptions",
+    __base__=Extras,
+    __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
+    **{name: (kind, Field(default_factory=lambda: None)) for name, kind in SETTINGS.items()},
+)
+
+
 class CommonRequest(Strict, extra="allow"):
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: Limit | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     speculative: SpeculativeOptions | None = None
 
     @property
-    def extension(self) -> SpeculativeOptions:
+    def extension(self) -> Extras:
         return self.speculative or SpeculativeOptions()
 
     def _job(self, limit: int, longest: int, **what: Any) -> Job:
         """The job; `longest` is how many tokens an answer of this server may have."""
         wanted = self.extension
-        given = wanted.model_extra
         settings = {
             "max_new_tokens": limit,
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "top_k": self.top_k or 0,
-            "seed": _seed(self.seed),
-            **given,
+            "seed": secrets.randbits(32) if self.seed is None else self.seed,
+            **wanted.model_dump(include=wanted.model_fields_set & SETTINGS.keys()),
         }
         limit = settings["max_new_tokens"]
-        if isinstance(limit, int) and limit > longest:
+        if limit > longest:
             message = f"max_tokens is too large: {limit}. This model answers with at most {longest}"
             raise BadInput(f"{message} tokens.", "max_tokens", "integer_above_max_value")
         roles = [message.role for message in what.get("messages", ())]
         if wanted.baseline and (self.stop or roles != ["user"]):
             message = "speculative.baseline needs a single user message and no stop strings."
             raise BadInput(message, "speculative.baseline", "invalid_value")
-        try:
-            checked = parse(Settings, settings)
-        except BadInput as error:
-            name = str(error.param)
-            plain = "max_tokens" if name == "max_new_tokens" else name
-            param = f"speculative.{name}" if name in given else plain
-            raise BadInput(param + str(error).removeprefix(name), param, "invalid_value") from None
+        checked = Settings(**settings)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Job(checked, stop=stop, certify=wanted.certify, baseline=wanted.baseline, **what)
 
@@ -148,7 +162,7 @@ class ChatMessage(Strict):
 
 class ChatRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Limit | None = None
 
     def job(self, default_limit: int, longest: int) -> Job:
         limits = [one for one in (self.max_completion_tokens, self.max_tokens) if one is not None]
@@ -160,7 +174,7 @@ class ChatRequest(CommonRequest):
 
 
 class CompletionRequest(CommonRequest):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
 
     def job(self, default_limit: int, longest: int) -> Job:
         prompt = self.prompt
@@ -182,7 +196,6 @@ def read(
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    unknown = [f"speculative.{name}" for name in request.extension.model_extra.keys() - SETTINGS]
     for name, value in request.model_extra.items():
         if name in NEUTRAL:
             asks = value is not None and not any(
@@ -193,20 +206,13 @@ def read(
                 message = f"Unsupported value: {name!r} is not supported with this value."
                 raise BadInput(message, name, "unsupported_parameter")
         elif name not in IGNORED:
-            unknown.append(name)
-    for name in unknown:
-        message = f"Unrecognized request argument supplied: {name[:60]}"
-        raise BadInput(message, name[:60], "unknown_parameter")
+            raise _unknown(name)
     return request
 
 
-def _seed(seed: int | None) -> int:
-    """A seed from 0 to 2**63 - 1: a new one for None, a hash of one that is below 0."""
-    if seed is None:
-        return secrets.randbits(32)
-    if seed >= 0:
-        return seed
-    return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8]) >> 1
+def _unknown(name: str) -> BadInput:
+    message = f"Unrecognized request argument supplied: {name[:60]}"
+    return BadInput(message, name[:60], "unknown_parameter")
 
 
 def _refusal(error: ValidationError) -> BadInput:
@@ -223,7 +229,9 @@ def _refusal(error: ValidationError) -> BadInput:
     if first["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadInput(message, param, "missing_required_parameter")
-    said = first["msg"]
+    if first["type"] == "extra_forbidden":
+        return _unknown(param)
+    said = first["msg"].removeprefix("Value error, ")
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return BadInput(f"Invalid value for '{param}': {said[:1].lower()}{said[1:]}.", param, code)
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypedDict
 
+import anyio
 import gradio as gr
+from gradio.mcp import GradioMCPServer
 
 from specdemo.engine.rounds import Round
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.trace import Trace, summarize, to_json
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer
@@ -66,6 +68,35 @@ def add(service: Service, offer: Offer) -> None:
     endpoints = _Endpoints(service, offer)
     for function in (endpoints.generate, endpoints.compare, endpoints.benchmark):
         gr.api(function, api_name=function.__name__, concurrency_limit=MAX_EVENTS)
+
+
+def answer_in_json(tools: GradioMCPServer) -> None:
+    """Gives the results of MCP tools as structured content and as JSON text, where Gradio's own
+    handler writes Python's repr; reports progress, an item a step, to a client that asks for it."""
+    server = tools.mcp_server
+    threads = anyio.CapacityLimiter(MAX_EVENTS)
+
+    @server.call_tool()
+    async def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name not in tools.tool_to_endpoint:
+            raise BadInput(f"There is no tool {name!r:.60}.")
+        function = tools.get_block_fn_from_endpoint_name(tools.tool_to_endpoint[name]).fn
+        context = server.request_context
+        token = context.meta and context.meta.progressToken
+
+        def last() -> dict[str, Any]:
+            found = function(gr.Request(context.request), **arguments)
+            for step, item in enumerate(found if inspect.isgenerator(found) else [found]):
+                answer = item
+                if token is not None:
+                    told = [token, step, None, None, str(context.request_id)]
+                    anyio.from_thread.run(context.session.send_progress_notification, *told)
+            return answer
+
+        try:
+            return await anyio.to_thread.run_sync(last, limiter=threads)
+        except gr.Error as error:
+            raise RequestFailed(error.message) from error
 
 
 def _described(function: Callable) -> Callable:

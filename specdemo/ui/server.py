@@ -51,7 +51,7 @@ def main(
     chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
     models = dataclasses.replace(models, pair=pair or AUTO)
 
-    from specdemo.ui import MAX_EVENTS, choice, page
+    from specdemo.ui import MAX_EVENTS, api, choice, page
     from specdemo.ui.service import Service
 
     if engine:
@@ -79,6 +79,7 @@ def main(
         **looks,
     )
     add_monitoring(app, service)
+    api.answer_in_json(blocks.mcp_server_obj)
     # Which pair suits the machine may take the network two seconds to tell: the page does not wait.
     threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
     print(f"The page is up: {url}", flush=True)

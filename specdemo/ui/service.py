@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdemo.errors import Busy, RequestFailed
+from specdemo.errors import Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.settings import ModelChoice
 from specdemo.ui.limits import LIMITS, Gate, LimitedSession, Limits, Visitor
@@ -143,6 +143,10 @@ class Service:
                 session = self._session
             try:
                 yield LimitedSession(session, self.metrics, self.gate.limits)
+            except DamagedModel as error:
+                with self._changed:
+                    self.state = State("failed", pair, str(error))  # the next one loads it again
+                raise
             finally:
                 with self._changed:
                     self.users -= 1

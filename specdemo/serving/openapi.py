@@ -1,0 +1,125 @@
+"""The API's description as OpenAPI 3.1, of the very models that read its requests (`schema`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from specdemo import __version__
+from specdemo.serving.backend import Description
+from specdemo.serving.schema import IGNORED, NEUTRAL, ChatRequest, CompletionRequest
+
+Schema = dict[str, Any]
+
+
+def _object(**fields: Schema) -> Schema:
+    return {"type": "object", "required": [*fields], "properties": fields}
+
+
+_STRING, _INTEGER, _NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
+_NOT_BLANK = {"pattern": r"\S"}
+_ASKS_BASELINE = _object(speculative=_object(baseline={"const": True}))
+
+
+def document(description: Description, *, with_key: bool) -> Schema:
+    """What this server's requests may hold and what its answers do; `with_key` where requests must
+    bring one."""
+    message = _object(role={"const": "assistant"}, content=_STRING, refusal=_NULL)
+    model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    entry = _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING)
+    health = _object(status={"enum": ["ready", "loading", "failed"]})
+    paths = {
+        "/v1/models": {"get": _operation(_object(data={"type": "array", "items": entry}))},
+        "/v1/models/{model}": {"get": {**_operation(entry), "parameters": [model]}},
+        "/v1/chat/completions": {"post": _operation(_answer(message=message), "ChatRequest")},
+        "/v1/completions": {"post": _operation(_answer(text=_STRING), "CompletionRequest")},
+        "/health": {"get": _operation(health)},
+        "/metrics": {"get": _operation(None)},
+        "/openapi.json": {"get": _operation({"type": "object"})},
+    }
+    paths["/health"]["get"]["responses"]["503"] = _body("Not ready", health)
+    if with_key:
+        for path in paths:
+            if path.startswith("/v1"):
+                next(iter(paths[path].values()))["security"] = [{"key": []}]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "specdemo", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": _requests(description),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _requests(description: Description) -> Schema:
+    """The schemas of both kinds of request, with the limits of this server's model, and the rules
+    that concern several fields."""
+    kinds = [(kind, "validation") for kind in (ChatRequest, CompletionRequest)]
+    template = "#/components/schemas/{model}"
+    schemas = models_json_schema(kinds, ref_template=template)[1]["$defs"]
+    names = {description.pair.target, description.pair.name}
+    others = {name: {"enum": [None, *values]} for name, values in NEUTRAL.items()}
+    others |= dict.fromkeys(IGNORED, {})
+    for kind in ("ChatRequest", "CompletionRequest"):
+        fields = schemas[kind]["properties"]
+        fields["model"] = {"enum": sorted(names)}
+        for name in {"max_tokens", "max_completion_tokens"} & fields.keys():
+            fields[name]["anyOf"][0]["maximum"] = description.longest
+        schemas[kind] |= {"properties": {**others, **fields}, "additionalProperties": False}
+    speculative = schemas["SpeculativeOptions"]["properties"]
+    speculative["max_new_tokens"]["maximum"] = description.longest
+    id = {"type": "integer", "minimum": 0, "maximum": description.vocabulary - 1}
+    text, ids = {"type": "string", "minLength": 1}, {"type": "array", "items": id, "minItems": 1}
+    one = {"type": "array", "items": {"anyOf": [text, ids]}, "minItems": 1, "maxItems": 1}
+    schemas["CompletionRequest"]["properties"]["prompt"] = {"anyOf": [text, ids, one]}
+    schemas["CompletionRequest"]["not"] = _ASKS_BASELINE
+    by_user = {"properties": {"role": {"const": "user"}}}
+    alone = {"messages": {"maxItems": 1, "items": by_user}, "stop": {"enum": [None, []]}}
+    both = _object(max_tokens=_INTEGER, max_completion_tokens=_INTEGER)
+    schemas["ChatRequest"] |= {"not": both, "if": _ASKS_BASELINE, "then": {"properties": alone}}
+    # A pattern says nothing of a list, `contains` nothing of a string.
+    said = {"type": ["string", "array"], **_NOT_BLANK}
+    said["contains"] = {"properties": {"text": _NOT_BLANK}}
+    schemas["ChatMessage"] |= {"if": by_user, "then": _object(content=said)}
+    return schemas
+
+
+def _answer(**said: Schema) -> Schema:
+    """A whole answer; `said` is what its choice holds."""
+    choice = _object(
+        index={"const": 0}, logprobs=_NULL, finish_reason={"enum": ["stop", "length"]}, **said
+    )
+    return _object(
+        id=_STRING,
+        object={"const": "chat.completion" if "message" in said else "text_completion"},
+        created=_INTEGER,
+        model=_STRING,
+        system_fingerprint={"type": ["string", "null"]},
+        choices={"type": "array", "minItems": 1, "maxItems": 1, "items": choice},
+        usage=_object(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER),
+        speculative={"type": "object"},
+    )
+
+
+def _body(words: str, schema: Schema) -> Schema:
+    return {"description": words, "content": {"application/json": {"schema": schema}}}
+
+
+def _operation(answer: Schema | None, asked: str = "") -> Schema:
+    """A method that answers with `answer` (None: text) and takes a request of the schema `asked`,
+    if it takes one."""
+    told = {"type": ["string", "null"]}
+    error = _object(error=_object(message=_STRING, type=_STRING, param=told, code=told))
+    good = _body("The answer", answer or {})
+    operation = {"responses": {"200": good, "default": _body("An error", error)}}
+    if answer is None:
+        good["content"] = {"text/plain": {"schema": _STRING}}
+    if asked:
+        good["content"]["text/event-stream"] = {"schema": {}}
+        schema = {"$ref": f"#/components/schemas/{asked}"}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = body
+    return operation
