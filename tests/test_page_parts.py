@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,8 +18,17 @@ from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.models import registry
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace, summarize, to_json
-from specdemo.ui import choice, figures, inputs, page, race, runs, wording
+from specdemo.trace import (
+    Baseline,
+    BaselineToken,
+    Certificate,
+    PairInfo,
+    Trace,
+    from_json,
+    summarize,
+    to_json,
+)
+from specdemo.ui import choice, figures, inputs, page, runs, wording
 from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
 
@@ -158,26 +166,31 @@ def test_a_stopped_run_claims_no_comparison():
 def test_a_run_too_short_to_compare_still_gets_words_and_figures(rounds):
     short = changed(rounds=TRACE.rounds[:rounds], **ALONE)
     assert wording.verdict(short).sentence
-    assert len(figures.all_figures(short)) == race.CHARTS
+    assert figures.of_run(short)["costs"] is None
 
 
-def test_the_race_figure_has_every_round_every_baseline_token_and_the_time_saved():
-    figure = figures.race(TRACE)
-    ours, baseline = figure.data
-    assert len(ours.x) == len(TRACE.rounds)
-    assert ours.y[-1] == baseline.y[-1] == 31
-    assert baseline.x[-1] == pytest.approx(0.30)
-    assert any("0.10 s saved" in note.text for note in figure.layout.annotations)
+def test_the_seconds_of_where_the_time_went_add_up_to_the_run():
+    spent = figures.seconds_spent(TRACE)
+    ours = TRACE.prefill_seconds + summarize(TRACE).decode_seconds
+    assert sum(spent["speculative"].values()) == pytest.approx(ours, rel=0.01)
+    assert sum(spent["baseline"].values()) == pytest.approx(0.05 + 0.30)
 
 
-def test_the_bars_of_where_the_time_went_add_up_to_the_run():
-    ours = sum(bar.x[0] for bar in figures.time_spent(TRACE).data)
-    assert ours == pytest.approx(TRACE.prefill_seconds + summarize(TRACE).decode_seconds, rel=0.01)
+def test_every_source_is_told_with_what_the_target_examined_and_accepted():
+    first, second, *others = TRACE.rounds
+    lookup = tuple(dataclasses.replace(token, source="lookup") for token in second.drafted)
+    unseen = dataclasses.replace(lookup[-1], target_probability=None)
+    round_ = dataclasses.replace(second, drafted=(*lookup, unseen))
+    found = figures.sources(changed(rounds=(first, round_, *others)))
+    assert found == [figures.Source("model", 27, 18), figures.Source("lookup", 3, 2)]
 
 
-def test_the_what_if_figure_marks_this_run_at_its_acceptance_rate_and_draft_length():
-    *_, star = figures.what_if(TRACE).data
-    assert star.x[0] == 3 and star.y[0] == pytest.approx(2 / 3)
+def test_a_run_and_other_machines_give_cost_tables_of_the_same_shape():
+    ours = figures.of_run(TRACE)["costs"]
+    assert ours["plain_ms"] == pytest.approx(10) and ours["ms"]["4"] == pytest.approx(16)
+    assert ours["draft_step_ms"] == pytest.approx(1)
+    for table in figures.machines().values():
+        assert set(ours) <= set(table) and table["processor"]
 
 
 # Envelopes
@@ -284,21 +297,34 @@ def test_an_impossible_input_is_refused_in_one_sentence_that_names_it(name, valu
         read({**DEFAULTS, name: value})
 
 
-# Saved and finished runs
+# Runs
 
 
-def test_a_file_that_is_no_trace_gets_one_sentence(tmp_path):
-    path = tmp_path / "notes.json"
-    path.write_bytes(b"\xff\xfe not json")
-    envelope, trace = runs.open_file(str(path))
-    assert trace is None and json.loads(envelope)["phase"] == "error"
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not json", "The file is not JSON"),
+        ("[1]", "The file is not a trace"),
+        (7, "text"),
+        (to_json(TRACE)[:-9], "The file is not JSON"),
+    ],
+)
+def test_what_is_no_trace_gets_one_sentence(text, said):
+    envelope = json.loads(runs.opened(text))
+    assert envelope["phase"] == "error" and said in envelope["note"]
 
 
-def test_finished_runs_are_found_again_and_the_oldest_make_room():
-    finished = runs.Finished(max_bytes=2 * len(zlib.compress(to_json(TRACE).encode(), 1)))
-    for run in ("a", "b", "c"):
-        finished.put(run, TRACE)
-    assert finished.get("a") is None and finished.get("c") == TRACE
+def test_an_opened_run_says_what_was_asked_where_and_when():
+    asked = changed(machine="A processor, x86_64", created="2026-11-22T10:00:00+00:00")
+    envelope = json.loads(runs.opened(to_json(asked)))
+    assert envelope["note"] == "Recorded on A processor, 2026-11-22: “question”"
+    assert envelope["verdict"]["headline"] == "1.5 times faster"
+
+
+def test_the_recorded_race_is_of_a_named_machine_and_finished():
+    trace = from_json(page.RECORDED.read_bytes())
+    assert trace.machine and trace.created and trace.identical
+    assert trace.pair.name == "embedded"
 
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
@@ -337,7 +363,7 @@ def test_energy_is_counted_from_the_first_token_to_the_last_where_it_can_be_read
     session.meter = meter
     service = Service(EMBEDDED, lambda pair, report: session)
     asked = Visitor(), "one two three four five", EMBEDDED, Settings()
-    *_, (envelope, _) = runs.run(service, runs.Running(), runs.Finished(), *asked)
+    *_, envelope = runs.run(service, runs.Running(), *asked)
     assert json.loads(envelope)["joules"] == joules
 
 

@@ -52,7 +52,7 @@ def service_with(session: FakeSession) -> Service:
 def updates(service: Service, question: str, running: runs.Running | None = None):
     """The envelopes of a race, one by one."""
     asked = Visitor("tab"), question, EMBEDDED, Settings(max_new_tokens=30)
-    for envelope, _ in runs.run(service, running or runs.Running(), runs.Finished(), *asked):
+    for envelope in runs.run(service, running or runs.Running(), *asked):
         yield json.loads(envelope)
 
 

@@ -1,4 +1,5 @@
-"""Takes the README's pictures from a real run of the page: docs/images/page.png and race.gif.
+"""Takes the README's pictures from a real run of the page, docs/images/page.png and race.gif, and
+the recorded race's card, specdemo/ui/static/card.png.
 
 `python tools/page_pictures.py [--question TEXT] [--tokens N]`, on a quiet machine. Needs Pillow.
 """
@@ -11,6 +12,8 @@ import time
 
 from page_measure import ROOT, chromium, open_page, race, served
 
+from specdemo.ui.preview import CARD
+
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 800
 FRAME = 0.125
@@ -19,11 +22,13 @@ FRAME = 0.125
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--question", default="Explain the difference between fission and fusion")
+    parser.add_argument("--question", default="Write a Python function that reverses a string")
     parser.add_argument("--tokens", default="160")
     options = parser.parse_args()
-    looks = {"viewport": {"width": 1100, "height": 1180}, "color_scheme": "light"}
+    looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
     with served() as (url, _), chromium() as browser:
+        still = browser.new_context(reduced_motion="reduce", **looks)
+        write_card(open_page(still, url, max_new_tokens=8))
         page = open_page(browser.new_context(**looks), url, max_new_tokens=options.tokens)
         for question in ("Name three colours of the rainbow", "Why is the sky blue?"):
             race(page, question)  # warm-up
@@ -33,17 +38,27 @@ def main() -> None:
         page.wait_for_timeout(500)
         page.screenshot(path=IMAGES / "page.png")
         # The replay of that run at its true speed: taking pictures does not slow the run down.
-        top = page.locator(".sd-race").bounding_box()
-        bottom = min(page.locator(".sd-answers").bounding_box()["y"] + 250, 1180)
-        clip = {**top, "height": bottom - top["y"]}
+        clip = page.locator(".sd-race").bounding_box()
+        clip["height"] = 800 - clip["y"]
         shots = []
-        page.evaluate("document.querySelector('.sd-play').click()")
+        page.evaluate("window.specdemo.stage.start()")
         since, playing = time.monotonic(), True
         while playing:
             playing = page.evaluate("window.specdemo.stage.playing")
             shots.append((time.monotonic() - since, page.screenshot(clip=clip)))
             time.sleep(max(0.0, FRAME * len(shots) - (time.monotonic() - since)))
     write_gif(shots)
+
+
+def write_card(page) -> None:
+    """The card of the recorded race, which other sites show of a link to the page."""
+    from PIL import Image
+
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Card (PNG)").click()
+    card = Image.open(download.value.path()).convert("RGB")
+    card.quantize(48, dither=Image.Dither.NONE).save(CARD, optimize=True)
+    print(f"{CARD.relative_to(ROOT)}: {CARD.stat().st_size / 1e3:.0f} kB")
 
 
 def write_gif(shots: list[tuple[float, bytes]]) -> None:

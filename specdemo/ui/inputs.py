@@ -77,7 +77,9 @@ def from_link(
     Devices and a pair of one's own are not taken from a link: a click must not fetch or run what a
     stranger named.
     """
-    values = {**defaults, "question": query.get("question", "")[:LONGEST_LINK_QUESTION]}
+    values = dict(defaults)
+    if "question" in query:
+        values["question"] = query["question"][:LONGEST_LINK_QUESTION]
     if query.get("pair") in pairs and query["pair"] != OWN:
         values["pair"] = query["pair"]
     for name in {*SETTINGS, "kv_cache"} & set(query):

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
 
 from specdemo.settings import Settings
-from specdemo.ui import api, benchmark, inputs, race
+from specdemo.trace import from_json
+from specdemo.ui import api, benchmark, figures, inputs, race
 from specdemo.ui.choice import Offer
 from specdemo.ui.race import STATIC
-from specdemo.ui.runs import Running
+from specdemo.ui.runs import Running, opened
 from specdemo.ui.service import Service
 
+TITLE = "Speculative decoding on OpenVINO, measured as you watch"
+DESCRIPTION = (
+    "Watch draft tokens being proposed and verified on a CPU, raced against autoregressive "
+    "decoding on the same machine, with both answers compared token by token."
+)
 HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>A draft model or repeated n-grams propose the next tokens, and the target model verifies several
-of them in a single step. Watch it race autoregressive decoding, measured on this machine; the two
-answers are compared token by token.</p></header>"""
+<p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
+</header>"""
 
 STATUS = '<p class="sd-models" role="status">${value}</p>'
-SCRIPTS = "tokens.js", "card.js", "keep.js", "stage.js"
+SCRIPTS = (
+    "tokens.js",
+    "card.js",
+    "figures.js",
+    "whatif.js",
+    "share.js",
+    "picture.js",
+    "keep.js",
+    "stage.js",
+)
+RECORDED = STATIC / "recorded.json"
+"""The run that plays before anybody has asked; `tools/page_record.py` makes it."""
 
 
 def build(
@@ -29,10 +46,14 @@ def build(
     """The page for a service, and what `launch` takes with it: theme, styles and scripts.
     `max_new_tokens` is where that setting starts."""
     running = Running()
-    defaults = {"question": "", **asdict(Settings(max_new_tokens=max_new_tokens)), **offer.defaults}
+    recorded = from_json(RECORDED.read_bytes())
+    defaults = {
+        "question": recorded.instruction,
+        **asdict(Settings(max_new_tokens=max_new_tokens)),
+        **offer.defaults,
+    }
     defaults["draft_tokens"] = inputs.AUTO
-    title = "specdemo: speculative decoding, measured"
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
         status = gr.HTML("", elem_id="sd-models", html_template=STATUS)
         with gr.Tabs():
@@ -47,7 +68,9 @@ def build(
         api.add(service, offer)
     # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
     # before every selector.
-    scripts = "".join(map(_static, SCRIPTS))
+    data = {"RECORDED": opened(RECORDED.read_text("utf-8")), "MACHINES": figures.machines()}
+    scripts = "".join(f"const {name} = {_literal(value)};\n" for name, value in data.items())
+    scripts += "".join(map(_static, SCRIPTS))
     head = f"<style>{_static('style.css')}</style>"
     head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
     looks = {"theme": _theme(), "head": head, "footer_links": ["api"]}
@@ -56,6 +79,11 @@ def build(
 
 def _static(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
+
+
+def _literal(value: Any) -> str:
+    """A value for a script that is part of a page."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _theme() -> gr.themes.Base:

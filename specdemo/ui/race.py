@@ -1,4 +1,4 @@
-"""The race tab: its layout, and what its inputs, Run, Stop, a saved run and a link do."""
+"""The race tab: its layout, and what its inputs, Run, Stop and a link do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import gradio as gr
 
 from specdemo.errors import BadInput
-from specdemo.trace import Trace
 from specdemo.ui import MAX_EVENTS, PRIVATE, inputs, runs
 from specdemo.ui.choice import Offer
 from specdemo.ui.limits import LIMITS, visitor_of
@@ -20,14 +19,11 @@ from specdemo.ui.service import Service
 STATIC = Path(__file__).parent / "static"
 
 EXAMPLES = (
-    "Explain the difference between fission and fusion",
     "Write a Python function that reverses a string",
-    "List five uses of a paper clip",
+    "Count from one to fifty in words",
+    "Explain the difference between fission and fusion",
     "Why is the sky blue?",
 )
-
-CHARTS = 5
-"""How many charts `figures.all_figures` draws; importing Plotly to count them would be slow."""
 
 REMEMBER_INPUTS = """(...values) => {
   const names = %s;
@@ -35,6 +31,7 @@ REMEMBER_INPUTS = """(...values) => {
   window.specdemo.settings(new URLSearchParams(pairs).toString());
 }"""
 
+MOUNT = "window.specdemo.mount(element, server)"
 RECEIVE = """watch('value', () => window.specdemo.receive(props.value));
 window.specdemo.receive(props.value)"""
 
@@ -48,15 +45,15 @@ class Tab:
         """Adds the tab to the layout being built; the inputs start with `defaults`."""
         self._service, self._running, self._offer = service, running, offer
         self._defaults = defaults
-        self._finished = runs.Finished()
         with gr.Row(elem_id="sd-ask", equal_height=True):
             question = gr.Textbox(
                 label="Your question",
+                value=defaults["question"],
                 placeholder="Ask anything, for example how a rainbow forms",
                 max_lines=8,
                 scale=8,
                 elem_id="sd-question",
-                autofocus=True,
+                container=False,
             )
             narrow = {"scale": 1, "min_width": 110}
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
@@ -67,19 +64,11 @@ class Tab:
         self._add_settings()
         self.inputs = {name: self.inputs[name] for name in inputs.NAMES}
         plain = {"apply_default_css": False}
-        stage, mount = (STATIC / "stage.html").read_text("utf-8"), "window.specdemo.mount(element)"
-        gr.HTML(html_template=stage, elem_id="sd-stage", js_on_load=mount, **plain)
+        stage = (STATIC / "stage.html").read_text("utf-8")
+        opens = {"js_on_load": MOUNT, "server_functions": [runs.opened]}
+        gr.HTML(html_template=stage, elem_id="sd-stage", **opens, **plain)
         channel = {"html_template": "", "visible": "hidden", "js_on_load": RECEIVE}
         self.channel = gr.HTML("", elem_id="sd-channel", **channel, **plain)
-        # Out of sight: a button of the stage opens it, beside the others that keep and share.
-        hidden = {"file_types": [".json"], "visible": "hidden"}
-        self.upload = gr.UploadButton("Open a saved run", elem_id="sd-open", **hidden)
-        title = '<h2>Charts of this run</h2><p class="sd-hint">Drawn when both runs have ended.</p>'
-        gr.HTML(title)
-        with gr.Row(elem_classes="sd-charts"):
-            looks = {"show_label": False, "min_width": 320, "elem_classes": "sd-plot"}
-            self.plots = [gr.Plot(elem_id=f"sd-plot-{at}", **looks) for at in range(CHARTS)]
-        self.trace = gr.State(None)
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
@@ -120,7 +109,7 @@ class Tab:
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML) -> None:
         """Connects the events of the tab, and those of opening and leaving the page."""
-        every, shown = list(self.inputs.values()), [self.channel, self.trace]
+        every = list(self.inputs.values())
         now = {"queue": False, **PRIVATE}
         many = {"concurrency_limit": None, **PRIVATE}
         changes = [component.change for component in every]
@@ -131,11 +120,7 @@ class Tab:
         pair.change(lambda name: gr.update(visible=name == inputs.OWN), pair, self.own, **now)
         asked = [self.run.click, self.inputs["question"].submit]
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, **PRIVATE}
-        raced = gr.on(asked, self._race, every, shown, **limited)
-        uploaded = self.upload.upload(runs.open_file, self.upload, shown, **many)
-        linked = blocks.load(self._linked_run, None, shown, **now)
-        for event in (raced, uploaded, linked):
-            event.then(_draw, self.trace, self.plots, **many)
+        gr.on(asked, self._race, every, self.channel, **limited)
         self.stop.click(self._stop, None, None, **now)
         blocks.unload(self._leave)
         blocks.load(self._linked_inputs, None, every, **now)
@@ -143,7 +128,7 @@ class Tab:
         loaded = blocks.load(self._loading, None, status, **many)
         loaded.then(self._offered_here, None, models, **many)
 
-    def _race(self, request: gr.Request, *values: Any) -> Iterator[runs.Update]:
+    def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
         given = dict(zip(inputs.NAMES, values, strict=True))
         try:
             settings = inputs.settings_of(given)
@@ -152,7 +137,7 @@ class Tab:
             yield runs.failed(error)
             return
         question = given["question"] or ""
-        asked = self._finished, visitor_of(request), question, pair, settings
+        asked = visitor_of(request), question, pair, settings
         yield from runs.run(self._service, self._running, *asked)
 
     def _stop(self, request: gr.Request) -> None:
@@ -170,17 +155,6 @@ class Tab:
         values = inputs.from_link(query, names, self._defaults)
         return [values[name] for name in inputs.NAMES]
 
-    def _linked_run(self, request: gr.Request) -> tuple[Any, Any]:
-        """The result of a link."""
-        run = request.query_params.get("run")
-        if not run:
-            return gr.skip(), gr.skip()
-        trace = self._finished.get(run)
-        if trace is None:
-            note = "The run of this link is no longer kept here; run the question again."
-            return runs.Channel().envelope("idle", note), None
-        return runs.opened(trace, "A shared run, as it was measured.", kept=run)
-
     def _loading(self) -> Iterator[str]:
         for line in runs.loading(self._service):
             why = self._offer.why and self._service.state.pair == self._offer.first()
@@ -195,9 +169,3 @@ class Tab:
         devices = [self._defaults[name] for name in ("device", "draft_device")]
         found = [gr.update(choices=sorted({*there, device})) for device in devices]
         return [gr.update(choices=self._offer.surveyed_pairs()), *found]
-
-
-def _draw(trace: Trace | None) -> list[Any]:
-    from specdemo.ui import figures
-
-    return [gr.skip()] * CHARTS if trace is None else figures.all_figures(trace)

@@ -1,33 +1,31 @@
 """A run as the page sees it: what a session yields becomes small JSON envelopes for the page's
-script, a run can be stopped, and a finished one is kept for its link (in memory only).
+script, and a run can be stopped. Nothing is kept: a link holds the whole run.
 
 No HTML is made here or by the script, which draws text with `textContent` only.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import threading
 import time
 import uuid
-import zlib
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import MAX_JSON_BYTES, BaselineToken, Trace, from_json, to_json
+from specdemo.trace import BaselineToken, Trace, from_json, to_json
+from specdemo.ui import figures
 from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
-from specdemo.ui.wording import error_sentence, queue_place, verdict
+from specdemo.ui.wording import error_sentence, origin, queue_place, verdict
 
 UPDATE_EVERY, SLOWEST_UPDATE = 0.2, 0.5
 """Seconds between two envelopes for one user, and at most: fewer leave more of the processor to the
@@ -41,9 +39,6 @@ NOTES = {
     "speculative": "Answering with speculative decoding",
     "plain": "Answering again, one token at a time",
 }
-
-Update = tuple[str, Trace | None]
-"""An envelope, and with a run's last one its trace, unless there was an error."""
 
 
 class Running:
@@ -72,28 +67,6 @@ class Running:
                 stop.set()
 
 
-class Finished:
-    """Traces by id for links to them, the oldest dropped first. Thread safe."""
-
-    def __init__(self, max_bytes: int = 20_000_000):
-        self._max_bytes = max_bytes
-        self._packed: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, run: str, trace: Trace) -> None:
-        packed = zlib.compress(to_json(trace).encode(), 1)
-        with self._lock:
-            self._packed[run] = packed
-            while sum(map(len, self._packed.values())) > self._max_bytes:
-                self._packed.popitem(last=False)
-
-    def get(self, run: str) -> Trace | None:
-        """The trace, or None when it was never here or has been dropped."""
-        with self._lock:
-            packed = self._packed.get(run)
-        return None if packed is None else from_json(zlib.decompress(packed))
-
-
 class Channel:
     """The sending end for one run. The size of an envelope does not grow with the answer."""
 
@@ -115,68 +88,57 @@ class Channel:
             "note": note,
             "limit": self.limit,
             "rounds_from": rounds_from,
-            "rounds": [dataclasses.asdict(one) for one in self.rounds[rounds_from:]],
+            "rounds": [asdict(one) for one in self.rounds[rounds_from:]],
             "plain_from": baseline_from,
-            "plain": [dataclasses.asdict(one) for one in self.baseline[baseline_from:]],
+            "plain": [asdict(one) for one in self.baseline[baseline_from:]],
             **extra,
         }
         self._rounds_sent, self._baseline_sent = len(self.rounds), len(self.baseline)
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
-    def finished(self, trace: Trace, phase: str, note: str = "", **extra: Any) -> Update:
-        """The last envelope of a run: the whole trace, once, and the verdict in words."""
+    def finished(self, trace: Trace, phase: str, note: str = "", **extra: Any) -> str:
+        """The last envelope of a run: the whole trace, once, its figures and the verdict."""
         self.rounds, self.baseline = [], []
-        whole = {"trace": json.loads(to_json(trace)), "verdict": dataclasses.asdict(verdict(trace))}
-        return self.envelope(phase, note, **whole, **extra), trace
+        whole = {"trace": json.loads(to_json(trace)), "figures": figures.of_run(trace)}
+        return self.envelope(phase, note, verdict=asdict(verdict(trace)), **whole, **extra)
 
 
-def failed(error: Exception) -> Update:
+def failed(error: Exception) -> str:
     """An envelope that shows one sentence and leaves the rest of the stage as it is."""
-    return Channel().envelope("error", error_sentence(error)), None
+    return Channel().envelope("error", error_sentence(error))
 
 
-def opened(trace: Trace, note: str, kept: str = "") -> Update:
-    """The envelope of a run that was measured before. `kept` is the id by which a link can show it
-    again, "" where the server does not keep it."""
-    channel = Channel(limit=trace.settings.max_new_tokens)
-    return channel.finished(trace, "opened", note, kept=kept)
-
-
-def open_file(path: str) -> Update:
-    """Shows a saved trace, or says in one sentence what is wrong with the file."""
+def opened(text: str) -> str:
+    """The envelope of a run that was measured before, from its JSON (a file's, or a link's), or of
+    one sentence on what is wrong with that."""
     try:
-        if Path(path).stat().st_size > MAX_JSON_BYTES:
-            raise BadInput(f"The trace is larger than {MAX_JSON_BYTES // 1_000_000} MB.")
-        trace = from_json(Path(path).read_bytes())
-    except (BadInput, OSError) as error:
+        if not isinstance(text, str):
+            raise BadInput("A run is opened as the text of its file.")
+        trace = from_json(text)
+    except BadInput as error:
         return failed(error)
-    title = " ".join(trace.instruction.split())
-    title = title if len(title) <= 80 else title[:79] + "…"
-    return opened(trace, f"A saved run: {title}")
+    channel = Channel(limit=trace.settings.max_new_tokens)
+    return channel.finished(trace, "opened", origin(trace))
 
 
 def run(
     service: Service,
     running: Running,
-    finished: Finished,
     visitor: Visitor,
     question: str,
     pair: ModelChoice,
     settings: Settings,
-) -> Iterator[Update]:
+) -> Iterator[str]:
     """Answer and baseline, update by update. An error ends it with one sentence."""
     channel = Channel(question, settings.max_new_tokens)
     with running.run(visitor.name, "race") as stop:
         try:
-            yield channel.envelope("loading", "Starting"), None
+            yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", f"{state.line}. Your question is next."), None
+                    yield channel.envelope("loading", f"{state.line}. Your question is next.")
             with service.session(pair, visitor) as session:
-                for envelope, trace in _race(session, channel, settings, stop, service):
-                    if trace is not None:
-                        finished.put(channel.run, trace)
-                    yield envelope, trace
+                yield from _race(session, channel, settings, stop, service)
         except Exception as error:
             yield failed(error)
 
@@ -188,7 +150,7 @@ def update_seconds(service: Service) -> float:
 
 def _race(
     session: Any, channel: Channel, settings: Settings, stop: Event, service: Service
-) -> Iterator[Update]:
+) -> Iterator[str]:
     from specdemo.bench.energy import Meter
 
     # A session that runs elsewhere has a meter of its own.
@@ -198,14 +160,14 @@ def _race(
     joules: dict[str, float | None] = {}
     places: deque = deque(maxlen=1)
     events = session.race(channel.question, settings, stop=stop, on_wait=places.append)
-    yield channel.envelope("speculative", "Reading the question"), None
+    yield channel.envelope("loading", "Reading the question")
     # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
     pool = ThreadPoolExecutor(1)
     first = pool.submit(next, events)
     pool.shutdown(wait=False)
     while not wait([first], timeout=1.0).done:
         if places:
-            yield channel.envelope("waiting", queue_place(places.pop())), None
+            yield channel.envelope("waiting", queue_place(places.pop()))
     sent = 0.0
     for event in chain([first.result()], events):
         if isinstance(event, Trace):
@@ -218,7 +180,7 @@ def _race(
             tokens[phase] += len(event.tokens) if isinstance(event, Round) else 1
             joules[phase] = meters[phase].joules()
         if time.monotonic() - sent >= update_seconds(service):
-            yield channel.envelope(phase, NOTES[phase]), None
+            yield channel.envelope(phase, NOTES[phase])
             sent = time.monotonic()
     if event.finish_reason == "cancelled":
         yield channel.finished(event, "stopped", "Stopped.")
@@ -226,7 +188,7 @@ def _race(
         yield channel.finished(event, "stopped", "Stopped during the baseline.")
     else:
         known = {phase: value / tokens[phase] for phase, value in joules.items() if value}
-        yield channel.finished(event, "done", joules=known or None)
+        yield channel.finished(event, "done", "Measured just now.", joules=known or None)
 
 
 def loading(service: Service) -> Iterator[str]:

@@ -51,7 +51,10 @@ def main(
     chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
     models = dataclasses.replace(models, pair=pair or AUTO)
 
+    from starlette.middleware import Middleware
+
     from specdemo.ui import MAX_EVENTS, api, choice, page
+    from specdemo.ui.preview import Preview
     from specdemo.ui.service import Service
 
     if engine:
@@ -76,6 +79,7 @@ def main(
         prevent_thread_lock=True,
         show_error=False,
         mcp_server=True,
+        app_kwargs={"middleware": [Middleware(Preview)]},
         **looks,
     )
     add_monitoring(app, service)

@@ -80,6 +80,14 @@ def percent(share: float) -> str:
     return f"{int(100 * share + 0.5)} %"
 
 
+def origin(trace: Trace) -> str:
+    """What was asked in a run that was measured before, on which machine and when."""
+    question = " ".join(trace.instruction.split())
+    question = question if len(question) <= 80 else question[:79] + "…"
+    where = f" on {trace.machine.partition(',')[0]}" if trace.machine else ""
+    return f"Recorded{where}{f', {trace.created[:10]}' if trace.created else ''}: “{question}”"
+
+
 def _acceptance(summary: Summary) -> str:
     if summary.acceptance_rate is None:
         return "nothing was drafted"

@@ -6,6 +6,7 @@ const KIND_WORDS = {
   first: "first token, by the target",
   plain: "nothing was drafted",
 };
+const SOURCES = { model: "draft model", lookup: "n-gram lookup", ngrams: "n-gram table" };
 const STEPS = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
 };
@@ -40,12 +41,19 @@ class Card {
   /* A token of the answer; `about` has its kind, round, fields, place, and the draft's size. */
   token(about) {
     const { text } = about.token, node = make("span", `sd-tok sd-${about.kind} sd-later`, text);
-    node.setAttribute("role", "option");
-    node.setAttribute("aria-selected", "false");
-    const blank = text.includes("\n") ? "line break" : text ? "space" : "no text yet";
-    if (!text.trim()) node.setAttribute("aria-label", blank);
     this.about.set(node, about);
     return node;
+  }
+
+  /* Names the tokens for assistive technology, once a run has ended. */
+  label(nodes) {
+    for (const node of nodes) {
+      const { text } = this.about.get(node).token;
+      node.setAttribute("role", "option");
+      node.setAttribute("aria-selected", "false");
+      const blank = text.includes("\n") ? "line break" : text ? "space" : "no text yet";
+      if (!text.trim()) node.setAttribute("aria-label", blank);
+    }
   }
 
   pick(node, focus) {
@@ -64,6 +72,7 @@ class Card {
     node.id ||= "sd-token-" + about.position;
     this.box.setAttribute("aria-activedescendant", node.id);
     if (focus) reveal(this.box, node, "Top");
+    this.stage.columns();
     this.near = this.stage.strip.children[about.round];
     this.near.classList.add("sd-near");
     reveal(this.stage.strip, this.near, "Left");
@@ -82,9 +91,7 @@ class Card {
     if (kind === "accepted") parts.push(meter("draft", token.draft_probability));
     parts.push(meter("target", token.target_probability));
     if (token.source && token.source !== "model") {
-      const lookup = "n-gram lookup in the text so far";
-      const source = token.source === "lookup" ? lookup : token.source;
-      parts.push(make("p", "sd-card-where", `Drafted by ${source}.`));
+      parts.push(make("p", "sd-card-where", `Drafted by ${SOURCES[token.source] ?? token.source}.`));
     }
     if (rejected) {
       const text = "rejected here: “" + visible(rejected.text) + "”";

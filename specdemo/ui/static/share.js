@@ -1,0 +1,34 @@
+/* A run as text for a link's fragment: its JSON, deflated, in base64url. No server keeps it. */
+const LONGEST_LINK = 60000, LARGEST_RUN = 2.5e6;   // characters
+const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
+
+const through = async (bytes, stream, most) => {
+  const reader = new Blob([bytes]).stream().pipeThrough(stream).getReader(), parts = [];
+  for (let size = 0; ;) {
+    const { done, value } = await reader.read();
+    if (done) return new Uint8Array(await new Blob(parts).arrayBuffer());
+    size += value.length;
+    if (size > most) {
+      reader.cancel();
+      throw new RangeError("too large");
+    }
+    parts.push(value);
+  }
+};
+
+const pack = async ({ summary, ...trace }) => {
+  const short = (_, value) => (Number.isInteger(value) || typeof value !== "number" ? value
+    : Number(value.toFixed(5)));
+  const text = new TextEncoder().encode(JSON.stringify(trace, short));
+  const bytes = await through(text, new CompressionStream("deflate-raw"), Infinity);
+  const binary = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+  return btoa(binary).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
+};
+
+const unpack = async (text) => {
+  const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
+  const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
+  const stream = new DecompressionStream("deflate-raw");
+  return new TextDecoder("utf-8", { fatal: true }).decode(
+    await through(bytes, stream, LARGEST_RUN));
+};
