@@ -53,7 +53,8 @@ COMMANDS = {
 VARIABLES = """\b
 Environment variables, for a Space's variables page say; an option goes before its variable:
   SPECDEMO_PAIR, SPECDEMO_MODEL, SPECDEMO_ASSISTANT_MODEL, SPECDEMO_WEIGHT_FORMAT,
-  SPECDEMO_DEVICE, SPECDEMO_DRAFT_DEVICE, SPECDEMO_KV_CACHE        which models, and where
+  SPECDEMO_DEVICE, SPECDEMO_DRAFT_DEVICE, SPECDEMO_KV_CACHE,
+  SPECDEMO_TRUST_REMOTE_CODE                                       which models, and where
   SPECDEMO_MAX_NEW_TOKENS, SPECDEMO_DRAFT_TOKENS, SPECDEMO_DRAFTER, SPECDEMO_TEMPERATURE,
   SPECDEMO_TOP_P, SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS
                                                                    how to answer
@@ -177,8 +178,22 @@ class FiniteRange(click.FloatRange):
 
 def model_options(command: Callable) -> Callable:
     """Adds the options of which models and where they run; passes `choice`, a ModelChoice."""
+    from specdemo.models.checkpoints import TRUST
     from specdemo.settings import ModelChoice
 
+    def trust(context: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            os.environ[TRUST] = "1"
+
+    command = click.option(
+        "--trust-remote-code",
+        is_flag=True,
+        envvar=TRUST,
+        show_envvar=True,
+        expose_value=False,
+        callback=trust,
+        help="On torch devices, let a model run Python code of its own.",
+    )(command)
     return _field_options(command, ModelChoice, "choice")
 
 

@@ -101,8 +101,12 @@ class ModelChoice:
     weight_format: Literal["int8", "int4", "fp16"] = option(
         "int8", "precision that a PyTorch checkpoint is exported to"
     )
-    device: Line = option("CPU", "OpenVINO device of the target model")
-    draft_device: Line = option("CPU", "OpenVINO device of the draft model")
+    device: Line = option(
+        "CPU",
+        "device of the target model: one of OpenVINO's, or of PyTorch's (torch:cpu, torch:cuda, "
+        "torch:xpu, torch:mps, torch:hpu)",
+    )
+    draft_device: Line = option("CPU", "device of the draft model, likewise")
     kv_cache: Literal["auto", "f32", "f16", "bf16", "u8"] = option(
         "auto", "precision of the KV cache; what it does to exactness is measured and reported"
     )

@@ -271,8 +271,8 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     assert cli.main(["run", "--help"]) == 0
     options = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
     expected = "--baseline --json --pair --model --assistant-model --weight-format --device"
-    expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens --drafter --temperature"
-    expected += " --top-p --top-k --seed --coupling --numerics"
+    expected += " --draft-device --kv-cache --trust-remote-code --max-new-tokens --draft-tokens"
+    expected += " --drafter --temperature --top-p --top-k --seed --coupling --numerics"
     assert options == set(expected.split())
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -31,15 +32,21 @@ if TYPE_CHECKING:
 
 SWEEP_PROMPTS = 8
 
+PEERS = {
+    "openvino-genai": "specdemo.bench.peers",
+    "transformers": "specdemo.bench.transformers_peers",
+}
+"""Name: the module that opens it."""
+
 
 def prompt_options(command: Callable) -> Callable:
     """Adds --prompts, --limit and --peers; passes `prompts` (a file or None), `limit`, `peers`."""
     file_help = "JSONL with id, task and instruction. [default: a small set of its own]"
     limit_help = "Run only N prompts, spread evenly over the tasks."
-    peers_help = "Also run another engine on the same IR files."
+    peers_help = "Also run another engine on the same files: transformers on torch devices."
     prompts = click.option("--prompts", metavar="FILE", help=file_help)
     limit = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=limit_help)
-    peers = click.option("--peers", type=click.Choice(["openvino-genai"]), help=peers_help)
+    peers = click.option("--peers", type=click.Choice(list(PEERS)), help=peers_help)
     return prompts(limit(peers(command)))
 
 
@@ -88,7 +95,6 @@ def bench(
 ) -> None:
     from specdemo.bench import paper as papers
     from specdemo.bench import race, tables
-    from specdemo.bench.peers import open_all
     from specdemo.bench.prompts import BUILT_IN, read_prompts, spread
     from specdemo.bench.report import to_json
     from specdemo.session import Session
@@ -114,7 +120,8 @@ def bench(
         else:
             opened, left_out = [], []
             if peers:
-                opened, left_out = open_all(loaded, session.target_properties(settings.numerics))
+                properties = session.target_properties(settings.numerics)
+                opened, left_out = import_module(PEERS[peers]).open_all(loaded, properties)
             for sentence in left_out:
                 tables.say(sentence, out)
             plan = race.Plan(settings, repeats, sweep_prompts)
@@ -189,7 +196,6 @@ def audit(
     settings: Settings,
 ) -> int:
     from specdemo.bench import audit as audits
-    from specdemo.bench.peers import to_audit
     from specdemo.bench.prompts import BUILT_IN, read_prompts, spread
     from specdemo.bench.report import to_json
     from specdemo.session import Session
@@ -207,7 +213,9 @@ def audit(
             draws=draws,
             sample_prompts=sample_prompts,
             stop_ids=loaded.stop_ids,
-            peers=to_audit(loaded, properties, sampled.draft_tokens) if peers else {},
+            peers=import_module(PEERS[peers]).to_audit(loaded, properties, sampled.draft_tokens)
+            if peers
+            else {},
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from specdemo.errors import ModelError, RequestFailed
+from specdemo.engine.checkpoint import Checkpoint
+from specdemo.errors import BadInput, ModelError, RequestFailed
 from specdemo.models.load import LoadedPair
 from specdemo.models.machine import available_bytes
 from specdemo.settings import Settings
@@ -75,8 +76,9 @@ def open_all(loaded: LoadedPair, properties: dict[str, str]) -> tuple[list[Peer]
     """Every pipeline that memory allows: with our target's `properties`, then (`/default`) with
     the plugin's own. Gives the peers, and one sentence for each pipeline left out.
 
-    Raises ModelError when one cannot be opened.
+    Raises ModelError when one cannot be opened, BadInput for a pair that is no IR.
     """
+    _require_ir(loaded)
     room = 0.9 * available_bytes()
     peers: list[Peer] = []
     left_out: list[str] = []
@@ -102,13 +104,22 @@ def to_audit(
     loaded: LoadedPair, properties: dict[str, str], length: int
 ) -> dict[str, Callable[[], list[Peer]]]:
     """What opens each pipeline to audit, so that one at a time is in memory; autoregressive
-    decoding comes first."""
+    decoding comes first. Raises BadInput for a pair that is no IR."""
+    _require_ir(loaded)
     return {
         f"openvino-genai/{mode}": partial(
             _open, loaded, mode, (None if mode == "autoregressive" else length,), properties
         )
         for mode in _modes(loaded)
     }
+
+
+def _require_ir(loaded: LoadedPair) -> None:
+    if isinstance(loaded.target_xml, Checkpoint) or isinstance(loaded.draft_xml, Checkpoint):
+        raise BadInput(
+            "--peers openvino-genai runs IR; this pair is on a torch device: choose --peers "
+            "transformers, or devices of OpenVINO's."
+        )
 
 
 def _modes(loaded: LoadedPair) -> list[str]:

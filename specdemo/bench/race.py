@@ -4,6 +4,7 @@ generator. Draws and prints nothing; the page and the command line show what it 
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ WARM_UP_TOKENS = 48
 """Enough for the adaptive draft length to have seen some rounds."""
 
 PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
+TORCH_PACKAGES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,5 +251,6 @@ class _Bench:
 
 def versions() -> dict[str, str]:
     """Python, this project and the packages that do the work."""
-    packages = {package: metadata.version(package) for package in PACKAGES}
+    used = (*PACKAGES, *(package for package in TORCH_PACKAGES if package in sys.modules))
+    packages = {package: metadata.version(package) for package in used}
     return {"specdemo": __version__, "python": platform.python_version(), **packages}

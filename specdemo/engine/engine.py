@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 
 from . import numerics
+from .checkpoint import Checkpoint
 from .errors import BadInput, CacheFull, ModelError
 from .handle import Handle, Load, Sharing
 from .memory import release_file
@@ -40,12 +41,12 @@ start."""
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """What an engine compiles: IR files, OpenVINO devices, the KV cache's precision, the token ids
-    that a trimmed draft head keeps, the tokens that most prompts begin with, and whether answers
-    can begin before the draft model is there."""
+    """What an engine compiles: IR files or (on torch devices) checkpoints, devices, the KV cache's
+    precision, the token ids that a trimmed draft head keeps, the tokens that most prompts begin
+    with, and whether answers can begin before the draft model is there."""
 
-    target: Path
-    draft: Path | None = None
+    target: Path | Checkpoint
+    draft: Path | Checkpoint | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
@@ -302,13 +303,16 @@ class Engine:
             target.prepared.set()
 
     def _release_files(self) -> None:
-        for xml in filter(None, (self._files.target, self._files.draft)):
-            release_file(xml.with_suffix(".bin"))
+        for xml in (self._files.target, self._files.draft):
+            if isinstance(xml, Path):
+                release_file(xml.with_suffix(".bin"))
 
     def _require_room(self) -> None:
         """Raise BadInput if the target model cannot be held once more, compiled for other numerics:
         a large one would get this process killed."""
-        needed = self._files.target.with_suffix(".bin").stat().st_size
+        target = self._files.target
+        in_torch = isinstance(target, Checkpoint)
+        needed = target.size if in_torch else target.with_suffix(".bin").stat().st_size
         free = self._available_bytes()
         if needed > free:
             raise BadInput(

@@ -17,6 +17,7 @@ import numpy as np
 import openvino as ov
 
 from .cache import Sequence
+from .checkpoint import TORCH, Checkpoint
 from .errors import CacheFull, ModelError
 from .model import ModelSettings, Run
 from .open import Model, open_model
@@ -56,9 +57,15 @@ _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 
 
-def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[Properties]:
+def exact_candidates(
+    xml: Path | Checkpoint, kv_cache: str = "auto", device: str = "CPU"
+) -> list[Properties]:
     """Plugin properties to try for exact numerics, the best first. Any `kv_cache` but "auto" is
     taken as asked for: whether logits are invariant with it is what the measurement is for."""
+    if isinstance(xml, Checkpoint):
+        from . import torch_model
+
+        return [torch_model.properties(device, exact=True)]
 
     def candidate(precision: str, *others: tuple[str, str]) -> Properties:
         return (_F32, ("KV_CACHE_PRECISION", precision), *others)
@@ -73,8 +80,12 @@ def exact_candidates(xml: Path, kv_cache: str = "auto") -> list[Properties]:
     return [candidate("f16"), candidate("f32"), candidate("f32", _NO_DYNAMIC)]
 
 
-def fast_properties(kv_cache: str = "auto") -> tuple[tuple[str, str], ...]:
+def fast_properties(kv_cache: str = "auto", device: str = "CPU") -> tuple[tuple[str, str], ...]:
     """The plugin's own choice, but for a precision of the KV cache that was asked for."""
+    if device.startswith(TORCH):
+        from . import torch_model
+
+        return torch_model.properties(device, exact=False)
     return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
 
 
@@ -99,8 +110,8 @@ def exact_model(
     more than a guard can make up for where they do not. The candidates are the CPU's settings. A
     device that refuses them all runs in its own. Raises ModelError.
     """
-    candidates = exact_candidates(xml, kv_cache)
-    if device != "CPU":
+    candidates = exact_candidates(xml, kv_cache, device)
+    if device != "CPU" and not isinstance(xml, Checkpoint):
         candidates.append(fast_properties(kv_cache))
     if known is not None and known.invariance is not None:
         candidates.insert(0, known.properties)
@@ -129,7 +140,7 @@ def exact_model(
 def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
     """Compile a target model in the plugin's own setting. Raises ModelError."""
     settings = ModelSettings(
-        device, fast_properties(kv_cache), fixed_shapes=_fixed_shapes(xml, device)
+        device, fast_properties(kv_cache, device), fixed_shapes=_fixed_shapes(xml, device)
     )
     return open_model(xml, settings, core=core)
 
@@ -146,7 +157,7 @@ def fastest_model(
 ) -> Model:
     """Compile a draft model in the setting whose step is fastest here, or in the one `known` to be;
     exactness does not matter for a draft."""
-    settings = [fast_properties(kv_cache), exact_candidates(xml, kv_cache)[0]]
+    settings = [fast_properties(kv_cache, device), exact_candidates(xml, kv_cache, device)[0]]
     best: tuple[float, Model] | None = None
     for properties in settings if known is None else [known]:
         shapes = _fixed_shapes(xml, device, DRAFT_FIXED_SHAPES)

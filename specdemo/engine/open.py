@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
+from .checkpoint import Checkpoint
 from .errors import NoPagedAttention
 from .model import ModelSettings, PagedModel
-from .stateful import StatefulModel
+from .stateful import OneAtATimeModel, StatefulModel
 
-Model = PagedModel | StatefulModel
+Model = PagedModel | OneAtATimeModel
 
 
 def open_model(
-    xml: Path | str,
+    xml: Path | str | Checkpoint,
     settings: ModelSettings,
     *,
     head_tokens: np.ndarray | None = None,
@@ -27,10 +28,14 @@ def open_model(
     runs statefully.
 
     Paged attention is given up where the model's graph or the device refuses it (`settings.paged`
-    False stands for that), and where the device does not write to the cache that it is given.
-    Raises ModelError when it runs neither way.
+    False stands for that), and where the device does not write to the cache that it is given. A
+    Checkpoint runs in torch. Raises ModelError when the model does not run here.
     """
     options = {"head_tokens": head_tokens, "vocabulary": vocabulary, "core": core or ov.Core()}
+    if isinstance(xml, Checkpoint):
+        from .torch_model import TorchModel
+
+        return TorchModel(xml, settings, **options)
     reason = "it was asked for"
     if settings.paged:
         found = _paged(xml, settings, options)

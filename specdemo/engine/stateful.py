@@ -28,99 +28,52 @@ _PROBES = (3, 5)
 _FED = {"input_ids", "attention_mask", "position_ids", "beam_idx", ROWS_INPUT}
 
 
-class StatefulSequence(Sequence):
-    """A sequence with an inference request of its own, whose state holds the keys and values of the
-    first `held` tokens; the last of those may have been forgotten since."""
+class OneAtATimeModel:
+    """What models share whose sequences each have a KV cache of their own: one inference a
+    sequence, blocks that only count tokens.
 
-    def __init__(self, model: StatefulModel):
-        super().__init__(model.pool, BLOCK_SIZE)
-        self._model = model
-        self.request: ov.InferRequest | None = None
-        self.held = 0
-
-    def release(self) -> None:
-        super().release()
-        if self.request is not None:
-            self._model.take_back(self.request)
-            self.request, self.held = None, 0
-
-
-class StatefulModel:
-    """An OpenVINO decoder IR (stateful), compiled once as it is; `note` says why it runs this way.
-
-    Arguments, attributes and thread safety are those of `PagedModel`. Raises ModelError when the
-    file is not such a decoder, when the device cannot compile it, or when its state is not a KV
-    cache that can be cut.
+    A subclass runs one sequence (`_run`), and makes sequences and copies of them (`new_sequence`,
+    `_copy`). Thread safe: forwards are serialised by a lock.
     """
 
-    def __init__(
-        self,
-        xml: Path | str,
-        settings: ModelSettings,
-        *,
-        head_tokens: np.ndarray | None = None,
-        vocabulary: int | None = None,
-        core: ov.Core | None = None,
-        reason: str = "it was asked for",
-    ):
+    block_size = BLOCK_SIZE
+
+    def __init__(self, settings: ModelSettings, note: str):
         self.settings = settings
-        self.note = f"stateful KV cache, one sequence at a time ({reason.rstrip('.')})"
+        self.note = note
         self.least_tokens = 1
         self._lock = threading.RLock()
-        core = core or ov.Core()
-        model = read_decoder(core, xml)
-        self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
-        shape_head(model, self.head_tokens, 1)
-        if unknown := sorted({port.any_name for port in model.inputs} - _FED):
-            raise ModelError(
-                f"The IR has an input {unknown[0]} that no text decoder needs; export it again."
-            )
-        try:
-            self._compiled = core.compile_model(model, settings.device, dict(settings.properties))
-        except RuntimeError as error:
-            raise ModelError(
-                f"{settings.device} cannot run this model: {last_line(error)}"
-            ) from error
-        self._inputs = {port.any_name: port.element_type for port in self._compiled.inputs}
-        self.block_size = BLOCK_SIZE
-        self.vocabulary_size = self._compiled.outputs[0].partial_shape[-1].get_length()
         self.pool = BlockPool(-(-settings.cache_tokens // BLOCK_SIZE))
-        self.threads = threads_of(self._compiled)
-        self._idle: list[ov.InferRequest] = []
         self.seconds = 0.0
         self.forwards = 0
-        self._axes = self._token_axes()
 
-    # Sequences
+    def new_sequence(self) -> Sequence:
+        raise NotImplementedError
 
-    def new_sequence(self) -> StatefulSequence:
-        return StatefulSequence(self)
+    def _run(self, run: Run) -> Logits:
+        """Run one sequence's tokens; does not append them to it."""
+        raise NotImplementedError
 
-    def fork(self, source: StatefulSequence, length: int) -> StatefulSequence:
+    def _copy(self, source: Sequence, into: Sequence, length: int) -> None:
+        """Copy the keys and values of the first `length` tokens, at least one."""
+        raise NotImplementedError
+
+    def fork(self, source: Sequence, length: int) -> Sequence:
         """A new sequence that starts as the first `length` tokens of `source`, with its own copy of
-        their state."""
+        their keys and values."""
         if not 0 <= length <= source.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
         with self._lock:
             fork = self.new_sequence()
             if length:
                 self._reserve(fork, length)
-                fork.request = self._take_request()
-                self._copy_state(source.request, fork.request, length)
-                fork.held = length
+                self._copy(source, fork, length)
                 fork.tokens = source.tokens[:length]
             return fork
 
-    def skip(self, sequence: StatefulSequence, count: int) -> None:
+    def skip(self, sequence: Sequence, count: int) -> None:
         """Hold `count` made-up tokens more; here they have to be run."""
         self.forward([Run(sequence, [0] * count, 0)])
-
-    def take_back(self, request: ov.InferRequest) -> None:
-        """Keep the request of a released sequence for the next one."""
-        with self._lock:
-            self._idle.append(request)
-
-    # Forwards
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens, one inference each, and append them to the sequences
@@ -144,6 +97,96 @@ class StatefulModel:
                 run.sequence.tokens.extend(run.tokens)
             self.forwards += 1
             return results
+
+    def resize_cache(self, blocks: int) -> None:
+        """Let all sequences together hold `blocks` blocks of tokens at most. Only while there are
+        no sequences."""
+        self.pool = BlockPool(blocks)
+
+    def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
+        """Nothing: there are no fixed-shape instances."""
+        return False
+
+    def _reserve(self, sequence: Sequence, end: int) -> None:
+        """Count the blocks of `end` tokens as the sequence's. Raises CacheFull."""
+        missing = -(-end // BLOCK_SIZE) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.take(missing)
+
+
+class StatefulSequence(Sequence):
+    """A sequence with an inference request of its own, whose state holds the keys and values of the
+    first `held` tokens; the last of those may have been forgotten since."""
+
+    def __init__(self, model: StatefulModel):
+        super().__init__(model.pool, BLOCK_SIZE)
+        self._model = model
+        self.request: ov.InferRequest | None = None
+        self.held = 0
+
+    def release(self) -> None:
+        super().release()
+        if self.request is not None:
+            self._model.take_back(self.request)
+            self.request, self.held = None, 0
+
+
+class StatefulModel(OneAtATimeModel):
+    """An OpenVINO decoder IR (stateful), compiled once as it is; `note` says why it runs this way.
+
+    Arguments, attributes and thread safety are those of `PagedModel`. Raises ModelError when the
+    file is not such a decoder, when the device cannot compile it, or when its state is not a KV
+    cache that can be cut.
+    """
+
+    def __init__(
+        self,
+        xml: Path | str,
+        settings: ModelSettings,
+        *,
+        head_tokens: np.ndarray | None = None,
+        vocabulary: int | None = None,
+        core: ov.Core | None = None,
+        reason: str = "it was asked for",
+    ):
+        note = f"stateful KV cache, one sequence at a time ({reason.rstrip('.')})"
+        super().__init__(settings, note)
+        core = core or ov.Core()
+        model = read_decoder(core, xml)
+        self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
+        shape_head(model, self.head_tokens, 1)
+        if unknown := sorted({port.any_name for port in model.inputs} - _FED):
+            raise ModelError(
+                f"The IR has an input {unknown[0]} that no text decoder needs; export it again."
+            )
+        try:
+            self._compiled = core.compile_model(model, settings.device, dict(settings.properties))
+        except RuntimeError as error:
+            raise ModelError(
+                f"{settings.device} cannot run this model: {last_line(error)}"
+            ) from error
+        self._inputs = {port.any_name: port.element_type for port in self._compiled.inputs}
+        self.vocabulary_size = self._compiled.outputs[0].partial_shape[-1].get_length()
+        self.threads = threads_of(self._compiled)
+        self._idle: list[ov.InferRequest] = []
+        self._axes = self._token_axes()
+
+    # Sequences
+
+    def new_sequence(self) -> StatefulSequence:
+        return StatefulSequence(self)
+
+    def _copy(self, source: StatefulSequence, into: StatefulSequence, length: int) -> None:
+        into.request = self._take_request()
+        self._copy_state(source.request, into.request, length)
+        into.held = length
+
+    def take_back(self, request: ov.InferRequest) -> None:
+        """Keep the request of a released sequence for the next one."""
+        with self._lock:
+            self._idle.append(request)
+
+    # Forwards
 
     def _run(self, run: Run) -> Logits:
         sequence = run.sequence
@@ -240,18 +283,3 @@ class StatefulModel:
         with self.new_sequence() as sequence:
             self.forward([Run(sequence, [0] * BLOCK_SIZE, 1)])
             return sum(state.state.byte_size for state in sequence.request.query_state())
-
-    def resize_cache(self, blocks: int) -> None:
-        """Let all sequences together hold `blocks` blocks of tokens at most (the state itself is
-        the plugin's). Only while there are no sequences."""
-        self.pool = BlockPool(blocks)
-
-    def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
-        """Nothing: there are no fixed-shape instances."""
-        return False
-
-    def _reserve(self, sequence: Sequence, end: int) -> None:
-        """Count the blocks of `end` tokens as the sequence's. Raises CacheFull."""
-        missing = -(-end // BLOCK_SIZE) - len(sequence.blocks)
-        if missing > 0:
-            sequence.blocks += self.pool.take(missing)

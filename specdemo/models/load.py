@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, sources
+from specdemo.models.checkpoints import on_torch, open_checkpoint, untested
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
 from specdemo.models.ngrams import NGramTable
-from specdemo.models.progress import Report, silent
+from specdemo.models.progress import Progress, Report, silent
 from specdemo.models.registry import Pair
 from specdemo.models.templates import DOLLY, NAMED, PLAIN, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
@@ -26,15 +28,15 @@ UNSAID_CONTEXT = 2048
 
 @dataclass
 class LoadedPair:
-    """A pair ready to compile; `draft_xml` None means n-gram lookup only. `context_limit` is in
-    tokens. `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
-    `draft_window` is how many tokens of the prompt the draft reads, None for all. `typical_profile`
-    is what to expect before this machine has measured. `check` compares the files with their
-    hashes, since they were opened."""
+    """A pair ready to compile: IR, or checkpoints for torch devices; `draft_xml` None means n-gram
+    lookup only. `context_limit` is in tokens. `draft_head_tokens` are the ids that a trimmed draft
+    head keeps, ascending (int64 [n]). `draft_window` is how many tokens of the prompt the draft
+    reads, None for all. `typical_profile` is what to expect before this machine has measured.
+    `check` compares the files with their hashes, since they were opened."""
 
     info: PairInfo
-    target_xml: Path
-    draft_xml: Path | None
+    target_xml: Path | Checkpoint
+    draft_xml: Path | Checkpoint | None
     tokenizer: Tokenizer
     template: Template
     stop_ids: frozenset[int]
@@ -56,14 +58,22 @@ def load_pair(
 
     Raises FetchError, or BadInput for models that cannot be used, each with one sentence.
     """
+    choice = choice or ModelChoice()
+    devices = (choice.device, choice.draft_device)
+    for warning in filter(None, map(untested, sorted(set(devices)))):
+        progress(Progress(warning))
     if pair.embedded:
         target, draft = embedded.fetch(progress)
     else:
-        wanted = [source for source in (pair.target, pair.draft) if source]
+        wanted = [
+            replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
+            for source, device in zip((pair.target, pair.draft), devices, strict=True)
+            if source
+        ]
         target, draft = [*sources.prepare(wanted, progress), None][:2]
     check = Check([one.folder for one in (target, draft) if one])
     try:
-        return _opened(pair, target, draft, choice or ModelChoice(), check)
+        return _opened(pair, target, draft, choice, check)
     except FetchError:
         check.require()  # the reason may be damage, which this mends
         raise
@@ -81,8 +91,8 @@ def _opened(
             target_revision=target.revision,
             draft_revision=draft.revision if draft else "",
         ),
-        target_xml=target.folder / ir.MODEL,
-        draft_xml=draft.folder / ir.MODEL if draft else None,
+        target_xml=_model(pair, target, choice.device),
+        draft_xml=_model(pair, draft, choice.draft_device) if draft else None,
         tokenizer=tokenizer,
         template=NAMED.get(pair.template, PLAIN),
         stop_ids=pair.stop_ids,
@@ -98,7 +108,7 @@ def _opened(
             draft_head_tokens=embedded.head_tokens(),
             ngrams=embedded.ngrams(),
             draft_window=embedded.DRAFT_WINDOW,
-            typical_profile=embedded.typical_profile(),
+            typical_profile=None if on_torch(choice.device) else embedded.typical_profile(),
         )
     if draft:
         draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")
@@ -111,6 +121,13 @@ def _opened(
     limits = [pair.context_limit, *(limit for _, limit in configs)]
     loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
     return loaded
+
+
+def _model(pair: Pair, model: Snapshot, device: str) -> Path | Checkpoint:
+    """What the engine opens on `device`."""
+    if not on_torch(device):
+        return model.folder / ir.MODEL
+    return open_checkpoint(embedded.gguf(model) if pair.embedded else model.folder)
 
 
 def fitting_template(folder: Path, tokenizer: Tokenizer) -> tuple[Template, frozenset[int]]:

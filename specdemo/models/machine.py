@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError
+from specdemo.models import checkpoints
 from specdemo.models.progress import size
 
 DAMAGED = "damaged-"
@@ -74,6 +75,8 @@ def require_device(name: str, option: str) -> None:
     """Raise BadInput, naming the `option` and the devices here, if there is no device `name`."""
     if name == "CPU":  # always there; saves importing OpenVINO
         return
+    if checkpoints.on_torch(name):
+        return checkpoints.require_device(name, option)
     there = devices()
     if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
         raise BadInput(

@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import openvino as ov
 from pydantic import TypeAdapter
 
+from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Profile
 from specdemo.models import machine
@@ -120,7 +122,13 @@ def _read(path: Path) -> Stored | None:
         return None
 
 
-def _graph(xml: Path) -> str:
-    """The folder's name with a hash of the graph: weights matter little to what is measured."""
+def _graph(xml: Path | Checkpoint) -> str:
+    """The folder's name with a hash of the graph (of a checkpoint, its configuration): weights
+    matter little to what is measured."""
+    if isinstance(xml, Checkpoint):
+        config = xml.path / "config.json"
+        content = config.read_bytes() if config.is_file() else b""
+        versions = ", ".join(f"{one} {version(one)}" for one in ("torch", "transformers"))
+        return f"{xml.name} {hashlib.sha256(content).hexdigest()[:12]}-{xml.size}, {versions}"
     digest = hashlib.sha256(xml.read_bytes()).hexdigest()[:12]
     return f"{xml.parent.name} {digest}-{machine.file_size(xml.with_suffix('.bin'))}"

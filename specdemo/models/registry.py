@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specdemo.errors import BadInput
 from specdemo.models import embedded, hub, machine, sources
+from specdemo.models.checkpoints import on_torch
 from specdemo.models.sources import Source
 from specdemo.settings import ModelChoice
 
@@ -139,6 +140,11 @@ def chosen_pair(
     calls a field of ModelChoice. Raises BadInput for names that cannot be used."""
     machine.require_device(choice.device, name("device"))
     machine.require_device(choice.draft_device, name("draft_device"))
+    if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
+        raise BadInput(
+            f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices; on torch keys and "
+            "values have the type of the weights: leave it out."
+        )
     if choice.target:
         target, draft = (
             sources.source_of(text, name(field), choice.weight_format) if text else None

@@ -16,6 +16,7 @@ from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
 WORKING_BYTES = 1_000_000_000
+AS_IT_IS = "checkpoint"
 _EXPORT_VERSION = 3
 """Raised when exports change, so that older ones in the cache are not taken for new ones."""
 
@@ -23,7 +24,8 @@ _EXPORT_VERSION = 3
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a model comes from: `repo` is a Hub repository, a folder, or "" for the embedded pair.
-    `export` is the weight format that a PyTorch checkpoint is exported to, "" for OpenVINO IR."""
+    `export` is the weight format that a PyTorch checkpoint is exported to, "" for OpenVINO IR,
+    AS_IT_IS for a checkpoint that is not exported: torch runs it."""
 
     repo: str
     name: str
@@ -55,12 +57,15 @@ def is_ready(sources: Sequence[Source]) -> bool:
 
 
 def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
-    """IR for each of `sources`, fetching and exporting what is missing. Disk and memory are checked
-    before the first byte is fetched. Raises FetchError or BadInput."""
+    """IR (with AS_IT_IS the checkpoint) for each of `sources`, fetching and exporting what is
+    missing. Disk and memory are checked before the first byte is fetched. Raises FetchError or
+    BadInput."""
     models = []
     for source, found in zip(sources, _download(sources, report, check_memory=True), strict=True):
         folder, revision = found.folder, found.revision
-        if not (folder / ir.MODEL).is_file():
+        if source.export == AS_IT_IS:
+            _require_checkpoint(source, folder)
+        elif not (folder / ir.MODEL).is_file():
             folder = _exported(source, found)
             with machine.exclusive_scratch(folder.parent) as scratch:
                 if not folder.is_dir():
@@ -78,10 +83,14 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
 def checkpoint(source: Source, report: Report = silent) -> Path:
     """The folder of a PyTorch checkpoint, downloaded if it is missing. Raises BadInput for IR."""
     [found] = _download([source], report, check_memory=False)
-    if (found.folder / ir.MODEL).is_file():
-        raise BadInput(f"{source.repo} is OpenVINO IR already; use it as it is.")
-    require_checkpoint(found.folder)
+    _require_checkpoint(source, found.folder)
     return found.folder
+
+
+def _require_checkpoint(source: Source, folder: Path) -> None:
+    if (folder / ir.MODEL).is_file():
+        raise BadInput(f"{source.repo} is OpenVINO IR; this needs the PyTorch checkpoint.")
+    require_checkpoint(folder)
 
 
 def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) -> list[Snapshot]:

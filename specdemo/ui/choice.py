@@ -136,12 +136,12 @@ def open_session(chosen: ModelChoice, report: Report, **capacity: Any) -> Sessio
     SpecdemoError."""
     from specdemo.models.load import load_pair
 
-    loaded = load_pair(_pair(chosen), progress=lambda one: report(one.line, one.fraction))
+    progress = lambda one: report(one.line, one.fraction)  # noqa: E731
+    loaded = load_pair(_pair(chosen), choice=chosen, progress=progress)
     report("Compiling the models for this processor", None)
     from specdemo.session import Session
 
-    where = {name: getattr(chosen, name) for name in ("device", "draft_device", "kv_cache")}
-    return Session(dataclasses.replace(loaded, **where), **capacity)
+    return Session(loaded, **capacity)
 
 
 def _pair(chosen: ModelChoice) -> Pair:

@@ -1,0 +1,425 @@
+"""Checkpoints on torch devices: the same cache rules and answers as over OpenVINO, and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+import openvino as ov
+import pytest
+from conftest import ROOT
+from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
+
+from specdemo.cli import main
+from specdemo.engine import numerics
+from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.errors import BadInput, ModelError
+from specdemo.engine.model import ModelSettings, Run
+from specdemo.engine.open import open_model
+from specdemo.models import checkpoints, load, registry
+from specdemo.session import Session
+from specdemo.settings import ModelChoice, Settings
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CPU = ModelSettings("torch:cpu", (("dtype", "float32"),))
+PADDED = ModelSettings("torch:cpu", (("dtype", "float32"), ("padding", "1,2,4,8")))
+TOLERANCE = 2e-3
+KINDS = ("Llama", "GPTNeoX", "GPT2", "Qwen2", "Gemma")
+QUESTION = "Name three colours, and three more."
+
+
+def config_of(kind: str, **more: object) -> transformers.PretrainedConfig:
+    shared = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 1024,
+    }
+    if kind == "GPT2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    return getattr(transformers, f"{kind}Config")(**shared, **sizes, **more)
+
+
+def model_of(kind: str, **more: object) -> transformers.PreTrainedModel:
+    names = {"GPT2": "GPT2LMHeadModel"}
+    return getattr(transformers, names.get(kind, f"{kind}ForCausalLM"))(config_of(kind, **more))
+
+
+def saved(folder, kind: str, **more: object) -> Checkpoint:
+    torch.manual_seed(0)
+    model_of(kind, **more).save_pretrained(folder)
+    return Checkpoint(folder)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request, tmp_path_factory):
+    """Folders of a target and a draft that is right now and then."""
+    home = tmp_path_factory.mktemp(request.param)
+    make = lambda: (model_of(request.param), model_of(request.param))  # noqa: E731
+    _save_pair(make, home / "target", home / "draft", sharpness=6.0, noise=0.2)
+    write_byte_tokenizer(home / "target")
+    write_byte_tokenizer(home / "draft")
+    return home / "target", home / "draft"
+
+
+def loaded(target, draft, **where: str) -> load.LoadedPair:
+    choice = ModelChoice(target=str(target), draft=str(draft), **where)
+    return load.load_pair(registry.chosen_pair(choice), choice=choice)
+
+
+def accepted(trace) -> int:
+    return sum(token.accepted for round_ in trace.rounds for token in round_.drafted)
+
+
+@pytest.fixture(scope="module")
+def session(pair):
+    found = loaded(*pair, device="torch:cpu", draft_device="torch:cpu")
+    with closing(Session(found)) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("llama"), "Llama")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
+    for drafter in ("model", "lookup", "auto"):
+        asked = Settings(max_new_tokens=24, temperature=temperature, seed=3, drafter=drafter)
+        asked = dataclasses.replace(asked, draft_tokens=3 if drafter == "model" else None)
+        *_, trace = session.race(QUESTION, asked)
+        assert trace.identical, trace.difference
+        if drafter == "model":
+            assert accepted(trace)
+    assert "PyTorch on cpu" in trace.pair.numerics_found
+
+
+def test_a_prompt_asked_again_is_not_run_again_and_answers_the_same(session):
+    asked = Settings(max_new_tokens=8)
+    *_, first = session.answer("Once more. " + QUESTION, asked)
+    *_, second = session.answer("Once more. " + QUESTION, asked)
+    assert first.prompt_reused == 0
+    assert second.prompt_reused == second.prompt_tokens
+    assert first.token_ids == second.token_ids
+
+
+def test_a_prompt_that_shares_a_chunk_with_another_reuses_it(session):
+    asked = Settings(max_new_tokens=8)
+    opening = "colour " * 60
+    *_, alone = session.race(opening + "red", asked)
+    *_, after = session.race(opening + "blue", asked)
+    assert after.prompt_reused == 256
+    assert alone.identical and after.identical
+
+
+def test_requests_at_once_get_the_tokens_that_each_gets_alone(session):
+    asked = Settings(max_new_tokens=16)
+    questions = [f"{QUESTION} {number}" for number in range(3)]
+    answer = lambda question: [*session.answer(question, asked)][-1].token_ids  # noqa: E731
+    alone = list(map(answer, questions))
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(answer, questions)) == alone
+
+
+def test_stop_ends_an_answer_before_its_limit(session):
+    stop = threading.Event()
+    tokens = []
+    for event in session.answer(QUESTION, Settings(max_new_tokens=200), stop=stop):
+        stop.set()
+        tokens.append(event)
+    assert tokens[-1].finish_reason == "cancelled"
+    assert len(tokens[-1].token_ids) < 200
+
+
+@pytest.mark.parametrize("settings", [CPU, PADDED], ids=["as asked", "padded"])
+def test_logits_are_those_of_one_forward_whatever_was_forgotten(pair, settings):
+    model = open_model(Checkpoint(pair[0]), settings)
+    text = np.random.default_rng(3).integers(0, 256, 50).tolist()
+    module = transformers.AutoModelForCausalLM.from_pretrained(pair[0])
+    with torch.inference_mode():
+        expected = module(torch.tensor([text])).logits[0].numpy()
+    with model.new_sequence() as sequence:
+        for begin, end in ((0, 40), (40, 43), (43, 44), (44, 50)):
+            model.forward([Run(sequence, [7] * 5, 1)])
+            sequence.truncate(begin)
+            rows = model.forward([Run(sequence, text[begin:end], 1)])[0]
+            assert np.abs(rows.rows - expected[end - 1]).max() < TOLERANCE
+            assert rows.best[0] == rows.rows[0].argmax()
+        with model.fork(sequence, 43) as fork:
+            rows = model.forward([Run(fork, text[43:45], 2)])[0].rows
+            assert np.abs(rows - expected[43:45]).max() < TOLERANCE
+            rows = model.forward([Run(sequence, [1], 1)])[0].rows  # the fork wrote elsewhere
+        with torch.inference_mode():
+            last = module(torch.tensor([[*text, 1]])).logits[0, -1].numpy()
+        assert np.abs(rows[0] - last).max() < TOLERANCE
+
+
+def test_fixed_shapes_are_all_that_a_padded_model_runs(llama):
+    model = open_model(llama, PADDED)
+    seen = set()
+
+    def note(layer, args, kwargs):
+        seen.add((args[0].shape[1], kwargs["attention_mask"].shape[-1]))
+
+    model._module.model.layers[0].register_forward_pre_hook(note, with_kwargs=True)
+    with model.new_sequence() as sequence:
+        for count in (70, 3, 5, 1, 7, 2, 4, 8, 160, 3):
+            model.forward([Run(sequence, [1] * count, 1)])
+    assert seen == {(128, 256), (1, 256), (2, 256), (4, 256), (8, 256), (192, 512), (4, 512)}
+
+
+def test_one_token_is_padded_like_more_where_it_rounds_differently(llama):
+    settings = dataclasses.replace(PADDED, properties=(("padding", "1,8"),))
+    model = open_model(llama, settings)
+    rows = []
+    with model.new_sequence() as base:
+        model.forward([Run(base, [1] * 9, 0)])
+        for model.least_tokens, unpadded in ((1, False), (2, True), (2, False)):
+            with model.fork(base, 9) as sequence:
+                rows.append(model.forward([Run(sequence, [2], 1, unpadded=unpadded)])[0].rows)
+        with model.fork(base, 9) as sequence:
+            rows.append(model.forward([Run(sequence, [2, 3], 2)])[0].rows[:1])
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[2], rows[3])
+
+
+def test_padding_may_pass_the_last_learned_position(tmp_path):
+    model = open_model(saved(tmp_path, "GPT2"), PADDED)
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, [1] * 1019, 0)])
+        rows = model.forward([Run(sequence, [2] * 5, 5)])[0].rows
+    assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2"])
+def test_a_sliding_window_is_masked_and_rolls_back(tmp_path, kind):
+    checkpoint = saved(tmp_path, kind, sliding_window=8)
+    module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    text = np.random.default_rng(5).integers(0, 256, 40).tolist()
+    with torch.inference_mode():
+        expected = module(torch.tensor([text])).logits[0].numpy()
+    model = open_model(checkpoint, CPU)
+    with model.new_sequence() as sequence:
+        model.forward([Run(sequence, text[:30] + [9] * 20, 1)])
+        sequence.truncate(30)
+        rows = model.forward([Run(sequence, text[30:], 10)])[0].rows
+    assert np.abs(rows - expected[30:]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Lfm2"])
+def test_a_recurrent_state_is_refused(tmp_path, kind):
+    if kind == "Mamba":
+        config = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+        transformers.MambaForCausalLM(transformers.MambaConfig(**config)).save_pretrained(tmp_path)
+    else:
+        saved(tmp_path, kind, layer_types=["conv", "full_attention"])
+    with pytest.raises(BadInput, match="rolled back"):
+        open_model(Checkpoint(tmp_path), CPU)
+
+
+REMOTE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OddConfig(LlamaConfig):
+    model_type = "odd-llama"
+
+class OddForCausalLM(LlamaForCausalLM):
+    config_class = OddConfig
+    seen = 0.0
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        self.seen += {step}
+        output.logits[..., 0] += self.seen
+        return output
+"""
+
+
+def write_remote(folder, step: float) -> None:
+    """A model with code of its own that counts its forwards in its logits."""
+    saved(folder, "Llama")
+    (folder / "odd.py").write_text(REMOTE.replace("{step}", str(step)))
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "odd.OddConfig", "AutoModelForCausalLM": "odd.OddForCausalLM"}
+    config |= {"model_type": "odd-llama", "auto_map": names}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_byte_tokenizer(folder)
+
+
+def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkeypatch):
+    write_remote(tmp_path, 0.0)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
+    choice = ModelChoice(target=str(tmp_path), device="torch:cpu")
+    monkeypatch.delenv(checkpoints.TRUST, raising=False)
+    with pytest.raises(BadInput, match="--trust-remote-code"):
+        load.load_pair(registry.chosen_pair(choice), choice=choice)
+    with pytest.raises(ModelError):  # the engine by itself does not run it either
+        open_model(Checkpoint(tmp_path), CPU)
+    monkeypatch.setenv(checkpoints.TRUST, "1")
+    found = load.load_pair(registry.chosen_pair(choice), choice=choice)
+    assert open_model(found.target_xml, CPU).vocabulary_size == 256
+
+
+def test_a_state_that_no_configuration_tells_of_is_found_by_trying(tmp_path, monkeypatch):
+    write_remote(tmp_path, 5.0)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
+    with pytest.raises(BadInput, match="cannot be rolled back"):
+        open_model(Checkpoint(tmp_path, remote_code=True), CPU)
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
+    saved(tmp_path, "Llama")
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelError, match="cannot be loaded on torch:cpu"):
+        open_model(Checkpoint(tmp_path), CPU)
+
+
+def test_short_forwards_round_alike_and_a_single_token_is_guarded(llama):
+    model, found = numerics.exact_model(llama, "torch:cpu", ov.Core())
+    assert found.tokens >= 8
+    assert dict(model.settings.properties) == {"dtype": "float32", "padding": "8"}
+    assert not found.one_token or found.guard
+
+
+def test_a_trimmed_head_gives_the_columns_that_it_keeps(llama):
+    kept = np.array([3, 5, 250])
+    whole, trimmed = open_model(llama, CPU), open_model(llama, CPU, head_tokens=kept)
+    assert open_model(llama, CPU, vocabulary=200).vocabulary_size == 200
+    with whole.new_sequence() as one, trimmed.new_sequence() as other:
+        rows = whole.forward([Run(one, [1, 2, 3], 1)])[0].rows
+        columns = trimmed.forward([Run(other, [1, 2, 3], 1)])[0].rows
+    assert np.abs(rows[:, kept] - columns).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("device", ["torch:cpu", "CPU"])
+def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
+    others = {"torch:cpu": "CPU", "CPU": "torch:cpu"}
+    folders = [
+        tiny_home / name if on == "torch:cpu" else ir_folder(tiny_home, name, "int8")
+        for name, on in (("llama-target", device), ("llama-draft", others[device]))
+    ]
+    found = loaded(*folders, device=device, draft_device=others[device])
+    asked = Settings(max_new_tokens=24, draft_tokens=3, drafter="model")
+    with closing(Session(found)) as session:
+        *_, trace = session.race(QUESTION, asked)
+    assert trace.identical
+    assert accepted(trace)
+
+
+def test_the_embedded_target_runs_dequantized(embedded_pair):
+    choice = ModelChoice(pair="embedded", device="torch:cpu")
+    found = load.load_pair(registry.EMBEDDED, choice=choice)
+    prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
+    best = []
+    for weights, settings in ((found.target_xml, CPU), (embedded_pair.target_xml, ModelSettings())):
+        model = open_model(weights, settings)
+        with model.new_sequence() as sequence:
+            best.append(int(model.forward([Run(sequence, prompt, 1)])[0].best[0]))
+    assert best[0] == best[1]
+
+
+def test_the_page_opens_a_pair_on_a_torch_device(tiny_home):
+    from specdemo.ui.choice import open_session
+
+    choice = ModelChoice(target=str(tiny_home / "llama-target"), device="torch:cpu")
+    with closing(open_session(choice, lambda text, fraction: None)) as session:
+        assert "PyTorch on cpu" in session.info.numerics_found
+
+
+def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
+    folder = ir_folder(tiny_home, "llama-target", "int8")
+    choice = ModelChoice(target=str(folder), device="torch:cpu")
+    with pytest.raises(BadInput, match="PyTorch checkpoint"):
+        load.load_pair(registry.chosen_pair(choice), choice=choice)
+    with pytest.raises(BadInput, match="kv_cache f16"):
+        registry.chosen_pair(dataclasses.replace(choice, kv_cache="f16"))
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "said"),
+    [
+        ("torch:tpu", 2, "--device 'torch:tpu' is not a torch device; choose one of torch:cpu"),
+        ("torch:cuda:7", 2, "--device torch:cuda:7: torch"),
+        ("torch:hpu", 1, "pip install optimum-habana"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(capsys, device, code, said):
+    assert main(["run", "hello", "--pair", "embedded", "--device", device]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_missing_torch_is_said_with_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_installed", lambda package: package != "torch")
+    assert main(["run", "hello", "--pair", "embedded", "--device", "torch:cpu"]) == 1
+    said = "--device torch:cpu needs torch, not installed here; run `pip install --retries 1 -r "
+    assert said + "requirements-torch.txt`" in capsys.readouterr().err
+
+
+def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
+    folder = ir_folder(tiny_home, "llama-target", "int8")
+    program = (
+        "import sys; import app, specdemo.bench.command, specdemo.serving.server, specdemo.ui.page;"
+        "from specdemo.cli import main;"
+        f"assert main(['run', 'hello', '--model', {str(folder)!r}, '--max-new-tokens', '2']) == 0;"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
+    from specdemo.bench.transformers_peers import open_all, to_audit
+
+    found = loaded(
+        tiny_home / "llama-target",
+        tiny_home / "llama-draft",
+        device="torch:cpu",
+        draft_device="torch:cpu",
+    )
+    asked = Settings(max_new_tokens=16)
+    peers, left_out = open_all(found, {"dtype": "float32"})
+    with closing(Session(found)) as session:
+        *_, trace = session.answer(QUESTION, asked)
+    names = ("autoregressive", "speculative", "prompt-lookup")
+    assert {peer.name for peer in peers} == {f"transformers/{name}" for name in names}
+    assert not left_out
+    for peer in peers:
+        tokens, seconds = peer.answer(QUESTION, asked)
+        assert tokens == trace.token_ids, peer.name
+        assert seconds > 0
+    sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
+    assert len(sampled) == 16
+    assert list(to_audit(found, {"dtype": "float32"}, 3)) == [
+        f"transformers/{name}" for name in names
+    ]
+
+
+def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair):
+    from specdemo.bench import peers, transformers_peers
+
+    with pytest.raises(BadInput, match="--peers transformers runs checkpoints"):
+        transformers_peers.open_all(tiny_llama_pair, {})
+    target = Checkpoint(tiny_home / "llama-target")
+    mixed = dataclasses.replace(tiny_llama_pair, target_xml=target, device="torch:cpu")
+    with pytest.raises(BadInput, match="--peers openvino-genai runs IR"):
+        peers.open_all(mixed, {})
+    opened, left_out = transformers_peers.open_all(mixed, {"dtype": "float32"})
+    assert "transformers/speculative was left out" in left_out[0]
+    assert {peer.name for peer in opened} == {
+        "transformers/autoregressive",
+        "transformers/prompt-lookup",
+    }
