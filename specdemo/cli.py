@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import importlib
 import io
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +60,7 @@ Environment variables, for a Space's variables page say; an option goes before i
   SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY,
   SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG
                                                                    the page (app.py) and serve
+  SPECDEMO_NAME for each --name of serve                           how many replicas, and so on
   SPECDEMO_HOME                                                    the folder for models
   SPECDEMO_DEBUG=1                                                 failures show their stack trace
   HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, NO_PROXY    read by huggingface_hub
@@ -136,7 +136,7 @@ def _fail(sentence: str, code: int) -> int:
 
 
 class Command(click.Command):
-    """A command whose help lists its options in the sections that `section` names."""
+    """A command whose help lists the options of `options_of` in their sections."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -149,31 +149,24 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def section(title: str) -> Callable[[Callable], Callable]:
-    """A decorator that stands above the options that `Command` lists under `title`."""
-
-    def mark(command: Callable) -> Callable:
-        for param in command.__click_params__:
-            if not hasattr(param, "section"):
-                param.section = title
-        return command
-
-    return mark
+class _Option(click.Option):
+    def __init__(self, *args: Any, section: str, **options: Any):
+        super().__init__(*args, **options)
+        self.section = section
 
 
 # Options that several commands share.
 
 
-class FiniteRange(click.FloatRange):
-    """A range of numbers without nan, which click's own lets through."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, context: click.Context | None
-    ) -> float:
-        number = super().convert(value, param, context)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number", param, context)
-        return number
+def json_option(command: Callable) -> Callable:
+    """Adds --json; passes `json_file`, None without it. Refuses a file that cannot be written."""
+    return click.option(
+        "--json",
+        "json_file",
+        metavar="FILE",
+        callback=lambda context, param, value: check_output(value, "--json"),
+        help="Write the result as JSON ('-' for standard output).",
+    )(command)
 
 
 def model_options(command: Callable) -> Callable:
@@ -194,108 +187,112 @@ def model_options(command: Callable) -> Callable:
         callback=trust,
         help="On torch devices, let a model run Python code of its own.",
     )(command)
-    return _field_options(command, ModelChoice, "choice")
+    return options_of(ModelChoice, "choice")(command)
 
 
 def settings_options(command: Callable) -> Callable:
     """Adds the options of how to answer; passes `settings`, a Settings."""
     from specdemo.settings import Settings
 
-    return _field_options(command, Settings, "settings")
+    return options_of(Settings, "settings")(command)
 
 
-def json_option(command: Callable) -> Callable:
-    """Adds --json; passes `json_file`, None without it. Refuses a file that cannot be written."""
-    return click.option(
-        "--json",
-        "json_file",
-        metavar="FILE",
-        callback=lambda context, param, value: check_output(value, "--json"),
-        help="Write the result as JSON ('-' for standard output).",
-    )(command)
-
-
-# By field: its option, where that is called otherwise; the section that it begins; its metavar.
-_NAMES = {"target": "model", "draft": "assistant_model"}
-_SECTIONS = {"pair": "Which models", "device": "Where they run", "max_new_tokens": "How to answer"}
-_METAVARS = {"draft_tokens": "auto|K", "target": "DIR_OR_REPO", "draft": "DIR_OR_REPO"}
-
-
-def _field_options(command: Callable, kind: type, argument: str) -> Callable:
-    """Options --name for the fields of the dataclass `kind`, with SPECDEMO_NAME behind them.
+def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
+    """A decorator that adds an option for every field that `settings.option` made in the dataclass
+    `kind`; with `variables` the variable SPECDEMO_NAME stands behind each.
 
     The command gets one checked instance as `argument`; BadInput names the option or the variable.
     """
-    fields = dataclasses.fields(kind)
-    hints = get_type_hints(kind)
+    from specdemo.settings import bounds
 
-    @functools.wraps(command)
-    def checked(*args: Any, **values: Any) -> Any:
-        given = {field.name: values.pop(field.name) for field in fields}
-        return command(*args, **values, **{argument: _parse(kind, given)})
+    shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
+    hints, title, titles = get_type_hints(kind), "Options", {}
+    for field in shown:
+        title = titles[field.name] = field.metadata.get("section", title)
 
-    for field in reversed(fields):
-        hint, help = hints[field.name], field.metadata["help"]
-        metavar = _METAVARS.get(field.name) or {int: "N", float: "X"}.get(hint, "NAME")
-        checked = click.option(
-            _option(field.name),
-            field.name,
-            envvar=_variable(field.name),
-            show_envvar=True,
-            default="auto" if field.default is None else str(field.default) or None,
-            metavar="|".join(get_args(hint)) if get_origin(hint) is Literal else metavar,
-            help=help[0].upper() + help[1:] + ".",
-        )(checked)
-        if field.name in _SECTIONS:
-            checked = section(_SECTIONS[field.name])(checked)
-    return checked
+    def add(command: Callable) -> Callable:
+        @functools.wraps(command)
+        def checked(*args: Any, **values: Any) -> Any:
+            given = {field.name: values.pop(field.name) for field in shown}
+            return command(*args, **values, **{argument: _parse(kind, given)})
+
+        for field in reversed(shown):
+            about = field.metadata
+            default = None if field.default is None else str(field.default) or None
+            required = field.default is dataclasses.MISSING
+            flag = hints[field.name] is bool
+            checked = click.option(
+                _option(kind, field.name),
+                field.name,
+                cls=_Option,
+                section=titles[field.name],
+                envvar=_variable(kind, field.name) if variables else None,
+                show_envvar=True,
+                show_default=about.get("unset", True),
+                required=required,
+                is_flag=flag,
+                default=field.default if flag else None if required else default,
+                metavar=None if flag else about.get("metavar") or _metavar(hints[field.name]),
+                help=about["help"][0].upper() + about["help"][1:] + "." + bounds(kind, field.name),
+            )(checked)
+        return checked
+
+    return add
 
 
-def _option(field: str) -> str:
-    return "--" + _NAMES.get(field, field).replace("_", "-")
+def _metavar(hint: Any) -> str:
+    kinds = hint, *get_args(hint)
+    if values := [value for one in kinds if get_origin(one) is Literal for value in get_args(one)]:
+        return "|".join(values)
+    return "N" if int in kinds else "X" if float in kinds else "NAME"
 
 
-def _variable(field: str) -> str:
-    return "SPECDEMO_" + _NAMES.get(field, field).upper()
+def _name(kind: type, field: str) -> str:
+    """What the command line calls a field of the dataclass `kind`."""
+    return kind.__dataclass_fields__[field].metadata.get("name", field)
+
+
+def _option(kind: type, field: str) -> str:
+    return "--" + _name(kind, field).replace("_", "-")
+
+
+def _variable(kind: type, field: str) -> str:
+    return "SPECDEMO_" + _name(kind, field).upper()
 
 
 def _parse(kind: type, given: dict[str, str | None]) -> Any:
     from specdemo.settings import parse
 
-    context = click.get_current_context()
-    variables = {
-        name for name in given if context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
-    }
+    source = click.get_current_context().get_parameter_source
+    variables = {name for name in given if source(name) is ParameterSource.ENVIRONMENT}
     # An option that names models overrides the variables that do.
-    if any(
-        context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        for name in ("pair", "target")
-    ):
+    if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "target")):
         given |= dict.fromkeys(variables & {"pair", "target", "draft"})
     asked = {
-        name: text.strip()
+        name: text.strip() if isinstance(text, str) else text
         for name, text in given.items()
-        if text is not None and (text.strip() or name not in variables)
+        if text is not None and (name not in variables or str(text).strip())
     }
     try:
         return parse(kind, asked)
     except BadInput as error:
         if error.param not in given:
             raise
-        name = (_variable if error.param in variables else _option)(error.param)
+        name = (_variable if error.param in variables else _option)(kind, error.param)
         raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
 
 
 def chosen_pair(choice: ModelChoice) -> Pair:
     """The pair of `choice`. The default pair is reported on stderr. Raises BadInput."""
     from specdemo.models import registry
+    from specdemo.settings import ModelChoice
 
     def default() -> Pair:
         found = registry.default_pair()
         click.echo(f"pair {found.why}", err=True)
         return found.pair
 
-    return registry.chosen_pair(choice, _option, default)
+    return registry.chosen_pair(choice, functools.partial(_option, ModelChoice), default)
 
 
 def load_pair(choice: ModelChoice) -> LoadedPair:

@@ -10,13 +10,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, Busy
 from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Metrics:
 class Record:
     """Counts one request, an answer with or without a baseline, and logs a line for each.
 
-    `saw` every event, then `end`.
+    `with` it around the request: `saw` every event. What leaves the block ends it, if `end` did
+    not.
     """
 
     def __init__(self, metrics: Metrics):
@@ -104,6 +106,17 @@ class Record:
         self._answered: float | None = None  # when the baseline began
         self._tokens = {"answer": 0, "baseline": 0}
         self._ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BadInput | Busy):
+            self.end("refused")
+        elif isinstance(error, Exception):
+            self.end("error", error=error)
+        else:
+            self.end("cancelled")
 
     def saw(self, event: Any) -> None:
         """Count a round or a baseline token. A Trace ends the record; others are ignored."""

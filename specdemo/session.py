@@ -8,14 +8,12 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
-import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 
-import openvino as ov
-
+from specdemo.answering import Answering, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
 from specdemo.engine.handle import Load, Waiting
@@ -35,7 +33,7 @@ ACTIVE_REQUESTS = 16
 OnWait = Callable[[Waiting], None]
 
 
-class Session:
+class Session(Answering):
     """Answers instructions with one pair, many at a time: requests share forwards (thread safe).
 
     Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for
@@ -129,47 +127,6 @@ class Session:
         """Release the models; what is being answered is cancelled."""
         self._engine.close()
 
-    def answer(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        prompt: tuple[int, ...] | None = None,
-        certify: bool = False,
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Iterator[Round | Trace]:
-        """Answer an instruction; yields each Round as it is made, and last the finished Trace.
-
-        `prompt` are token ids to answer in place of the instruction in its template: a
-        conversation, say. The trace then has the instruction as its title only. With `certify` a
-        greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
-        about as long as prefilling it. While the request waits for its turn, `on_wait` is told its
-        place about once a second. Raises BadInput, before anything runs, for an instruction or a
-        setting that cannot be used, and Busy when too many are waiting. Setting `stop` or closing
-        the iterator ends it within one round.
-        """
-        tokens = self._prompt(instruction, settings, prompt)
-        request = self._request(tokens, settings, certified=certify)
-        return self._answer(instruction, settings, request, stop, on_wait)
-
-    def race(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        """Answer, then decode the same prompt autoregressively; yields the rounds of the first, the
-        tokens of the second, and last the Trace with `baseline` and `identical` set. Waits for
-        `prepare` first. Otherwise as `answer`.
-
-        Stopped during the answer, the trace has no baseline; stopped after it, `identical` is None.
-        """
-        answer = self.answer(instruction, settings, stop=stop, on_wait=on_wait)
-        return self._race(answer, settings, stop, on_wait)
-
     def baseline(
         self, trace: Trace, *, stop: threading.Event | None = None, on_wait: OnWait | None = None
     ) -> Iterator[BaselineToken | Trace]:
@@ -200,10 +157,18 @@ class Session:
         list(handle.events())
         return handle.result
 
+    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        tokens = self._prompt(question.instruction, question.settings, question.prompt)
+        certified = question.certify and not question.baseline
+        request = self._request(tokens, question.settings, certified=certified)
+        answer = self._answer(question, request)
+        return self._race(question, answer) if question.baseline else answer
+
     def _race(
-        self, answer, settings: Settings, stop, on_wait
+        self, question: Question, answer: Iterator[Round | Trace]
     ) -> Iterator[Round | BaselineToken | Trace]:
-        self.prepare(settings.numerics, stop, on_wait)  # both are timed on a quiet machine
+        # Both are timed on a quiet machine.
+        self.prepare(question.settings.numerics, question.stop, question.on_wait)
         with closing(answer):
             for event in answer:
                 if isinstance(event, Trace):
@@ -212,18 +177,17 @@ class Session:
         if event.finish_reason == "cancelled":
             yield event
         else:
-            yield from self.baseline(event, stop=stop, on_wait=on_wait)
+            yield from self.baseline(event, stop=question.stop, on_wait=question.on_wait)
 
-    def _answer(
-        self, instruction: str, settings: Settings, request: Request, stop, on_wait
-    ) -> Iterator[Round | Trace]:
-        if settings.drafter == "model":
-            self.prepare(settings.numerics, stop, on_wait)
-        target = self._engine.target(settings.numerics)
-        handle = self._engine.submit(request, target, stop=stop)
+    def _answer(self, question: Question, request: Request) -> Iterator[Round | Trace]:
+        numerics = question.settings.numerics
+        if question.settings.drafter == "model":
+            self.prepare(numerics, question.stop, question.on_wait)
+        target = self._engine.target(numerics)
+        handle = self._engine.submit(request, target, stop=question.stop)
         rounds: list[Round] = []
         text = self._tokenizer.stream()
-        with closing(handle.events(on_wait)) as events:
+        with closing(handle.events(question.on_wait)) as events:
             for event in events:
                 rounds.append(_with_texts(event, text, self._tokenizer))
                 yield rounds[-1]
@@ -233,11 +197,11 @@ class Session:
             place, checked = request.difference, len(request.answer)
             certificate = Certificate(place is None, checked, place, request.certificate_seconds)
         yield Trace(
-            instruction=instruction,
+            instruction=question.instruction,
             prompt_tokens=len(request.tokens),
             prompt_reused=request.reused,
             pair=dataclasses.replace(self.info, numerics_found=target.found),
-            settings=settings,
+            settings=question.settings,
             prefill_seconds=request.prefill,
             rounds=tuple(rounds),
             finish_reason="cancelled" if handle.stopped else handle.result,
@@ -245,7 +209,7 @@ class Session:
             outside_seconds=max(decoding - request.inference, 0.0),
             certificate=certificate,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=machine_name(self._engine.core),
+            machine=machine.describe(),
             shared_with=handle.sharing.most_others,
         )
 
@@ -262,7 +226,7 @@ class Session:
         with closing(handle.events(on_wait)) as events:
             for event in events:
                 token = event.emitted
-                piece = text.push(token.id)
+                piece = text(token.id)
                 shown.append(BaselineToken(token.id, event.shown_at, piece, token.margin))
                 yield shown[-1]
         others = handle.sharing.most_others
@@ -314,20 +278,14 @@ class Session:
         return tokens
 
 
-def machine_name(core: ov.Core | None = None) -> str:
-    """The processor's name and architecture."""
-    core = core or ov.Core()
-    return f"{core.get_property('CPU', 'FULL_DEVICE_NAME').strip()}, {platform.machine()}"
-
-
 def _with_texts(round_: Round, text, tokenizer) -> Round:
     """The round with every token's text: kept tokens as the stream shows them, rejected ones on
     their own."""
     drafted = []
     for token in round_.drafted:
-        piece = text.push(token.id) if token.accepted else tokenizer.decode([token.id])
+        piece = text(token.id) if token.accepted else tokenizer.decode([token.id])
         drafted.append(dataclasses.replace(token, text=piece))
     emitted = round_.emitted
     if emitted is not None:
-        emitted = dataclasses.replace(emitted, text=text.push(emitted.id))
+        emitted = dataclasses.replace(emitted, text=text(emitted.id))
     return dataclasses.replace(round_, drafted=tuple(drafted), emitted=emitted)

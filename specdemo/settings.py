@@ -3,9 +3,8 @@ and saved run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -38,20 +37,24 @@ def _line(value: Any) -> str:
     return (value or "").strip()
 
 
-def _whole(least: int, most: int) -> Any:
+def whole(least: int, most: int | None = None) -> Any:
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(number)]
 
 
-def _real(least: float, most: float) -> Any:
+def real(least: float, most: float) -> Any:
     return Annotated[float, Field(ge=least, le=most), BeforeValidator(number)]
 
 
 Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
-def option(default: Any, help: str) -> Any:
-    """A field with its default and the help that the command line and the page show."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, **shown: str) -> Any:
+    """A field with its default and the help that the command line and the page show.
+
+    `shown` changes how the command line shows it: the option's `name`, its `metavar`, the `section`
+    of the help that begins with it, what it means where it is `unset`.
+    """
+    return field(default=default, metadata={"help": help, **shown})
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -59,25 +62,30 @@ class Settings:
     """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in
     links and on the page)."""
 
-    max_new_tokens: _whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
+    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
+        100, "longest answer, tokens", section="How to answer"
+    )
     draft_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
     ] = option(
-        None, "draft length, tokens a round: a number, or auto, which adapts to what it measures"
+        None,
+        "draft length, tokens a round: a number, or auto, which adapts to what it measures",
+        metavar="auto|K",
+        unset="auto",
     )
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: _real(0, 5) = option(
+    temperature: real(0, 5) = option(
         0.0, "0 takes the likeliest token; above it, tokens are sampled"
     )
     top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(number)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
-    top_k: _whole(0, 1_000_000) = option(
+    top_k: whole(0, 1_000_000) = option(
         0, "sample among this many of the likeliest tokens; 0 for all"
     )
-    seed: _whole(0, 2**63 - 1) = option(0, "seed of the sampling")
+    seed: whole(0, 2**63 - 1) = option(0, "seed of the sampling")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )
@@ -94,10 +102,22 @@ class ModelChoice:
     pair of one's own; `weight_format` is for exporting a PyTorch checkpoint."""
 
     pair: Line = option(
-        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
+        "",
+        "a pair that `pairs` lists; without one the largest Dolly pair that fits",
+        section="Which models",
     )
-    target: Line = option("", "your own target model: a folder or a Hub repository")
-    draft: Line = option("", "the draft model that goes with your own target model")
+    target: Line = option(
+        "",
+        "your own target model: a folder or a Hub repository",
+        name="model",
+        metavar="DIR_OR_REPO",
+    )
+    draft: Line = option(
+        "",
+        "the draft model that goes with your own target model",
+        name="assistant_model",
+        metavar="DIR_OR_REPO",
+    )
     weight_format: Literal["int8", "int4", "fp16"] = option(
         "int8", "precision that a PyTorch checkpoint is exported to"
     )
@@ -105,6 +125,7 @@ class ModelChoice:
         "CPU",
         "device of the target model: one of OpenVINO's, or of PyTorch's (torch:cpu, torch:cuda, "
         "torch:xpu, torch:mps, torch:hpu)",
+        section="Where they run",
     )
     draft_device: Line = option("CPU", "device of the draft model, likewise")
     kv_cache: Literal["auto", "f32", "f16", "bf16", "u8"] = option(
@@ -122,18 +143,24 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     try:
         return _adapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        raise BadInput(sentence(error), param=_place(error.errors()[0])) from None
+        first = error.errors()[0]
+        if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
+            raise cause from None
+        raise BadInput(sentence(error), param=_place(first)) from None
 
 
-def from_environment(kind: type[Kind]) -> dict[str, str]:
-    """What the environment variables SPECDEMO_NAME say of the fields of `kind`, those that are set
-    and not empty."""
-    found = {}
-    for entry in fields(kind):
-        text = os.environ.get(f"SPECDEMO_{entry.name.upper()}", "").strip()
-        if text:
-            found[entry.name] = text
-    return found
+def bounds(kind: type, name: str) -> str:
+    """What a number may be, for a help text: "  [1<=x<=64]", "" for other fields."""
+    schema = _adapter(kind).json_schema()["properties"][name]
+    schema = {**schema, **schema.get("anyOf", [{}])[0]}
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", 1e9)
+    if low is None:
+        return ""
+    sign = "<=" if "minimum" in schema else "<"
+    if high < 1e6:
+        return f"  [{low:g}{sign}x<={high:g}]"
+    return f"  [x{sign.replace('<', '>')}{low:g}]"
 
 
 def sentence(error: ValidationError) -> str:
@@ -156,6 +183,7 @@ def sentence(error: ValidationError) -> str:
 
 _WORDS = (
     ("Input should be", "it must be"),
+    ("Path does not point to", "it is not"),
     ("less than or equal to", "at most"),
     ("greater than or equal to", "at least"),
     ("greater than", "above"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -125,6 +126,11 @@ class Trace:
         return tuple(token.id for round_ in self.rounds for token in round_.tokens)
 
     @property
+    def decoding_rounds(self) -> list[Round]:
+        """The rounds after the first token, which comes from the prefill."""
+        return [r for r in self.rounds if not (r.emitted and r.emitted.kind == "first")]
+
+    @property
     def text(self) -> str:
         return "".join(token.text for round_ in self.rounds for token in round_.tokens)
 
@@ -142,73 +148,114 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of a trace. Seconds and rates of decoding leave the prefill out; rates are tokens
-    a second."""
+    """What one run comes to, or several added up (`combined`).
 
-    tokens: int
-    rounds: int
-    time_to_first_token: float
-    decode_seconds: float
-    tokens_per_second: float
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    tokens_per_round: float
-    draft_seconds: float
-    verify_seconds: float
-    outside_seconds: float
-    outside_fraction: float
-    cpu_seconds_per_token: float
-    baseline_decode_seconds: float | None
-    baseline_tokens_per_second: float | None
-    baseline_cpu_seconds_per_token: float | None
-    speedup: float | None
+    `decoded` counts the tokens after the first round, which comes from the prefill, in
+    `decode_rounds`; seconds, also of the processor, and joules (None where they are not known) are
+    those of decoding. The baseline's count likewise; without one they are None. `examined` draft
+    tokens were judged by the target: those after a rejection were not, and count neither way (the
+    alpha of Leviathan et al. section 3.1).
+    """
+
+    tokens: int = 0
+    rounds: int = 0
+    decoded: int = 0
+    decode_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    examined: int = 0
+    time_to_first_token: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    outside_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    baseline_decoded: int | None = 0
+    baseline_decode_seconds: float | None = 0.0
+    baseline_cpu_seconds: float | None = 0.0
+    joules: float | None = None
+    baseline_joules: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return over(self.decoded, self.decode_seconds) or 0.0
+
+    @property
+    def baseline_tokens_per_second(self) -> float | None:
+        return over(self.baseline_decoded, self.baseline_decode_seconds)
+
+    @property
+    def speedup(self) -> float | None:
+        """Baseline over speculative seconds, each for one token after the first: both start from
+        the same prefill."""
+        baseline = over(self.baseline_decode_seconds, self.baseline_decoded)
+        return over(baseline, over(self.decode_seconds, self.decoded))
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return over(self.accepted, self.examined)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return over(self.decoded, self.decode_rounds) or 0.0
+
+    @property
+    def outside_fraction(self) -> float:
+        return over(self.outside_seconds, self.decode_seconds) or 0.0
+
+    @property
+    def cpu_seconds_per_token(self) -> float:
+        return over(self.cpu_seconds, self.decoded) or 0.0
+
+    @property
+    def baseline_cpu_seconds_per_token(self) -> float | None:
+        return over(self.baseline_cpu_seconds, self.baseline_decoded)
+
+    def as_dict(self) -> dict[str, float | None]:
+        """All of it, for JSON."""
+        derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
 
 
 def summarize(trace: Trace) -> Summary:
-    """Sum a trace up.
-
-    The acceptance rate is accepted over *examined* draft tokens: those after a rejection were never
-    put to the target, so they count neither way (the alpha of Leviathan et al. section 3.1). The
-    speed-up compares seconds per token after the first token, so that both runs start from the same
-    prefill.
-    """
-    rounds = trace.rounds
+    """Sum a trace up."""
+    rounds, baseline = trace.rounds, trace.baseline
+    decoding = trace.decoding_rounds
     tokens = sum(len(r.tokens) for r in rounds)
-    speculative = [r for r in rounds if not (r.emitted and r.emitted.kind == "first")]
     accepted = sum(r.accepted for r in rounds)
-    examined = accepted + sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction")
     first_at = rounds[0].shown_at if rounds else 0.0
-    decode_seconds = rounds[-1].shown_at - first_at if rounds else 0.0
-    decoded = tokens - (len(rounds[0].tokens) if rounds else 0)
-    baseline_seconds = baseline_rate = speedup = baseline_cpu = None
-    if trace.baseline and len(trace.baseline.tokens) > 1:
-        shown = trace.baseline.tokens
-        baseline_seconds = shown[-1].shown_at - shown[0].shown_at
-        baseline_rate = _rate(len(shown) - 1, baseline_seconds)
-        baseline_cpu = trace.baseline.cpu_seconds / len(shown)
-        if decoded and decode_seconds > 0:
-            speedup = (baseline_seconds / (len(shown) - 1)) / (decode_seconds / decoded)
+    shown = baseline.tokens if baseline else ()
     return Summary(
         tokens=tokens,
         rounds=len(rounds),
-        time_to_first_token=first_at,
-        decode_seconds=decode_seconds,
-        tokens_per_second=_rate(decoded, decode_seconds),
+        decoded=tokens - (len(rounds[0].tokens) if rounds else 0),
+        decode_rounds=len(decoding),
         drafted=sum(len(r.drafted) for r in rounds),
         accepted=accepted,
-        acceptance_rate=accepted / examined if examined else None,
-        tokens_per_round=decoded / len(speculative) if speculative else 0.0,
+        examined=accepted + sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction"),
+        time_to_first_token=first_at,
+        prefill_seconds=trace.prefill_seconds,
+        decode_seconds=rounds[-1].shown_at - first_at if rounds else 0.0,
         draft_seconds=sum(r.draft_seconds for r in rounds),
-        verify_seconds=sum(r.verify_seconds for r in speculative),
+        verify_seconds=sum(r.verify_seconds for r in decoding),
         outside_seconds=trace.outside_seconds,
-        outside_fraction=trace.outside_seconds / decode_seconds if decode_seconds > 0 else 0.0,
-        cpu_seconds_per_token=trace.cpu_seconds / tokens if tokens else 0.0,
-        baseline_decode_seconds=baseline_seconds,
-        baseline_tokens_per_second=baseline_rate,
-        baseline_cpu_seconds_per_token=baseline_cpu,
-        speedup=speedup,
+        cpu_seconds=trace.cpu_seconds,
+        baseline_decoded=len(shown) - 1 if shown else None,
+        baseline_decode_seconds=shown[-1].shown_at - shown[0].shown_at if shown else None,
+        baseline_cpu_seconds=baseline.cpu_seconds if baseline else None,
     )
+
+
+def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
+    """Every figure `by` sum, all 0 without items, or median_low; None where one is not known."""
+    columns = zip(*map(dataclasses.astuple, items), strict=True)
+    return Summary(*(None if None in column else by(column) for column in columns))
+
+
+def over(value: float | None, by: float | None) -> float | None:
+    """The quotient; None where either is unknown or there is nothing to divide by."""
+    return value / by if value is not None and by else None
 
 
 def acceptance_by_position(traces: list[Trace] | tuple[Trace, ...]) -> list[tuple[int, int]]:
@@ -235,7 +282,7 @@ def to_json(trace: Trace, *, indent: int | None = None) -> str:
     if trace.settings.draft_tokens is None:
         data["settings"]["draft_tokens"] = "auto"
     data["seed"] = trace.settings.seed
-    data["summary"] = dataclasses.asdict(summarize(trace))
+    data["summary"] = summarize(trace).as_dict()
     return json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -262,7 +309,3 @@ def from_json(text: str | bytes) -> Trace:
 @cache
 def _adapter() -> TypeAdapter[Trace]:
     return TypeAdapter(Trace)
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0

@@ -134,3 +134,12 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
         stop_ids=frozenset(),
         context_limit=2048,
     )
+
+
+@pytest.fixture(scope="session")
+def session(tiny_llama_pair):
+    """A session of the Llama-shaped pair, for tests that leave it as it was."""
+    from specdemo.session import Session
+
+    with Session(tiny_llama_pair) as opened:
+        yield opened

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
+from specdemo.answering import Answering, Question
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput, Busy
@@ -19,7 +20,7 @@ from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
 
-class FakeSession(contextlib.AbstractContextManager):
+class FakeSession(Answering):
     """Answers with the words of the instruction, a round each, or with `text` over and over.
 
     The ids of the answer's tokens are 1, 2, 3, ... Rounds: the first token, then in turn an
@@ -56,32 +57,6 @@ class FakeSession(contextlib.AbstractContextManager):
         self.active = self.rounds_made = 0
         self.closed = False
 
-    def answer(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        prompt: tuple[int, ...] | None = None,
-        certify: bool = False,
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
-    ) -> Iterator[Round | Trace]:
-        self._enter(instruction, settings, prompt)
-        return self._answer(
-            instruction, settings, prompt, certify, stop or threading.Event(), on_wait
-        )
-
-    def race(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        self._enter(instruction, settings, None)
-        return self._race(instruction, settings, stop or threading.Event(), on_wait)
-
     @property
     def load(self) -> Load:
         return Load(self.active, 0, 0, 0, 0, 0, 0)
@@ -95,10 +70,8 @@ class FakeSession(contextlib.AbstractContextManager):
     def close(self) -> None:
         self.closed = True
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _enter(self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None) -> None:
+    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        instruction, prompt = question.instruction, question.prompt
         if self.refusal is not None:
             raise self.refusal
         if prompt is None and not instruction.strip():
@@ -106,19 +79,20 @@ class FakeSession(contextlib.AbstractContextManager):
         if self.limit is not None and self.active >= self.limit:
             raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         self.prompts.append(prompt)
-        self.settings.append(settings)
+        self.settings.append(question.settings)
+        question = dataclasses.replace(question, stop=question.stop or threading.Event())
+        return self._race(question) if question.baseline else self._answer(question)
 
-    def _answer(
-        self, instruction, settings, prompt, certify, stop, on_wait
-    ) -> Iterator[Round | Trace]:
+    def _answer(self, question: Question) -> Iterator[Round | Trace]:
+        instruction, settings, stop = question.instruction, question.settings, question.stop
         rounds: list[Round] = []
         error = self.errors.pop(0) if self.errors else None
         pieces = self.text or [word + " " for word in instruction.split()]
         count = settings.max_new_tokens if self.text else min(len(pieces), settings.max_new_tokens)
         self.active += 1
         try:
-            for waiting in self.waits if on_wait else ():
-                on_wait(waiting)
+            for waiting in self.waits if question.on_wait else ():
+                question.on_wait(waiting)
             for at in range(count):
                 while self.held.is_set() and not stop.is_set():
                     time.sleep(0.005)
@@ -129,10 +103,10 @@ class FakeSession(contextlib.AbstractContextManager):
                 rounds.append(_round(at, pieces[at % len(pieces)]))
                 self.rounds_made += 1
                 yield rounds[-1]
-            certified = certify and not settings.temperature
+            certified = question.certify and not settings.temperature
             yield Trace(
                 instruction=instruction,
-                prompt_tokens=len(prompt or (1, 2, 3, 4, 5)),
+                prompt_tokens=len(question.prompt or (1, 2, 3, 4, 5)),
                 prompt_reused=0,
                 pair=self.info,
                 settings=settings,
@@ -146,10 +120,9 @@ class FakeSession(contextlib.AbstractContextManager):
         finally:
             self.active -= 1
 
-    def _race(
-        self, instruction, settings, stop, on_wait
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        for event in self._answer(instruction, settings, None, False, stop, on_wait):
+    def _race(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        stop = question.stop
+        for event in self._answer(question):
             if isinstance(event, Round) or stop.is_set():
                 yield event
                 continue

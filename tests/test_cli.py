@@ -16,12 +16,13 @@ import pytest
 from conftest import ROOT, specdemo
 
 from specdemo import cli
-from specdemo.commands.run import Screen, printable, report, show
+from specdemo.commands.run import Screen, report, show
 from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.models import registry
 from specdemo.models.progress import Progress
 from specdemo.settings import ModelChoice, Settings
+from specdemo.terminal import printable
 from specdemo.trace import (
     Baseline,
     BaselineToken,
@@ -347,9 +348,9 @@ def trace_with_baseline(answer: str, baseline: str) -> Trace:
 @pytest.mark.parametrize(
     ("answer", "baseline", "words"),
     [
-        ("abc", "abd", "differ, .* position 2: 'c', .* 'd' .*0.250 logits"),
+        ("abc", "abd", "differ: token 3 is 'c', .* 'd', margin 0.25 logits"),
         ("abc", "abc", "identical"),
-        ("ab", "abc", "differ in length"),
+        ("ab", "abc", "ends before"),
     ],
 )
 def test_the_comparison_with_the_baseline_is_reported(answer, baseline, words):

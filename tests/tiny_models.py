@@ -130,65 +130,46 @@ def write_byte_tokenizer(folder: Path) -> None:
     save_tokenizer(folder, data, "PreTrainedTokenizerFast")
 
 
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 128, "max_position_embeddings": 2048}
+
+
 def write_dolly_pair(target: Path, draft: Path) -> None:
     """Checkpoints: Dolly with 50280 ids, Pythia with 50304."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    def model(vocabulary: int):
-        config = GPTNeoXConfig(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            max_position_embeddings=2048,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        return GPTNeoXForCausalLM(config)
-
-    _save_pair(lambda: (model(50280), model(50304)), target, draft, sharpness=4.0, noise=0.02)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    configs = [{**SIZES, **ends, "vocab_size": count} for count in (50280, 50304)]
+    _save_pair("GPTNeoX", configs, target, draft, sharpness=4.0, noise=0.02)
     write_neox_tokenizer(target, dolly=True)
     write_neox_tokenizer(draft, dolly=False)
 
 
 def write_gpt2_pair(target: Path, draft: Path) -> None:
     """Checkpoints of GPT-2's architecture, 1024 learned positions."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=50257, n_embd=64, n_layer=2, n_head=4, n_positions=1024)
-    models = GPT2LMHeadModel
-    _save_pair(lambda: (models(config), models(config)), target, draft, sharpness=4.0, noise=0.02)
+    config = {"vocab_size": 50257, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    _save_pair("GPT2", [config] * 2, target, draft, sharpness=4.0, noise=0.02)
     write_gpt2_tokenizer(target)
     write_gpt2_tokenizer(draft)
 
 
 def write_llama_pair(target: Path, draft: Path) -> None:
     """Checkpoints of Llama's architecture with a byte vocabulary."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-    )
-    models = LlamaForCausalLM
-    _save_pair(lambda: (models(config), models(config)), target, draft, sharpness=6.0, noise=0.3)
+    own = {"vocab_size": 256, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    _save_pair("Llama", [{**SIZES, **own}] * 2, target, draft, sharpness=6.0, noise=0.3)
     write_byte_tokenizer(target)
     write_byte_tokenizer(draft)
 
 
-def _save_pair(make, target: Path, draft: Path, *, sharpness: float, noise: float) -> None:
+def _save_pair(
+    kind: str, configs: list[dict], target: Path, draft: Path, *, sharpness: float, noise: float
+) -> None:
     """`sharpness` multiplies the initial weights, so that some tokens are much likelier."""
     import torch
+    import transformers
 
     torch.manual_seed(0)
-    first, second = make()
+    config = getattr(transformers, f"{kind}Config")
+    model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")
+    first, second = (model(config(**one)) for one in configs)
     copies = dict(second.named_parameters())
     with torch.no_grad():
         for name, weights in first.named_parameters():

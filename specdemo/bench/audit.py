@@ -21,12 +21,11 @@ from specdemo.bench.draws import (
 )
 from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.race import versions
+from specdemo.bench.report import Measurement
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.models.machine import describe
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import Difference, PairInfo
+from specdemo.trace import Difference
 
 INSTRUCTION = (
     "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
@@ -75,14 +74,10 @@ class PeerAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Measurement):
     """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value;
     `same_seed` compares sampled answers of the shared coupling."""
 
-    machine: str
-    versions: dict[str, str]
-    pair: PairInfo
-    settings: Settings
     greedy: Comparison
     same_seed: Comparison | None
     sampling: Cell | None
@@ -128,10 +123,7 @@ def audit(
         exact = exact_outcomes(session, chosen, sampled, draws, stop_ids)
         cells = _sample(session, exact, sampled, draws)
     return Audit(
-        machine=describe(),
-        versions=versions(),
-        pair=session.info,
-        settings=settings,
+        **Measurement.here(session, settings),
         greedy=compared,
         same_seed=same_seed,
         sampling=min(cells, key=lambda cell: cell.p_value, default=None),

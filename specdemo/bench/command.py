@@ -4,15 +4,16 @@ test that it is lossless, of our pair and of a peer."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
+from pydantic.dataclasses import dataclass
 
+from specdemo.bench.prompts import PromptOptions
 from specdemo.cli import (
     FAILURE,
     Command,
@@ -20,10 +21,13 @@ from specdemo.cli import (
     json_option,
     load_pair,
     model_options,
+    options_of,
     settings_options,
     write_json,
 )
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.settings import CONFIG, option, whole
+from specdemo.terminal import printable, say, show, text, where
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
@@ -39,99 +43,78 @@ PEERS = {
 """Name: the module that opens it."""
 
 
-def prompt_options(command: Callable) -> Callable:
-    """Adds --prompts, --limit and --peers; passes `prompts` (a file or None), `limit`, `peers`."""
-    file_help = "JSONL with id, task and instruction. [default: a small set of its own]"
-    limit_help = "Run only N prompts, spread evenly over the tasks."
-    peers_help = "Also run another engine on the same files: transformers on torch devices."
-    prompts = click.option("--prompts", metavar="FILE", help=file_help)
-    limit = click.option("--limit", type=click.IntRange(min=1), metavar="N", help=limit_help)
-    peers = click.option("--peers", type=click.Choice(list(PEERS)), help=peers_help)
-    return prompts(limit(peers(command)))
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class BenchOptions(PromptOptions):
+    html: str | None = option(
+        None, "write the report as one self-contained page with figures", metavar="FILE"
+    )
+    repeats: whole(1, 99) = option(1, "runs of each prompt; medians count", metavar="R")
+    sweep_prompts: whole(0) | None = option(
+        None,
+        "run N of the prompts with every draft length from 1 to 12 as well",
+        unset=f"{SWEEP_PROMPTS} with --html, else 0",
+    )
+    paper: bool = option(
+        False, "the paper's own table instead (arXiv 2311.04951), its figures beside"
+    )
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class AuditOptions(PromptOptions):
+    draws: whole(0) = option(4000, "sampled answers of each kind; 0 leaves sampling out")
+    sample_prompts: whole(0) = option(
+        0, "sample the first N of the prompts in place of the audit's own"
+    )
 
 
 @click.command(cls=Command)
-@prompt_options
+@options_of(BenchOptions, "asked", variables=False)
 @json_option
-@click.option(
-    "--html",
-    "html_file",
-    metavar="FILE",
-    callback=lambda context, param, value: check_output(value, "--html"),
-    help="Write the report as one self-contained page with figures.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1, 99),
-    default=1,
-    metavar="R",
-    help="Runs of each prompt; medians count.",
-)
-@click.option(
-    "--sweep-prompts",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Run N of the prompts with every draft length from 1 to 12 as well. "
-    f"[default: {SWEEP_PROMPTS} with --html, else 0]",
-)
-@click.option(
-    "--paper",
-    is_flag=True,
-    help="The paper's own table instead (arXiv 2311.04951), its figures beside.",
-)
 @model_options
 @settings_options
 def bench(
-    prompts: str | None,
-    limit: int | None,
-    peers: str | None,
-    json_file: str | None,
-    html_file: str | None,
-    repeats: int,
-    sweep_prompts: int | None,
-    paper: bool,
-    choice: ModelChoice,
-    settings: Settings,
+    asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
     from specdemo.bench import paper as papers
-    from specdemo.bench import race, tables
-    from specdemo.bench.prompts import BUILT_IN, read_prompts, spread
+    from specdemo.bench import race
     from specdemo.bench.report import to_json
     from specdemo.session import Session
 
-    if paper and (prompts or limit or peers or html_file or sweep_prompts):
+    check_output(asked.html, "--html")
+    if asked.paper and asked != BenchOptions(paper=True, repeats=asked.repeats):
         raise BadInput(
             "--paper has a prompt of its own; leave out --prompts, --limit, --peers, "
             "--sweep-prompts and --html."
         )
-    chosen = spread(read_prompts(prompts or BUILT_IN), limit)
+    chosen = asked.read()
+    sweep_prompts = asked.sweep_prompts
     if sweep_prompts is None:
-        sweep_prompts = SWEEP_PROMPTS if html_file else 0
+        sweep_prompts = SWEEP_PROMPTS if asked.html else 0
     loaded = load_pair(choice)
     out = sys.stderr if json_file == "-" else sys.stdout
-    with closing(Session(loaded)) as session:
+    with Session(loaded) as session:
         session.require_intact()
-        tables.say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
-        if paper:
-            tables.say(f'"{papers.PROMPT}", seconds from the prompt to the last token', out)
+        say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
+        if asked.paper:
+            say(f'"{papers.PROMPT}", seconds from the prompt to the last token', out)
             report = papers.paper_table(session, settings)
             title = "The paper ran dolly-v2-12b with dolly-v2-3b, K = 5"
-            tables.show(title, tables.of_paper(report.rows), out)
+            show(title, papers.table(report), out)
         else:
             opened, left_out = [], []
-            if peers:
+            if asked.peers:
                 properties = session.target_properties(settings.numerics)
-                opened, left_out = import_module(PEERS[peers]).open_all(loaded, properties)
+                opened, left_out = import_module(PEERS[asked.peers]).open_all(loaded, properties)
             for sentence in left_out:
-                tables.say(sentence, out)
-            plan = race.Plan(settings, repeats, sweep_prompts)
+                say(sentence, out)
+            plan = race.Plan(settings, asked.repeats, sweep_prompts)
             report = _show_bench(race.bench(session, chosen, plan, peers=opened), out)
     if json_file:
         write_json(to_json(report), json_file)
-    if html_file:
+    if asked.html:
         from specdemo.bench.html import page
 
-        Path(html_file).write_text(page(report), encoding="utf-8")
+        Path(asked.html).write_text(page(report), encoding="utf-8")
     if not report.rows:
         reasons = [skipped.reason for skipped in report.details.skipped]
         raise RequestFailed(f"None of the prompts could be run: {reasons[0] if reasons else ''}")
@@ -141,80 +124,60 @@ def _show_bench(events: Iterator, out: TextIO) -> Report:
     """Prints what `race.bench` yields as it comes; returns its report."""
     from tqdm import tqdm
 
-    from specdemo.bench import tables
     from specdemo.bench.race import Step
     from specdemo.bench.report import Report, Row, Skipped
+    from specdemo.bench.tables import of_report
 
     form = "{percentage:3.0f}% |{bar:24}| {desc}"
     with tqdm(leave=False, disable=None, bar_format=form) as bar:
         for event in events:
             if isinstance(event, Step):
                 bar.total, bar.n = event.total, event.done
-                bar.set_description_str(tables.printable(event.text))
+                bar.set_description_str(printable(event.text, keep=""))
             elif isinstance(event, Skipped):
-                tables.say(f"skipped {event.id}: {event.reason}", out)
+                say(f"skipped {event.id}: {event.reason}", out)
             elif isinstance(event, Row):
-                speedup, identical = map(tables.text, (event.speedup, event.identical))
+                speedup, identical = map(text, (event.speedup, event.identical))
                 figures = f"{event.tokens} tokens, speed-up {speedup}, identical: {identical}"
-                tables.say(f"{event.task} {event.id}: {figures}", out)
+                say(f"{event.task} {event.id}: {figures}", out)
             elif isinstance(event, Report):
                 report = event
-    for title, table in reversed(tables.of_report(report).items()):
-        tables.show(title, table, out)
+    for title, table in reversed(of_report(report).items()):
+        show(title, table, out)
     if report.details.stopped:
-        tables.say("stopped before the end: figures are of the prompts finished until then", out)
+        say("stopped before the end: figures are of the prompts finished until then", out)
     return report
 
 
 @click.command(cls=Command)
-@prompt_options
-@click.option(
-    "--draws",
-    type=click.IntRange(min=0),
-    default=4000,
-    metavar="N",
-    help="Sampled answers of each kind; 0 leaves sampling out.",
-)
-@click.option(
-    "--sample-prompts",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Sample the first N of the prompts in place of the audit's own.",
-)
+@options_of(AuditOptions, "asked", variables=False)
 @json_option
 @model_options
 @settings_options
 def audit(
-    prompts: str | None,
-    limit: int | None,
-    peers: str | None,
-    draws: int,
-    sample_prompts: int,
-    json_file: str | None,
-    choice: ModelChoice,
-    settings: Settings,
+    asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> int:
     from specdemo.bench import audit as audits
-    from specdemo.bench.prompts import BUILT_IN, read_prompts, spread
     from specdemo.bench.report import to_json
     from specdemo.session import Session
 
-    chosen = spread(read_prompts(prompts or BUILT_IN), limit)
+    chosen = asked.read()
     sampled = audits.sampled_settings(settings)
     loaded = load_pair(choice)
-    with closing(Session(loaded)) as session:
+    with Session(loaded) as session:
         session.require_intact()
         properties = session.target_properties(settings.numerics)
         found = audits.audit(
             session,
             chosen,
             settings,
-            draws=draws,
-            sample_prompts=sample_prompts,
+            draws=asked.draws,
+            sample_prompts=asked.sample_prompts,
             stop_ids=loaded.stop_ids,
-            peers=import_module(PEERS[peers]).to_audit(loaded, properties, sampled.draft_tokens)
-            if peers
+            peers=import_module(PEERS[asked.peers]).to_audit(
+                loaded, properties, sampled.draft_tokens
+            )
+            if asked.peers
             else {},
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
@@ -227,7 +190,6 @@ def audit(
 
 
 def _show_audit(audit: Audit, out: TextIO) -> None:
-    from specdemo.bench.tables import say, show, where
 
     compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
     compared |= {f"{name}, greedy": peer.greedy for name, peer in audit.peers.items()}

@@ -12,7 +12,6 @@ from statistics import median
 
 import numpy as np
 
-from specdemo.engine.rounds import Round
 from specdemo.trace import Trace, summarize
 
 
@@ -68,7 +67,7 @@ def predicted_speedup(traces: Iterable[Trace], costs: CostTable | None) -> float
     tokens = seconds = 0.0
     for trace in traces:
         acceptance = summarize(trace).acceptance_rate or 0.0
-        for round_ in decoding_rounds(trace):
+        for round_ in trace.decoding_rounds:
             drafted = len(round_.drafted)
             tokens += expected_tokens(acceptance, drafted)
             # Includes draft steps whose token was not proposed in the end.
@@ -82,7 +81,7 @@ def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
     steps: list[float] = []
     plain: list[float] = []
     for trace in traces:
-        for round_ in decoding_rounds(trace):
+        for round_ in trace.decoding_rounds:
             verify.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds)
             if round_.draft_seconds:
                 from_model = sum(token.source == "model" for token in round_.drafted)
@@ -94,8 +93,3 @@ def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
         return None
     sizes = (VerifyCost(size, median(seen), len(seen)) for size, seen in sorted(verify.items()))
     return CostTable(median(plain), median(steps) if steps else 0.0, tuple(sizes))
-
-
-def decoding_rounds(trace: Trace) -> list[Round]:
-    """The rounds after the first token, which comes from the prefill."""
-    return [r for r in trace.rounds if not (r.emitted and r.emitted.kind == "first")]

@@ -8,8 +8,8 @@ ROOT = Path("/sys/class/powercap")
 
 
 class Meter:
-    """Sums the package counters. `available` is false where there are none (most virtual machines)
-    or where only root may read them; `joules()` is then None."""
+    """Sums the package counters. `joules()` is None where there are none (most virtual machines) or
+    where only root may read them."""
 
     def __init__(self, root: Path = ROOT):
         self._ranges: dict[Path, int] = {}
@@ -23,10 +23,6 @@ class Meter:
                     self._last[zone] = int((zone / "energy_uj").read_text())
             except OSError:
                 continue
-
-    @property
-    def available(self) -> bool:
-        return bool(self._last)
 
     def joules(self) -> float | None:
         """Joules since this meter was made. Call every few minutes: the counters wrap around."""

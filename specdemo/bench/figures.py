@@ -17,7 +17,7 @@ DOTS = {"mode": "markers", "showlegend": False, "marker_size": 8}
 def all_figures(report: Report) -> list[go.Figure]:
     """The figures that this report has the data for."""
     total = report.details.total
-    decoded = total.speculative_tokens and total.autoregressive_tokens
+    decoded = total.decoded and total.baseline_decoded
     drawings = {
         by_task: decoded,
         by_position: report.details.positions,
@@ -61,12 +61,12 @@ def time_spent(report: Report) -> go.Figure:
     """Milliseconds a token: drafting, verifying and everything else, beside the baseline."""
     whole = report.details.total
     figure = _figure("Where the time goes", "milliseconds a token", "")
-    plain, scale = 1e3 / whole.autoregressive_tokens, 1e3 / whole.speculative_tokens
+    plain, scale = 1e3 / whole.baseline_decoded, 1e3 / whole.decoded
     for name, colour, *values in (
-        ("autoregressive decoding", PLAIN, 0.0, whole.autoregressive_s * plain),
-        ("drafting", DRAFT, whole.draft_s * scale, 0.0),
-        ("verifying", SPECULATIVE, whole.verify_s * scale, 0.0),
-        ("outside inference", OUTSIDE, whole.outside_s * scale, 0.0),
+        ("autoregressive decoding", PLAIN, 0.0, whole.baseline_decode_seconds * plain),
+        ("drafting", DRAFT, whole.draft_seconds * scale, 0.0),
+        ("verifying", SPECULATIVE, whole.verify_seconds * scale, 0.0),
+        ("outside inference", OUTSIDE, whole.outside_seconds * scale, 0.0),
     ):
         ways = ["speculative", "autoregressive"]
         figure.add_bar(y=ways, x=values, name=name, orientation="h", marker_color=colour)

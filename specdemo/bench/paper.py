@@ -3,17 +3,13 @@ the loaded pair."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import asdict, dataclass, replace
 
-from tqdm import trange
-
-from specdemo.bench.prompts import WARM_UP
-from specdemo.bench.race import WARM_UP_TOKENS, versions
-from specdemo.models.machine import describe
+from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.race import Plan, bench
+from specdemo.bench.report import Measurement
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import PairInfo, summarize
 
 PROMPT = "Explain the difference between fission and fusion"
 REPEATS = 3
@@ -21,15 +17,15 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Seconds that the paper gives for an answer of `new_tokens` tokens (dolly-v2-12b with
-    dolly-v2-3b, K = 5)."""
+    """Seconds that the paper gives for an answer of so many tokens (dolly-v2-12b with dolly-v2-3b,
+    K = 5)."""
 
-    new_tokens: int
     autoregressive_s: float
     speculative_s: float
 
 
-PUBLISHED = (Published(40, 19.87, 13.61), Published(100, 44.25, 26.97))
+PUBLISHED = {40: Published(19.87, 13.61), 100: Published(44.25, 26.97)}
+"""By the number of new tokens, N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +45,32 @@ class PaperRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PaperTable:
-    machine: str
-    versions: dict[str, str]
-    pair: PairInfo
-    settings: Settings
+class PaperTable(Measurement):
     rows: tuple[PaperRow, ...]
 
 
 def paper_table(session: Session, settings: Settings) -> PaperTable:
-    """Runs each length REPEATS times, with a progress bar on stderr."""
-    list(session.race(WARM_UP, replace(settings, max_new_tokens=WARM_UP_TOKENS)))
-    rows = tuple(_row(session, settings, published) for published in PUBLISHED)
-    return PaperTable(describe(), versions(), session.info, settings, rows)
+    """Runs each length REPEATS times."""
+    rows = []
+    for length, published in PUBLISHED.items():
+        plan = Plan(replace(settings, max_new_tokens=length), REPEATS)
+        *_, report = bench(session, [BenchPrompt("paper", "paper", PROMPT)], plan)
+        [row], [detail] = report.rows, report.details.rows
+        # The prompt is prefilled once and its cache reused; both runs count the measured prefill.
+        plain, speculative = (
+            detail.figures.prefill_seconds + seconds
+            for seconds in (row.autoregressive_s, row.speculative_s)
+        )
+        figures = plain, speculative, plain / speculative, row.acceptance_rate, row.identical
+        rows.append(PaperRow(length, row.tokens, *figures, REPEATS, published))
+    return PaperTable(**Measurement.here(session, settings), rows=tuple(rows))
 
 
-def _row(session: Session, settings: Settings, published: Published) -> PaperRow:
-    asked = replace(settings, max_new_tokens=published.new_tokens)
-    repeats = trange(REPEATS, desc=f"N = {published.new_tokens}", leave=False, disable=None)
-    traces = [list(session.race(PROMPT, asked))[-1] for _ in repeats]
-    figures = [summarize(trace) for trace in traces]
-    # The prompt is prefilled once and its cache reused; both runs count the measured prefill.
-    prefill = median(trace.prefill_seconds for trace in traces)
-    plain = prefill + median(one.baseline_decode_seconds or 0.0 for one in figures)
-    speculative = prefill + median(one.decode_seconds for one in figures)
-    return PaperRow(
-        new_tokens=published.new_tokens,
-        tokens=figures[0].tokens,
-        autoregressive_s=plain,
-        speculative_s=speculative,
-        speedup=plain / speculative,
-        acceptance_rate=figures[0].acceptance_rate,
-        identical=all(trace.identical for trace in traces),
-        repeats=REPEATS,
-        published=published,
-    )
+def table(found: PaperTable) -> list[dict[str, object]]:
+    """The published figures are the last columns."""
+    rows = []
+    for row in map(asdict, found.rows):
+        published = row.pop("published")
+        published["speedup"] = published["autoregressive_s"] / published["speculative_s"]
+        rows.append(row | {f"paper: {name}": value for name, value in published.items()})
+    return rows

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.settings import sentence
+from specdemo.settings import CONFIG, option, sentence, whole
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """A few prompts of each of eight tasks."""
@@ -71,6 +71,26 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     if not prompts:
         raise BadInput(f"{where} holds no prompts; a line has id, task and instruction.")
     return tuple(prompts.values())
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class PromptOptions:
+    """What the commands run, and what they compare with."""
+
+    prompts: str | None = option(
+        None,
+        "JSONL with id, task and instruction",
+        metavar="FILE",
+        unset="a small set of its own",
+    )
+    limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
+    peers: Literal["openvino-genai", "transformers"] | None = option(
+        None, "also run another engine on the same files; transformers on torch devices"
+    )
+
+    def read(self) -> tuple[BenchPrompt, ...]:
+        """The prompts that are asked for. Raises BadInput."""
+        return spread(read_prompts(self.prompts or BUILT_IN), self.limit)
 
 
 def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> tuple[BenchPrompt, ...]:

@@ -3,29 +3,39 @@ generator. Draws and prints nothing; the page and the command line show what it 
 
 from __future__ import annotations
 
-import platform
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
-from statistics import quantiles
+from statistics import median_low
 from time import perf_counter
 
-from specdemo import __version__
 from specdemo.bench import report as reports
 from specdemo.bench.costs import measured_costs, predicted_speedup
 from specdemo.bench.energy import Meter
 from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
-from specdemo.bench.report import PeerRow, Report, Row, RowDetail, Skipped, SweepPoint
+from specdemo.bench.report import (
+    Measurement,
+    PeerRow,
+    Report,
+    Row,
+    RowDetail,
+    Skipped,
+    SweepPoint,
+)
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models.machine import describe
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import BaselineToken, Trace, acceptance_by_position
+from specdemo.trace import (
+    BaselineToken,
+    Summary,
+    Trace,
+    acceptance_by_position,
+    combined,
+    summarize,
+)
 
 PILOT_PROMPTS = 4
 BEHIND = 0.9
@@ -36,9 +46,6 @@ SWEEP = (1, 2, 3, 4, 5, 6, 8, 12)
 
 WARM_UP_TOKENS = 48
 """Enough for the adaptive draft length to have seen some rounds."""
-
-PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
-TORCH_PACKAGES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,15 @@ def bench(
     return _Bench(session, prompts, plan, peers, list(peers), stop, meter).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A prompt's row, and the trace and the figures of each of its races."""
+
+    row: Row
+    traces: list[Trace]
+    figures: list[Summary]
+
+
 @dataclass
 class _Bench:
     session: Session
@@ -92,41 +108,39 @@ class _Bench:
     peers_left: list[Peer]
     stop: threading.Event
     meter: Meter
-    traces: list[list[Trace]] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    details: list[RowDetail] = field(default_factory=list)
+    ran: list[_Ran] = field(default_factory=list)
     peer_rows: list[PeerRow] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    sweep: list[list[Trace]] = field(default_factory=list)
+    sweep: list[SweepPoint] = field(default_factory=list)
 
     def run(self) -> Iterator[Step | Row | PeerRow | Skipped | Report]:
         since = perf_counter()
-        to_sweep = self.prompts[: self.plan.sweep_prompts]
-        total = 1 + len(self.prompts) + len(to_sweep)
+        lengths = (None, *SWEEP) if self.plan.sweep_prompts else ()
+        total = 1 + len(self.prompts) + len(lengths)
         yield Step(0, total, "warming up")
         self._warm_up()
         for done, prompt in enumerate(self.prompts, start=1):
             yield Step(done, total, f"{prompt.task}: {prompt.id}")
             try:
-                finished = self._measure(prompt)
+                ran = self._measure(prompt)
             except BadInput as error:
                 self.skipped.append(Skipped(prompt.id, str(error)))
                 yield self.skipped[-1]
                 continue
-            if not finished:
+            if ran is None:
                 break
-            yield self.rows[-1]
+            self.ran.append(ran)
+            yield ran.row
             for peer in tuple(self.peers_left):
                 if not self.stop.is_set():
                     yield Step(done, total, f"{peer.name} ({peer.variant}): {prompt.id}")
                     yield self._run_peer(peer, prompt)
-            if len(self.rows) >= PILOT_PROMPTS:
+            if len(self.ran) >= PILOT_PROMPTS:
                 self._drop_slow_variants()
-        usable = {row.id for row in self.rows}
-        for done, prompt in enumerate(to_sweep, start=total - len(to_sweep)):
-            if prompt.id in usable and not self.stop.is_set():
-                yield Step(done, total, f"draft lengths on {prompt.task}: {prompt.id}")
-                self._sweep(prompt)
+        for done, length in enumerate(lengths, start=total - len(lengths)):
+            if self.ran and not self.stop.is_set():
+                yield Step(done, total, f"draft length {length or 'auto'}")
+                self._sweep(length)
         yield self._report(perf_counter() - since)
 
     def _warm_up(self) -> None:
@@ -137,8 +151,8 @@ class _Bench:
             if not self.stop.is_set():
                 self._ask(peer, WARM_UP, replace(settings, max_new_tokens=16))
 
-    def _measure(self, prompt: BenchPrompt) -> bool:
-        """Whether all of it was done before `stop`. Raises BadInput for a prompt that cannot be
+    def _measure(self, prompt: BenchPrompt) -> _Ran | None:
+        """None where it was stopped before its end. Raises BadInput for a prompt that cannot be
         run."""
         traces, figures = [], []
         for _ in range(self.plan.repeats):
@@ -147,15 +161,13 @@ class _Bench:
                 if not isinstance(event, Trace):
                     joules[type(event)].append(self.meter.joules())
             if event.identical is None:
-                return False
+                return None
             spent = [seen[-1] - seen[0] if None not in seen else None for seen in joules.values()]
             traces.append(event)
-            figures.append(reports.figures_of(event, spent))
-        row, detail = reports.sum_up(prompt, traces, figures)
-        self.traces.append(traces)
-        self.rows.append(row)
-        self.details.append(detail)
-        return True
+            one = replace(summarize(event), baseline_joules=spent[0], joules=spent[1])
+            figures.append(one)
+        row = reports.row_of(prompt, traces, combined(figures, median_low))
+        return _Ran(row, traces, figures)
 
     def _run_peer(self, peer: Peer, prompt: BenchPrompt) -> PeerRow | Skipped:
         answer = self._ask(peer, prompt.instruction, self.plan.settings)
@@ -164,7 +176,7 @@ class _Bench:
         tokens, seconds = answer
         # Two engines draw different random numbers, so sampled answers are not compared.
         greedy = self.plan.settings.temperature == 0
-        same = tokens == self.traces[-1][0].token_ids if greedy else None
+        same = tokens == self.ran[-1].traces[0].token_ids if greedy else None
         decoded = max(len(tokens) - 1, 0)
         row = PeerRow(peer.name, peer.variant, prompt.id, decoded, seconds, same)
         self.peer_rows.append(row)
@@ -190,55 +202,46 @@ class _Bench:
             if rates[peer.variant] < BEHIND * max(rates.values()):
                 self.peers_left.remove(peer)
 
-    def _sweep(self, prompt: BenchPrompt) -> None:
-        """The prompt with every draft length; when stopped, nothing of it is kept."""
-        traces = []
-        for length in (None, *SWEEP):
-            settings = replace(self.plan.settings, draft_tokens=length)
-            *_, trace = self.session.race(prompt.instruction, settings, stop=self.stop)
-            if trace.identical is None:
-                return
-            traces.append(trace)
-        self.sweep.append(traces)
+    def _sweep(self, length: int | None) -> None:
+        """The first prompts with one draft length; when stopped, nothing of it is kept."""
+        plan = Plan(replace(self.plan.settings, draft_tokens=length))
+        prompts = self.prompts[: self.plan.sweep_prompts]
+        *_, report = bench(self.session, prompts, plan, stop=self.stop)
+        if not report.details.stopped:
+            details = report.details
+            self.sweep.append(SweepPoint(length, details.total, details.predicted_speedup))
 
     def _report(self, seconds: float) -> Report:
-        traces = [trace for repeats in self.traces for trace in repeats]
+        traces = [trace for ran in self.ran for trace in ran.traces]
+        rows = tuple(ran.row for ran in self.ran)
         costs = measured_costs(traces)
         details = tuple(
-            replace(detail, predicted_speedup=predicted_speedup(repeats, costs))
-            for detail, repeats in zip(self.details, self.traces, strict=True)
-        )
-        speedups = [row.speedup for row in self.rows if row.speedup]
-        quartiles = quantiles(speedups, method="inclusive") if len(speedups) > 1 else ()
-        energy = "RAPL package counters" if self.meter.available else "not readable on this machine"
-        settings = {(peer.name, peer.variant): peer.settings for peer in self.peers}
-        sweep = tuple(
-            SweepPoint(
-                length,
-                reports.combined(map(reports.figures_of, point)),
-                predicted_speedup(point, measured_costs(point)),
+            RowDetail(
+                id=ran.row.id,
+                figures=combined(ran.figures, median_low),
+                difference=next(filter(None, (trace.difference for trace in ran.traces)), None),
+                predicted_speedup=predicted_speedup(ran.traces, costs),
+                speedups=tuple(one.speedup for one in ran.figures),
             )
-            for length, *point in zip((None, *SWEEP), *self.sweep, strict=True)
-            if point
+            for ran in self.ran
         )
+        parts = [detail.figures for detail in details]
+        whole = combined(parts)
+        settings = {(peer.name, peer.variant): peer.settings for peer in self.peers}
+        head = Measurement.here(self.session, self.plan.settings)
         return Report(
-            machine=describe(),
-            versions=versions(),
-            pair=traces[0].pair if traces else self.session.info,
-            settings=self.plan.settings,
-            rows=tuple(self.rows),
-            summary=reports.summarize_rows(self.rows, details),
+            **head | ({"pair": traces[0].pair} if traces else {}),
+            rows=rows,
+            summary=reports.summarize_rows(rows, whole, parts),
             peers=reports.peer_figures(self.peer_rows, settings),
             details=reports.Details(
                 rows=details,
-                total=reports.combined(detail.figures for detail in details),
+                total=whole,
                 positions=tuple(acceptance_by_position(traces)),
                 costs=costs,
                 predicted_speedup=predicted_speedup(traces, costs),
-                quartiles=tuple(quartiles),
-                energy=energy,
-                sweep=sweep,
-                sweep_prompts=len(self.sweep),
+                sweep=tuple(self.sweep),
+                sweep_prompts=min(self.plan.sweep_prompts, len(self.ran)),
                 peer_rows=tuple(self.peer_rows),
                 skipped=tuple(self.skipped),
                 repeats=self.plan.repeats,
@@ -247,10 +250,3 @@ class _Bench:
                 seconds=seconds,
             ),
         )
-
-
-def versions() -> dict[str, str]:
-    """Python, this project and the packages that do the work."""
-    used = (*PACKAGES, *(package for package in TORCH_PACKAGES if package in sys.modules))
-    packages = {package: metadata.version(package) for package in used}
-    return {"specdemo": __version__, "python": platform.python_version(), **packages}

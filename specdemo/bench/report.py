@@ -7,60 +7,42 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+import platform
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from importlib import metadata
 from typing import Any
 
-from specdemo.bench.costs import CostTable, decoding_rounds
+from specdemo import __version__
+from specdemo.bench.costs import CostTable
 from specdemo.bench.prompts import BenchPrompt
+from specdemo.models.machine import describe
+from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import Difference, PairInfo, Trace, summarize
+from specdemo.trace import Difference, PairInfo, Summary, Trace, combined, over
+
+PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
+TORCH_PACKAGES = ("torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What one race or several add up to. Tokens and rounds leave out the first token, which comes
-    from the prefill; seconds (and joules, None if not known) are those of decoding after it.
-    `examined` counts the draft tokens that the target judged: not those after a rejection."""
+class Measurement:
+    """What was measured, and with what: the head of a report, an audit and the paper's table."""
 
-    autoregressive_tokens: int = 0
-    speculative_tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    examined: int = 0
-    autoregressive_s: float = 0.0
-    speculative_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    outside_s: float = 0.0
-    autoregressive_cpu_s: float = 0.0
-    speculative_cpu_s: float = 0.0
-    autoregressive_joules: float | None = None
-    speculative_joules: float | None = None
+    machine: str
+    versions: dict[str, str]
+    pair: PairInfo
+    settings: Settings
 
-    @property
-    def speedup(self) -> float | None:
-        """Total autoregressive over total speculative seconds, each for one token, which changes
-        nothing where both runs gave the same tokens."""
-        seconds = self.per_token("s")
-        return over(seconds["autoregressive"], seconds["speculative"])
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return over(self.accepted, self.examined)
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        return over(self.speculative_tokens, self.rounds)
-
-    def per_token(self, quantity: str) -> dict[str, float | None]:
-        """`quantity` ("s", "cpu_s" or "joules") for one token, of both ways to decode."""
-        return {
-            way: over(getattr(self, f"{way}_{quantity}"), getattr(self, f"{way}_tokens"))
-            for way in ("autoregressive", "speculative")
-        }
+    @staticmethod
+    def here(session: Session, settings: Settings) -> dict[str, Any]:
+        """The fields of a measurement on this machine."""
+        used = (*PACKAGES, *(package for package in TORCH_PACKAGES if package in sys.modules))
+        packages = {package: metadata.version(package) for package in used}
+        versions = {"specdemo": __version__, "python": platform.python_version(), **packages}
+        head = {"machine": describe(), "versions": versions, "pair": session.info}
+        return {**head, "settings": settings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +67,14 @@ class RowDetail:
     first run in which they do; `speedups` are those of the repeats."""
 
     id: str
-    figures: Figures
+    figures: Summary
     difference: Difference | None
     predicted_speedup: float | None
     speedups: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Total:
     """The rows together: rates are totals over totals, never means of rates."""
 
     speedup: float | None
@@ -136,7 +118,7 @@ class SweepPoint:
     equations predict from the measured costs and acceptance rate."""
 
     draft_tokens: int | None
-    figures: Figures
+    figures: Summary
     predicted: float | None
 
 
@@ -151,16 +133,13 @@ class Skipped:
 @dataclass(frozen=True, slots=True)
 class Details:
     """What the contract's fields are made of, and what the HTML report draws. `positions` holds
-    (accepted, examined) of the first, second, ... draft token of a round; `quartiles` are those of
-    the prompts' speed-ups."""
+    (accepted, examined) of the first, second, ... draft token of a round."""
 
     rows: tuple[RowDetail, ...]
-    total: Figures
+    total: Summary
     positions: tuple[tuple[int, int], ...]
     costs: CostTable | None
     predicted_speedup: float | None
-    quartiles: tuple[float, ...]
-    energy: str
     sweep: tuple[SweepPoint, ...]
     sweep_prompts: int
     peer_rows: tuple[PeerRow, ...]
@@ -172,87 +151,50 @@ class Details:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Measurement):
     """A whole benchmark, finished or (`details.stopped`) with what was measured until then."""
 
-    machine: str
-    versions: dict[str, str]
-    pair: PairInfo
-    settings: Settings
     rows: tuple[Row, ...]
-    summary: Summary
+    summary: Total
     peers: dict[str, PeerFigures]
     details: Details
 
 
-def figures_of(trace: Trace, joules: Sequence[float | None] = (None, None)) -> Figures:
-    """A finished trace with its baseline; `joules` of the baseline and of the answer."""
-    one = summarize(trace)
-    rounds = decoding_rounds(trace)
-    corrections = sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction")
-    return Figures(
-        autoregressive_tokens=len(trace.baseline.tokens) - 1,
-        speculative_tokens=one.tokens - 1,
-        rounds=len(rounds),
-        drafted=one.drafted,
-        accepted=one.accepted,
-        examined=one.accepted + corrections,
-        autoregressive_s=one.baseline_decode_seconds or 0.0,
-        speculative_s=one.decode_seconds,
-        draft_s=one.draft_seconds,
-        verify_s=one.verify_seconds,
-        outside_s=one.outside_seconds,
-        autoregressive_cpu_s=trace.baseline.cpu_seconds,
-        speculative_cpu_s=trace.cpu_seconds,
-        autoregressive_joules=joules[0],
-        speculative_joules=joules[1],
-    )
-
-
-def combined(items: Iterable[Figures], by: Callable = sum) -> Figures:
-    """Every figure `by` sum, all 0 without items, or median_low; None where one is not known."""
-    columns = zip(*map(dataclasses.astuple, items), strict=True)
-    return Figures(*(None if None in column else by(column) for column in columns))
-
-
-def sum_up(
-    prompt: BenchPrompt, traces: Sequence[Trace], figures: Sequence[Figures]
-) -> tuple[Row, RowDetail]:
-    """One prompt, from the traces of its races, each with a baseline, and the figures of each."""
-    median = combined(figures, median_low)
-    row = Row(
+def row_of(prompt: BenchPrompt, traces: Sequence[Trace], median: Summary) -> Row:
+    """One prompt, from the traces of its races and the medians of their figures."""
+    return Row(
         id=prompt.id,
         task=prompt.task,
         tokens=len(traces[0].token_ids),
-        autoregressive_s=median.autoregressive_s,
-        speculative_s=median.speculative_s,
+        autoregressive_s=median.baseline_decode_seconds,
+        speculative_s=median.decode_seconds,
         speedup=median.speedup,
         acceptance_rate=median.acceptance_rate,
-        tokens_per_round=median.tokens_per_round or 0.0,
+        tokens_per_round=median.tokens_per_round,
         identical=all(trace.identical for trace in traces),
     )
-    difference = next(filter(None, (trace.difference for trace in traces)), None)
-    speedups = tuple(one.speedup for one in figures)
-    return row, RowDetail(prompt.id, median, difference, None, speedups)
 
 
-def summarize_rows(rows: Sequence[Row], details: Sequence[RowDetail]) -> Summary:
-    whole = combined(detail.figures for detail in details)
-    tasks: dict[str, list[Figures]] = {}
-    for row, detail in zip(rows, details, strict=True):
-        tasks.setdefault(row.task, []).append(detail.figures)
-    return Summary(
+def summarize_rows(rows: Sequence[Row], whole: Summary, parts: Sequence[Summary]) -> Total:
+    """All rows: `whole` is the sum of their `parts`."""
+    tasks: dict[str, list[Summary]] = {}
+    for row, part in zip(rows, parts, strict=True):
+        tasks.setdefault(row.task, []).append(part)
+    return Total(
         speedup=whole.speedup,
-        speedup_by_task={task: combined(figures).speedup for task, figures in tasks.items()},
+        speedup_by_task={task: combined(parts).speedup for task, parts in tasks.items()},
         worst_prompt_speedup=min((row.speedup for row in rows if row.speedup), default=None),
-        autoregressive_tokens_per_s=over(whole.autoregressive_tokens, whole.autoregressive_s),
-        speculative_tokens_per_s=over(whole.speculative_tokens, whole.speculative_s),
+        autoregressive_tokens_per_s=whole.baseline_tokens_per_second,
+        speculative_tokens_per_s=over(whole.decoded, whole.decode_seconds),
         acceptance_rate=whole.acceptance_rate,
-        tokens_per_round=whole.tokens_per_round,
+        tokens_per_round=over(whole.decoded, whole.decode_rounds),
         identical=all(row.identical for row in rows) if rows else None,
         prompts=len(rows),
-        outside_inference_fraction=over(whole.outside_s, whole.speculative_s),
-        cpu_seconds_per_token=whole.per_token("cpu_s"),
+        outside_inference_fraction=over(whole.outside_seconds, whole.decode_seconds),
+        cpu_seconds_per_token={
+            "autoregressive": whole.baseline_cpu_seconds_per_token,
+            "speculative": over(whole.cpu_seconds, whole.decoded),
+        },
     )
 
 
@@ -282,14 +224,8 @@ def peer_figures(
     return figures
 
 
-def to_json(result: Any) -> str:
-    """A result with `settings` (a Report, an Audit, a PaperTable) as JSON."""
+def to_json(result: Measurement) -> str:
     data = dataclasses.asdict(result)
     if result.settings.draft_tokens is None:
         data["settings"]["draft_tokens"] = "auto"
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def over(value: float | None, by: float | None) -> float | None:
-    """The quotient; None where either is unknown or there is nothing to divide by."""
-    return value / by if value is not None and by else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import click
 
 from specdemo.cli import json_option, progress_bar, write_json
 from specdemo.errors import BadInput, DamagedModel
+from specdemo.terminal import show
 
 if TYPE_CHECKING:
     from specdemo.models.rehearsal import Rehearsed, Stepped
@@ -55,7 +56,7 @@ def pairs(json_file: str | None) -> None:
             }
             for one in listed
         ]
-        show(None, table)
+        show(None, table, sys.stdout)
 
 
 @click.command()
@@ -177,7 +178,6 @@ def report(models: Sequence[Rehearsed], prospects: Sequence[dict[str, float]]) -
     def milliseconds(one: Stepped) -> dict[str, float]:
         return {str(n): 1000 * time for n, time in enumerate(one.step_seconds, start=1)}
 
-    target = models[0]
     kept = sum(one.own_bytes + one.cache_bytes for one in models) / 1e9
     files = sum(one.weights_bytes for one in models) / 1e9
     click.echo(
@@ -196,28 +196,16 @@ def report(models: Sequence[Rehearsed], prospects: Sequence[dict[str, float]]) -
         }
         for one in models
     ]
-    show("what each model takes", rows)
-    rows = [{"model": one.model, **milliseconds(one.settings[0])} for one in models]
-    show("milliseconds a forward of n tokens", rows)
-    if len(target.settings) > 1:
-        rows = [
-            {"numerics": one.numerics, **milliseconds(one), "logits": one.invariance}
-            for one in target.settings
-        ]
-        show(f"numerics of {target.model}, ms for n tokens", rows)
-    show("what these costs promise", prospects)
-
-
-def show(title: str | None, rows: Sequence[Mapping[str, str | float]]) -> None:
-    """Print a table; its columns are the keys of the rows."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        cells = (f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row.values())
-        table.add_row(*cells)
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    show("what each model takes", rows, sys.stdout)
+    rows = [
+        {
+            "model": one.model,
+            "numerics": way.numerics,
+            **milliseconds(way),
+            "logits": way.invariance,
+        }
+        for one in models
+        for way in one.settings
+    ]
+    show("milliseconds a forward of n tokens", rows, sys.stdout)
+    show("what these costs promise", prospects, sys.stdout)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import unicodedata
 from collections.abc import Iterable
-from contextlib import closing
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -20,10 +18,11 @@ from specdemo.cli import (
     write_json,
 )
 from specdemo.errors import BadInput
+from specdemo.terminal import printable, where
 
 if TYPE_CHECKING:
     from specdemo.settings import ModelChoice, Settings
-    from specdemo.trace import BaselineToken, Difference, Round, Trace
+    from specdemo.trace import BaselineToken, Round, Trace
 
 STYLES = {
     "accepted": ("accepted draft token", {"fg": "green"}),
@@ -64,7 +63,7 @@ def run(
     from specdemo.trace import to_json
 
     screen = Screen(sys.stderr if json_file == "-" else sys.stdout)
-    with closing(Session(loaded, background=False)) as session:
+    with Session(loaded, background=False) as session:
         screen.line(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
         screen.legend()
         if baseline:
@@ -124,16 +123,6 @@ def show(events: Iterable[Round | BaselineToken | Trace], screen: Screen) -> Tra
     return trace
 
 
-def printable(text: str) -> str:
-    """`text` with every control character but newline and tab written as an escape."""
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in ("Cc", "Cf") and char not in "\n\t\u200d"
-        else char
-        for char in text
-    )
-
-
 def report(trace: Trace) -> list[str]:
     """The figures of a run in a few lines."""
     from specdemo.trace import summarize
@@ -166,15 +155,6 @@ def report(trace: Trace) -> list[str]:
     if trace.identical:
         lines.append("the two answers are identical, token for token")
     elif trace.identical is False:
-        lines.append(_difference(trace.difference))
+        found = where(trace.difference) or "one of them ends before the other"
+        lines.append(f"the two answers differ: {found}")
     return lines
-
-
-def _difference(found: Difference | None) -> str:
-    if found is None:
-        return "the two answers differ in length"
-    margin = "" if found.margin is None else f" (by {found.margin:.3f} logits over the next best)"
-    return (
-        f"the two answers differ, first at position {found.position}: {found.text!r},"
-        f" autoregressive decoding {found.baseline_text!r}{margin}"
-    )

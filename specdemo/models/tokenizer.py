@@ -7,15 +7,14 @@ transformers' AutoTokenizer would import torch, which takes seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
+from tokenizers.decoders import DecodeStream
 
 from specdemo.errors import FetchError
-
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
@@ -65,9 +64,11 @@ class Tokenizer:
         """The text of `ids` without special tokens and ids that mean nothing (padding)."""
         return self._parsing.decode([int(id) for id in ids])
 
-    def stream(self) -> TokenStream:
-        """A decoder that takes one token at a time; its texts, joined, are those of `decode`."""
-        return TokenStream(self)
+    def stream(self) -> Callable[[int], str]:
+        """What takes one id at a time and gives the text that it adds: "" while a character is
+        incomplete, and for special tokens. The texts, joined, are those of `decode`."""
+        decoding = DecodeStream(skip_special_tokens=True)
+        return lambda id: decoding.step(self._parsing, int(id)) or ""
 
     def token_string(self, id: int) -> str | None:
         """The vocabulary's own string of `id`, or None if it has none."""
@@ -80,36 +81,3 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """All vocabulary strings with their ids, added and special tokens too."""
         return self._parsing.get_vocab(with_added_tokens=True)
-
-
-class TokenStream:
-    """Text of a growing token list, never half a character.
-
-    Tokens are decoded together with those just before, because the text of a token may depend on
-    its neighbours (a space in front or not, the rest of a character).
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._before: list[int] = []  # the tokens of the last text that was returned
-        self._pending: list[int] = []  # tokens after those, whose text has not been returned
-
-    def push(self, id: int) -> str:
-        """The text that `id` adds: "" while a character is incomplete, and for special tokens."""
-        if id in self._tokenizer.special_ids or self._tokenizer.token_string(id) is None:
-            return ""
-        self._pending.append(int(id))
-        text = self._new_text()
-        return "" if text.endswith(_INCOMPLETE) else self._take(text)
-
-    def finish(self) -> str:
-        """The text still held back: a replacement character for an incomplete one, usually ""."""
-        return self._take(self._new_text()) if self._pending else ""
-
-    def _new_text(self) -> str:
-        decode = self._tokenizer.decode
-        return decode(self._before + self._pending).removeprefix(decode(self._before))
-
-    def _take(self, text: str) -> str:
-        self._before, self._pending = self._pending, []
-        return text

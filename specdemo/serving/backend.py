@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from specdemo.answering import Question
 from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, CacheFull, DamagedModel, RequestFailed
@@ -150,12 +151,10 @@ class Engine:
                 "messages" if job.messages else "prompt",
                 "context_length_exceeded",
             )
-        if job.baseline:
-            events = self.session.race(title, job.settings, stop=stop, on_wait=emit)
-        else:
-            events = self.session.answer(
-                title, job.settings, prompt=prompt, certify=job.certify, stop=stop, on_wait=emit
-            )
+        # A race answers its instruction, which is all of the prompt.
+        ids = None if job.baseline else prompt
+        question = Question(title, job.settings, ids, job.certify, job.baseline, stop, emit)
+        events = self.session.ask(question)
         emit(Started(len(prompt)))
         text = StopText(job.stop)
         try:
@@ -270,7 +269,6 @@ class LocalBackend:
         thread of its own.
         """
         engine = self.ready_engine()
-        record = Record(self._metrics)
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
@@ -297,20 +295,14 @@ class LocalBackend:
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
-            while (item := await arrived.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                if isinstance(item, Done):
-                    record.end(item.reason, item.trace)
-                else:
-                    record.saw(item.round if isinstance(item, Piece) else item)
-                yield item
-        except (BadInput, Busy):
-            record.end("refused")
-            raise
-        except Exception as error:
-            record.end("error", error=error)
-            raise
+            with Record(self._metrics) as record:
+                while (item := await arrived.get()) is not None:
+                    if isinstance(item, BaseException):
+                        raise item
+                    if isinstance(item, Done):
+                        record.end(item.reason, item.trace)
+                    else:
+                        record.saw(item.round if isinstance(item, Piece) else item)
+                    yield item
         finally:
             stop.set()
-            record.end("cancelled")  # ignored where it has ended otherwise

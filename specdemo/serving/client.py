@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,11 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from specdemo.answering import Answering, Question
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.options import key_from_environment
-from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, PairInfo, Trace, from_json
 
 if TYPE_CHECKING:
@@ -41,13 +40,11 @@ EVENTS = {
 class NoMeter:
     """In place of `bench.energy.Meter`: this machine's counters do not measure the server's."""
 
-    available = False
-
     def joules(self) -> None:
         return None
 
 
-class RemoteSession(AbstractContextManager):
+class RemoteSession(Answering):
     """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
 
     Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
@@ -81,31 +78,6 @@ class RemoteSession(AbstractContextManager):
                 "`python -m specdemo serve`."
             ) from error
 
-    def answer(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        prompt: tuple[int, ...] | None = None,
-        certify: bool = False,
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
-    ) -> Iterator[Round | Trace]:
-        """As Session.answer. A stopped run ends with a trace of what had come: the server's own
-        figures are missing."""
-        return self._run(instruction, settings, prompt, {"certify": certify}, stop, on_wait)
-
-    def race(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        """As Session.race; a stopped run ends as one of `answer`."""
-        return self._run(instruction, settings, None, {"baseline": True}, stop, on_wait)
-
     @property
     def load(self) -> Load:
         """Nothing is known here: the server's own /metrics has it."""
@@ -119,47 +91,38 @@ class RemoteSession(AbstractContextManager):
         """Close the connections; the server goes on for others."""
         self._http.close()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _run(
-        self,
-        instruction: str,
-        settings: Settings,
-        prompt: tuple[int, ...] | None,
-        wanted: dict[str, bool],
-        stop: threading.Event | None,
-        on_wait: Callable[[Waiting], None] | None,
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        extension = {**dataclasses.asdict(settings), "rounds": True, "trace": True, **wanted}
+    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        wanted = {"rounds": True, "trace": True}
+        wanted |= {"baseline": True} if question.baseline else {"certify": question.certify}
+        extension = dataclasses.asdict(question.settings) | wanted
         body = {"model": self.info.target, "stream": True, "speculative": extension}
-        if prompt is None:
+        if question.prompt is None:
             path = "/v1/chat/completions"
-            body["messages"] = [{"role": "user", "content": instruction}]
+            body["messages"] = [{"role": "user", "content": question.instruction}]
         else:
-            path, body["prompt"] = "/v1/completions", list(prompt)
+            path, body["prompt"] = "/v1/completions", list(question.prompt)
         seen: list[Round | BaselineToken] = []
         prompt_tokens = 0
         with self._reached(), self._http.stream("POST", path, json=body) as response:
             _require_ok(response)
             for line in response.iter_lines():
-                if stop is not None and stop.is_set():
+                if question.stop is not None and question.stop.is_set():
                     break
                 event = _event(line)
                 if isinstance(event, Trace):
-                    yield dataclasses.replace(event, instruction=instruction)
+                    yield dataclasses.replace(event, instruction=question.instruction)
                     return
                 if isinstance(event, int):
                     prompt_tokens = event
                 elif isinstance(event, Round | BaselineToken):
                     seen.append(event)
                     yield event
-                elif event is not None and on_wait is not None:
-                    on_wait(event)
+                elif event is not None and question.on_wait is not None:
+                    question.on_wait(event)
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
-        yield self._cut_off(instruction, settings, prompt_tokens, seen)
+        yield self._cut_off(question, prompt_tokens, seen)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -176,24 +139,20 @@ class RemoteSession(AbstractContextManager):
             raise RequestFailed(message) from error
 
     def _cut_off(
-        self,
-        instruction: str,
-        settings: Settings,
-        prompt_tokens: int,
-        seen: list[Round | BaselineToken],
+        self, question: Question, prompt_tokens: int, seen: list[Round | BaselineToken]
     ) -> Trace:
-        """What is known of a stopped run."""
+        """What is known of a stopped run: the server's own figures are missing."""
         rounds = tuple(one for one in seen if isinstance(one, Round))
         shown = tuple(one for one in seen if isinstance(one, BaselineToken))
         prefill = rounds[0].verify_seconds if rounds else 0.0
         tokens = sum(len(one.tokens) for one in rounds)
-        ended = "length" if tokens >= settings.max_new_tokens else "stop"
+        ended = "length" if tokens >= question.settings.max_new_tokens else "stop"
         return Trace(
-            instruction=instruction,
+            instruction=question.instruction,
             prompt_tokens=prompt_tokens,
             prompt_reused=0,
             pair=self.info,
-            settings=settings,
+            settings=question.settings,
             prefill_seconds=prefill,
             rounds=rounds,
             finish_reason=ended if shown else "cancelled",

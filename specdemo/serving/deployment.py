@@ -25,6 +25,7 @@ from specdemo.serving.backend import Event, LocalBackend
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 from specdemo.serving.replicas import Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.schema import Job
+from specdemo.settings import parse
 
 NAME, ENGINE, GATEWAY = "specdemo", "Engine", "Gateway"
 
@@ -86,8 +87,10 @@ class Gateway:
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with the `args` of its config file, which must be
-    those of ServeOptions."""
-    options = ServeOptions.model_validate(args)
+    those of ServeOptions; the pair is the embedded one if they name none."""
+    options = args
+    if isinstance(args, dict):
+        options = parse(ServeOptions, {"pair": "embedded", **args})
     autoscaling = {
         "min_replicas": options.least,
         "max_replicas": options.most,

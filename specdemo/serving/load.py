@@ -8,17 +8,21 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import statistics
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 import httpx
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specdemo.settings import CONFIG, Line, option, real, whole
 
 PATIENCE = 120.0
 """Seconds without a byte after which an answer counts as failed."""
@@ -28,6 +32,25 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 
 AT_REST_AFTER = 12.0
 """Seconds without visitors: worker threads that were idle for ten end when the next is needed."""
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class LoadOptions:
+    """What to measure: levels of visitors, or for `minutes` what they leave behind."""
+
+    visitors: whole(1, 64) = option(
+        16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
+    )
+    seconds: real(1, 600) = option(30.0, "how long each level lasts")
+    minutes: Annotated[float, Field(gt=0, le=1440)] | None = option(
+        None,
+        "instead of levels: visitors who join, stop and leave at random, and what they left",
+        name="soak",
+        metavar="MINUTES",
+    )
+    url: str | None = option(None, "a server that is running", unset="one is started")
+    pair: Line = option("embedded", "what a started server loads")
+    max_new_tokens: whole(1, 2000) = option(100, "length of the answers")
 
 
 @dataclass
@@ -198,8 +221,8 @@ class Crowd:
         level = Level(
             visitors=visitors,
             tokens_per_s=sum(one.tokens_until(ended) for one in all_asked) / seconds,
-            ttft_p50_s=_quantile(firsts, 0.5),
-            ttft_p95_s=_quantile(firsts, 0.95),
+            ttft_p50_s=float(np.quantile(firsts, 0.5)) if firsts else None,
+            ttft_p95_s=float(np.quantile(firsts, 0.95)) if firsts else None,
             errors=len(errors),
             requests=len(all_asked),
             seconds=seconds,
@@ -232,40 +255,21 @@ def settle(url: str, within: float = 30.0) -> dict[str, Any]:
         time.sleep(0.1)
 
 
-def process_figures(pid: int | None) -> tuple[int, int]:
-    """(resident bytes, threads) of a process with its children; zeros where there is none."""
-    import psutil
-
-    rss = threads = 0
-    with suppress(psutil.Error):
-        whole = psutil.Process(pid)
-        for process in [whole, *whole.children(recursive=True)] if pid else []:
-            rss += process.memory_info().rss
-            threads += process.num_threads()
-    return rss, threads
-
-
 def levels_up_to(visitors: int) -> list[int]:
     """1, 4, 8, 16, 32 as far as `visitors`, and that itself."""
     return sorted({level for level in (1, 4, 8, 16, 32) if level <= visitors} | {visitors})
 
 
 def run_levels(
-    url: str,
-    prompts: Sequence[str],
-    *,
-    visitors: int,
-    seconds: float,
-    max_new_tokens: int,
-    on_level: Callable[[Level], None],
+    url: str, prompts: Sequence[str], asked: LoadOptions, on_level: Callable[[Level], None]
 ) -> LoadReport:
     """The load test at growing levels; calls `on_level` after each."""
-    crowd = Crowd(url, prompts, max_new_tokens)
+    crowd = Crowd(url, prompts, asked.max_new_tokens)
     levels: list[Level] = []
     errors: list[str] = []
-    same, compared = crowd.compare(min(visitors, 8))
-    for count in levels_up_to(visitors):
-        level, wrong = crowd.level(count, seconds)
+    same, compared = crowd.compare(min(asked.visitors, 8))
+    for count in levels_up_to(asked.visitors):
+        level, wrong = crowd.level(count, asked.seconds)
         levels.append(level)
         errors += wrong
         on_level(level)
@@ -277,20 +281,12 @@ def run_levels(
         aggregate_gain=eight / one if eight and one else None,
         identical=same == compared,
         compared=compared,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=asked.max_new_tokens,
         errors=tuple(sorted(set(errors)))[:20],
     )
 
 
-def soak(
-    url: str,
-    pid: int | None,
-    prompts: Sequence[str],
-    *,
-    visitors: int,
-    minutes: float,
-    max_new_tokens: int,
-) -> SoakReport:
+def soak(url: str, pid: int | None, prompts: Sequence[str], asked: LoadOptions) -> SoakReport:
     """Visitors who come, ask, sometimes hang up, and go, for so many minutes; then what is left.
 
     A short crowd comes before the first look, so that what is made once is there already.
@@ -305,17 +301,17 @@ def soak(
                 for _ in range(chance.randint(1, 4)):
                     leave_after = chance.randint(1, 8) if chance.random() < 0.4 else 0
                     prompt = f"{chance.choice(prompts)} ({chance.randint(0, 10**9)})"
-                    length = chance.randint(1, max_new_tokens)
+                    length = chance.randint(1, asked.max_new_tokens)
                     done.append(ask(client, url, prompt, length, never, leave_after))
                     if stop.wait(chance.expovariate(2.0)):
                         break
             stop.wait(chance.expovariate(1.0))
 
-    at_once(visit, visitors, min(60.0, 6 * minutes))
+    at_once(visit, asked.visitors, min(60.0, 6 * asked.minutes))
     before = at_rest(url, pid)
     done.clear()
     begun = time.monotonic()
-    at_once(visit, visitors, 60 * minutes)
+    at_once(visit, asked.visitors, 60 * asked.minutes)
     seconds = time.monotonic() - begun
     errors = [one.error for one in done if one.error]
     return SoakReport(
@@ -331,17 +327,19 @@ def soak(
 
 
 def at_rest(url: str, pid: int | None) -> Rest:
-    """The server some seconds after its last visitor."""
+    """The server some seconds after its last visitor; memory and threads of the process `pid` with
+    its children, 0 where that is not known."""
+    import psutil
+
     settle(url)
     time.sleep(AT_REST_AFTER)
     httpx.get(url, timeout=10)  # needs a worker thread: the idle ones end
     told = settle(url)
-    rss, threads = process_figures(pid)
     held = sum(cache["used"] - cache["kept"] for cache in told["cache_blocks"].values())
+    rss = threads = 0
+    with suppress(psutil.Error):
+        whole = psutil.Process(pid)
+        for process in [whole, *whole.children(recursive=True)] if pid else []:
+            rss += process.memory_info().rss
+            threads += process.num_threads()
     return Rest(told["active"], told["queue"], held, threads, rss)
-
-
-def _quantile(values: list[float], share: float) -> float | None:
-    if len(values) < 2:
-        return values[0] if values else None
-    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]

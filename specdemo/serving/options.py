@@ -1,82 +1,78 @@
 """What a service is made of: which pair, how many replicas, how much each takes on. Checked data.
 
-The `serve` command fills it from its options, Ray Serve from the `args` of a config file.
+The `serve` command makes options of its fields, Ray Serve takes them from the `args` of a config
+file.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from specdemo.settings import ModelChoice
+from specdemo.errors import BadInput
+from specdemo.settings import CONFIG, ModelChoice, option, real, whole
 
 if TYPE_CHECKING:
     from specdemo.serving.backend import Engine
 
 KEY_VARIABLE = "SPECDEMO_API_KEY"
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Count = whole(1)
+Seconds = real(0, 86_400)
 
 
-def option(default: Any, help: str) -> Any:
-    """A field of which the `serve` command makes an option."""
-    return Field(default, description=help)
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ServeOptions(ModelChoice):
+    """The models, and the fields below. `gateways` are processes that speak the API,
+    `start_seconds` how long a request may wait for a replica to begin."""
 
-
-class ServeOptions(BaseModel):
-    """`pair` is a name that `specdemo pairs` lists; `model` with `assistant_model` are a pair of
-    one's own instead. `gateways` are processes that speak the API, `start_seconds` how long a
-    request may wait for a replica to begin. The other fields describe themselves."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    pair: str = "embedded"
-    model: str | None = None
-    assistant_model: str | None = None
-    weight_format: str = "int8"
-    device: str = "CPU"
-    draft_device: str = "CPU"
-    kv_cache: str = "auto"
-    gateways: Count = 1
-    start_seconds: Annotated[float, Field(gt=0)] = 60.0
-    replicas: Count | None = option(None, "How many.  [default: 1]")
-    min_replicas: Count | None = option(None, "In place of --replicas: scale with the load.")
-    max_replicas: Count | None = option(None, "The most that the load may bring.")
+    replicas: Count | None = option(
+        None,
+        "how many",
+        unset="1",
+        section="Replicas, each with the pair and an engine of its own",
+    )
+    min_replicas: Count | None = option(None, "in place of --replicas: scale with the load")
+    max_replicas: Count | None = option(None, "the most that the load may bring")
     cpus_per_replica: Count | None = option(
-        None, "Cores of each.  [default: 1; with --no-ray all of the machine]"
+        None, "cores of each", unset="1; with --no-ray all of the machine"
     )
-    ongoing: Count = option(8, "Requests that each runs at once.")
-    waiting: Annotated[int, Field(ge=0)] = option(
-        64, "Requests that may wait for each; more are refused with status 429."
+    ongoing: Count = option(8, "requests that each runs at once", name="max_ongoing")
+    waiting: whole(0) = option(
+        64,
+        "requests that may wait for each; more are refused with status 429",
+        name="max_waiting",
     )
-    cache_mb: Annotated[int, Field(ge=1, le=1_000_000)] | None = option(
-        1024, "Megabytes of KV cache of each, allocated at the start; one full context at least."
+    cache_mb: Count | None = option(
+        1024, "megabytes of KV cache of each, allocated at the start; one full context at least"
     )
     target_ongoing: Annotated[float, Field(gt=0)] | None = option(
-        None, "Requests of each that bring another replica.  [default: half of --max-ongoing]"
+        None, "requests of each that bring another replica", unset="half of --max-ongoing"
     )
-    upscale_seconds: Seconds = option(10.0, "Seconds of load before a replica is added.")
-    downscale_seconds: Seconds = option(300.0, "Seconds of quiet before one is stopped.")
+    upscale_seconds: Seconds = option(
+        10.0, "seconds of load before a replica is added", name="upscale_delay"
+    )
+    downscale_seconds: Seconds = option(
+        300.0, "seconds of quiet before one is stopped", name="downscale_delay"
+    )
     drain_seconds: Seconds = option(
-        60.0, "How long answers that have begun may take to finish when a replica is stopped."
+        60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    max_new_tokens: Count = option(512, "Tokens of a chat answer whose request names no limit.")
+    max_new_tokens: Count = option(512, "tokens of a chat answer whose request names no limit")
+    gateways: Count = 1
+    start_seconds: Annotated[float, Field(gt=0)] = 60.0
 
-    @model_validator(mode="after")
-    def _replicas_go_together(self) -> ServeOptions:
+    def __post_init__(self) -> None:
         if self.autoscaling and self.replicas is not None:
-            raise ValueError(
-                "replicas is a fixed number; leave it out with min_replicas and max_replicas"
-            )
+            message = "is a fixed number; leave it out with --min-replicas and --max-replicas."
+            raise BadInput(f"replicas {message}", "replicas")
         if self.least > self.most:
-            raise ValueError(f"min_replicas {self.least} is more than max_replicas {self.most}")
-        if self.assistant_model and not self.model:
-            raise ValueError("assistant_model needs model beside it")
-        return self
+            message = f"min_replicas {self.least} is more than --max-replicas {self.most}."
+            raise BadInput(message, "min_replicas")
 
     @property
     def autoscaling(self) -> bool:
@@ -91,19 +87,6 @@ class ServeOptions(BaseModel):
     def most(self) -> int:
         """The most replicas there may be."""
         return self.max_replicas or self.least
-
-    @property
-    def choice(self) -> ModelChoice:
-        """The models, as the command line names them."""
-        return ModelChoice(
-            pair="" if self.model else self.pair,
-            target=self.model or "",
-            draft=self.assistant_model or "",
-            weight_format=self.weight_format,
-            device=self.device,
-            draft_device=self.draft_device,
-            kv_cache=self.kv_cache,
-        )
 
 
 def key_from_environment() -> str | None:
@@ -123,9 +106,8 @@ def open_engine(
     from specdemo.serving.backend import Engine
     from specdemo.session import Session
 
-    choice = options.choice
     loaded = load_pair(
-        chosen_pair(choice), choice=choice, progress=lambda progress: report(progress.line)
+        chosen_pair(options), choice=options, progress=lambda progress: report(progress.line)
     )
     report("Compiling the models for this processor")
     session = Session(

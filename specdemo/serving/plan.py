@@ -9,14 +9,38 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked
 
 from specdemo.errors import BadInput
+from specdemo.settings import CONFIG, option, real, whole
 
 HEADROOM = 0.7
 """Share of a replica's capacity that is planned with: visitors do not come evenly."""
 
 PATIENCE = 2.0
 """Seconds to the first token that a visitor should wait at most, at the 95th percentile."""
+
+
+Interval = Annotated[float, Field(gt=0, le=86_400)]
+
+
+@checked(frozen=True, slots=True, config=CONFIG)
+class PlanOptions:
+    """The visitors, who each ask once in `question_every` seconds."""
+
+    visitors: whole(1) | None = option(
+        None,
+        "for how many visitors",
+        name="plan",
+        section="A plan instead of a service: what so many visitors need",
+    )
+    figures: str | None = option(None, "what `specdemo load --json FILE` measured", metavar="FILE")
+    question_every: Interval = option(60.0, "seconds between a visitor's questions")
+    answer_tokens: Interval = option(150.0, "tokens of a usual answer")
+    price_per_core_hour: real(0, 1000) | None = option(None, "in any currency; gives the cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +69,18 @@ class Plan:
     per_million_tokens: float | None
 
 
-def plan(
-    visitors: int,
-    measured: Measured,
-    question_every_s: float,
-    answer_tokens: float,
-    price_per_core_hour: float | None = None,
-) -> Plan:
-    """What `visitors` need who each ask once in `question_every_s` seconds and get `answer_tokens`
-    tokens. The price is in any currency."""
-    requests = visitors / question_every_s
-    demand = requests * answer_tokens
-    answer = measured.first_token_s + answer_tokens * measured.visitors / measured.tokens_per_s
+def plan(asked: PlanOptions, measured: Measured) -> Plan:
+    requests = asked.visitors / asked.question_every
+    demand = requests * asked.answer_tokens
+    a_token = measured.visitors / measured.tokens_per_s
+    answer = measured.first_token_s + asked.answer_tokens * a_token
     in_flight = requests * answer  # Little's law
     by_tokens = math.ceil(demand / (HEADROOM * measured.tokens_per_s))
     replicas = max(1, by_tokens, math.ceil(in_flight / measured.visitors))
     cores = replicas * measured.cores
     cost = None
-    if price_per_core_hour is not None:
-        cost = cores * price_per_core_hour * 1e6 / (3600 * demand)
+    if asked.price_per_core_hour is not None:
+        cost = cores * asked.price_per_core_hour * 1e6 / (3600 * demand)
     memory = replicas * measured.memory_bytes
     return Plan(demand, requests, in_flight, answer, replicas, cores, memory, cost)
 
@@ -90,19 +107,3 @@ def best_level(figures: str, cores: int, memory_bytes: int) -> Measured:
     if quick:
         return max(quick, key=lambda one: one.tokens_per_s)
     return min(levels, key=lambda one: one.first_token_s)
-
-
-def lines(measured: Measured, found: Plan) -> list[str]:
-    """Both as lines for a person."""
-    memory = f", {found.memory_bytes / 1e9:.1f} GB of memory" if found.memory_bytes else ""
-    text = [
-        f"measured: {measured.tokens_per_s:.0f} tokens/s for {measured.visitors} visitors at once "
-        f"on {measured.cores} cores, first token after {measured.first_token_s:.2f} s (95th "
-        "percentile)",
-        f"wanted: {found.requests_per_s:.1f} answers/s, {found.demand_tokens_per_s:.0f} tokens/s; "
-        f"{found.in_flight:.0f} answers in flight, {found.answer_s:.1f} s each",
-        f"needed: {found.replicas} replicas, {found.cores} cores{memory}",
-    ]
-    if found.per_million_tokens is not None:
-        text.append(f"cost: {found.per_million_tokens:.2f} per million tokens under that load")
-    return text

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import click
+from pydantic import Field, FilePath
+from pydantic.dataclasses import dataclass
 
-from specdemo.cli import FiniteRange
-
-
-def _option(metavar: str | None, help: str, default: Any = MISSING, type: Any = None) -> Any:
-    """A setting that is an option of the command."""
-    return field(default=default, metadata={"metavar": metavar, "help": help, "type": type})
+from specdemo.cli import options_of
+from specdemo.settings import CONFIG, Line, option, whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TrainSettings:
     """What a training run does; the command offers the settings that have help.
 
@@ -25,77 +22,56 @@ class TrainSettings:
     step with its padding, in `parts` equal parts.
     """
 
-    target: str = _option(
-        "DIR_OR_REPO",
-        "The model to draft for: a folder with a PyTorch checkpoint or one GGUF file, a Hub "
-        "repository, or embedded.",
+    target: Line = option(
+        MISSING,
+        "the model to draft for: a folder with a PyTorch checkpoint or one GGUF file, a Hub "
+        "repository, or embedded",
+        metavar="DIR_OR_REPO",
     )
-    out: Path = _option(
-        "DIR",
-        "The folder to make; repeat the command to continue an interrupted run.",
-        type=click.Path(path_type=Path),
+    out: Path = option(
+        MISSING,
+        "the folder to make; repeat the command to continue an interrupted run",
+        metavar="DIR",
     )
-    tokens: int = _option(
-        "N", "Answer tokens of text that the target writes.", 400_000, click.IntRange(1000)
-    )
-    minutes: float | None = _option(
-        "M",
-        "How long to train, beside the writing of text (default: by --passes).",
+    tokens: whole(1000) = option(400_000, "answer tokens of text that the target writes")
+    minutes: Annotated[float, Field(gt=0, le=100_000)] | None = option(
         None,
-        FiniteRange(0, 100_000, min_open=True),
+        "how long to train, beside the writing of text",
+        metavar="M",
+        unset="by --passes",
     )
-    passes: float = _option(
-        "P", "How often the text is read.", 3.0, FiniteRange(0, 1000, min_open=True)
-    )
-    device: str = _option(None, "Where to train.", "auto", click.Choice(("auto", "cpu", "cuda")))
-    layers: int = _option("N", "Decoder layers of the draft.", 2, click.IntRange(1))
-    labels: str = _option(
-        None,
-        "Learn the text's tokens (hard) or the target's probabilities (soft); auto: soft on a GPU, "
-        "but for a GGUF target.",
+    passes: Annotated[float, Field(gt=0, le=1000)] = option(3.0, "how often the text is read")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train")
+    layers: whole(1) = option(2, "decoder layers of the draft")
+    labels: Literal["auto", "hard", "soft"] = option(
         "auto",
-        click.Choice(("auto", "hard", "soft")),
+        "learn the text's tokens (hard) or the target's probabilities (soft); auto: soft on a GPU, "
+        "but for a GGUF target",
     )
-    head_tokens: int = _option(
-        "N", "Frequent tokens that the draft chooses from.", 16_384, click.IntRange(1)
-    )
-    prompt_tokens: int | None = _option(
-        "N",
-        "Train with the last N tokens of a prompt only; 64 are enough for two layers "
-        "(default: all).",
+    head_tokens: whole(1) = option(16_384, "frequent tokens that the draft chooses from")
+    prompt_tokens: whole(1) | None = option(
         None,
-        click.IntRange(1),
+        "train with the last N tokens of a prompt only; 64 are enough for two layers",
+        metavar="N",
+        unset="all",
     )
-    text: Path | None = _option(
-        "FILE",
-        "Conversations to learn from (JSONL: kind, greedy, prompt, answer) instead of new ones.",
+    text: FilePath | None = option(
         None,
-        click.Path(path_type=Path, exists=True, dir_okay=False),
+        "conversations to learn from (JSONL: kind, greedy, prompt, answer) instead of new ones",
+        metavar="FILE",
     )
-    seed: int = _option("S", "Seed of text and training.", 0, click.IntRange(0, 2**31))
+    seed: whole(0, 2**31) = option(0, "seed of text and training")
     answer_tokens: int = 160
     batch_tokens: int = 2560
     parts: int = 4
     checkpoint_seconds: float = 200.0
 
 
-def _options(command: Callable) -> Callable:
-    """The options of TrainSettings; those without a default are required."""
-    for entry in reversed(fields(TrainSettings)):
-        if entry.metadata:
-            required = entry.default is MISSING
-            given = {"required": True} if required else {"default": entry.default}
-            name = "--" + entry.name.replace("_", "-")
-            command = click.option(name, **entry.metadata, **given)(command)
-    return command
-
-
 @click.command()
-@_options
-def train_draft(**options: Any) -> None:
+@options_of(TrainSettings, "settings", variables=False)
+def train_draft(settings: TrainSettings) -> None:
     from specdemo.training import run
 
-    settings = TrainSettings(**options)
     result = run.train_draft(settings)
     click.echo(
         f"{settings.out} holds the draft: agreement with the target on {result.after.tokens:,} "

@@ -191,7 +191,7 @@ class _Endpoints:
             "speedup": summary.speedup,
             "identical": trace.identical,
             "verdict": f"{words.headline}: {words.sentence} {words.reason}".strip(),
-            "summary": dataclasses.asdict(summary),
+            "summary": summary.as_dict(),
             "trace": json.loads(to_json(trace)),
         }
 

@@ -159,7 +159,7 @@ def progress_html(done: int, total: int, text: str) -> str:
 
 
 def table_html(rows: list[Row]) -> str:
-    from specdemo.bench.tables import text
+    from specdemo.terminal import text
 
     head = "".join(f'<th scope="col">{title}</th>' for title in COLUMNS.values())
     body = ""

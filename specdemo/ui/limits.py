@@ -159,7 +159,6 @@ class LimitedSession:
         **options: Any,
     ) -> Iterator[Any]:
         stop = stop or threading.Event()
-        record = Record(self._metrics)
         deadline = monotonic() + self._limits.seconds
 
         def late() -> bool:
@@ -172,7 +171,7 @@ class LimitedSession:
             if not late() and on_wait is not None:
                 on_wait(waiting)
 
-        try:
+        with Record(self._metrics) as record:
             self._check(instruction, settings)
             events = start(instruction, settings, stop=stop, on_wait=waited, **options)
             with closing(events):
@@ -185,14 +184,6 @@ class LimitedSession:
                         )
                     record.saw(event)
                     yield event
-        except (BadInput, Busy):
-            record.end("refused")
-            raise
-        except Exception as error:
-            record.end("error", error=error)
-            raise
-        finally:
-            record.end("cancelled")
 
     def _check(self, instruction: str, settings: Settings) -> None:
         limits = self._limits

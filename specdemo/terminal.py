@@ -1,0 +1,72 @@
+"""Prints on a terminal: text of others, whose control characters could command it, and tables.
+
+A table is a list of rows, a row maps the columns' names to values.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from specdemo.trace import Difference
+
+Table = Sequence[Mapping[str, Any]]
+
+
+def printable(text: str, keep: str = "\n\t\u200d") -> str:
+    """`text` with every control character but those to `keep` written as an escape."""
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in keep
+        else char
+        for char in text
+    )
+
+
+def text(value: Any) -> str:
+    """A value as a table shows it: figures with three significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def where(difference: Difference | None) -> str:
+    """Where an answer and its baseline part: position, both tokens and margin."""
+    if difference is None:
+        return ""
+    margin = "" if difference.margin is None else f", margin {text(difference.margin)} logits"
+    return (
+        f"token {difference.position + 1} is {difference.text!r}, "
+        f"autoregressive {difference.baseline_text!r}{margin}"
+    )
+
+
+def say(line: str, out: TextIO) -> None:
+    """Print a line above a progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(printable(line, keep=""), file=out)
+
+
+def show(title: str | None, table: Table, out: TextIO) -> None:
+    """Print a table; nothing where it has no rows."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Drawing
+
+    if not table:
+        return
+    drawn = Drawing(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name, value in table[0].items():
+        justify = "left" if isinstance(value, str) else "right"
+        drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
+    for row in table:
+        drawn.add_row(*(printable(text(value), keep="") for value in row.values()))
+    width = None if out.isatty() else 200
+    Console(file=out, width=width, markup=False, highlight=False).print(drawn)
