@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from typing import Any
 
 from specdemo.answering import Answering, Question
 from specdemo.engine.decode import Limits
@@ -150,8 +151,19 @@ class Session(Answering):
     ) -> Distribution:
         """The target model's distribution of the token after the prompt and the answer's `tokens`,
         in `settings` (temperature above 0). Raises what `answer` does."""
+        return self.result_of(NextToken, instruction, settings, tokens)
+
+    def result_of(
+        self,
+        kind: type[Request],
+        instruction: str,
+        settings: Settings,
+        tokens: tuple[int, ...],
+    ) -> Any:
+        """The result of a request of this kind about the prompt and the answer's `tokens`. Raises
+        what `answer` does."""
         prompt = self._prompt(instruction, settings, None)
-        request = NextToken(**vars(self._request(prompt, settings)))
+        request = kind(**vars(self._request(prompt, settings)))
         request.answer = list(tokens)
         handle = self._engine.submit(request, self._engine.target(settings.numerics))
         list(handle.events())

@@ -45,6 +45,12 @@ def real(least: float, most: float) -> Any:
     return Annotated[float, Field(ge=least, le=most), BeforeValidator(number)]
 
 
+def listed(*names: str) -> Any:
+    """Some of `names`, with commas between them in text."""
+    split = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
+    return Annotated[tuple[Literal[names], ...], split]
+
+
 Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
@@ -146,7 +152,8 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         first = error.errors()[0]
         if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
             raise cause from None
-        raise BadInput(sentence(error), param=_place(first)) from None
+        name, at = str(first["loc"][0]) if first["loc"] else _place(first), _place(first)
+        raise BadInput(sentence(error).replace(at, name, 1), param=name) from None
 
 
 def bounds(kind: type, name: str) -> str:

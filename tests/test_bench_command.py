@@ -40,6 +40,17 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
     assert "None of the prompts could be run" in capsys.readouterr().err
 
 
+def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
+    recording = str(tmp_path / "recording.json")
+    options = ["bench", "--limit", "1", "--max-new-tokens", "8", "--record", recording]
+    assert cli.main(options) == 0
+    capsys.readouterr()
+    assert cli.main(["bench", "--replay", recording, "--costs", "zen5-vnni", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["temperature"] for row in rows] == [0.0, 0.7]
+    assert all(row["costs"] == "zen5-vnni" and row["speedup"] > 0.5 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -49,6 +60,8 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
         (["bench", "--paper", "--limit", "3"], "--paper has a prompt of its own"),
         (["bench", "--html", "-"], "--html"),
         (["bench", "--repeats", "none"], "--repeats"),
+        (["bench", "--replay", "none.json"], "--replay none.json cannot be read"),
+        (["bench", "--replay", "none.json", "--costs", "z80"], "--costs z80 is no cost table"),
         (["audit", "--top-k", "50"], "--top-k is 50"),
         (["audit", "--draws", "-1"], "--draws"),
     ],

@@ -1,29 +1,44 @@
-"""N-gram lookup and n-gram tables: what they propose, and how it is judged."""
+"""N-gram lookup blended with an n-gram table: what it proposes, and how it is judged."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine.drafters import AdaptiveDrafter, Lookup, Ngrams
+from specdemo.engine.drafters import EITHER, AdaptiveDrafter, DraftModel, Ngrams
+from specdemo.engine.ngrams import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
 
 
-def looked_up(context, limit=1):
-    lookup = Lookup()
-    lookup.read(context)
+class Table:
+    """Says the sum of the context, from two tokens on."""
+
+    def guess(self, context):
+        return (sum(context), 0.9) if len(context) > 1 else None
+
+
+def ngrams_after(text, table=None):
+    ngrams = Ngrams(table)
+    ngrams.read(list(text))
+    return ngrams
+
+
+def looked_up(text, limit=1):
+    ngrams = ngrams_after(text)
     found: list[int] = []
-    while len(found) < limit and (guess := lookup.guess(found)) is not None:
-        found.append(guess[0])
+    while len(found) < limit and (guess := ngrams.guess(found)) is not None:
+        found.append(guess.token)
     return found
 
 
 def test_lookup_proposes_what_followed_the_longest_repeated_ending():
-    context = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
-    assert looked_up(context, 3) == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
-    assert looked_up([*context, 50], 3) == []
+    text = [1, 2, 3, 4, 9, 2, 3, 7, 8, 1, 2, 3]
+    assert looked_up(text, 3) == [4, 9, 2]  # "1 2 3" matches longer than the later "2 3"
+    assert looked_up([*text, 50], 3) == []
 
 
 def test_lookup_runs_on_through_a_loop():
@@ -31,30 +46,35 @@ def test_lookup_runs_on_through_a_loop():
 
 
 def test_lookup_goes_on_from_a_token_of_another_source():
-    lookup = Lookup()
-    lookup.read([1, 2, 3, 7, 8, 9, 1])
-    assert lookup.guess([])[0] == 2
-    assert lookup.guess([7])[0] == 8 and lookup.guess([7, 8])[0] == 9
+    ngrams = ngrams_after([1, 2, 3, 7, 8, 9, 1])
+    assert ngrams.guess([]).token == 2
+    assert ngrams.guess([7]).token == 8 and ngrams.guess([7, 8]).token == 9
 
 
-def test_an_ngram_table_looks_at_the_text_and_the_draft_after_it():
-    class Table:
+def test_where_the_text_says_nothing_the_table_does():
+    assert ngrams_after([100, 1, 2], Table()).guess([])[:2] == (103, "ngrams")
+    assert ngrams_after([100, 1, 2], Table()).guess([4])[:2] == (107, "ngrams")
+    assert ngrams_after([1], Table()).guess([]) is None
+
+
+def test_a_guess_of_the_text_is_surer_where_the_table_agrees():
+    class Agrees:
         def guess(self, context):
-            return (sum(context), 0.9) if len(context) > 1 else None
+            return 2, 0.9
 
-    ngrams = Ngrams(Table())
-    assert ngrams.guess([]) is None
-    ngrams.read([100, 1, 2, 3, 4])
-    assert ngrams.guess([]) == (10, 0.9) and ngrams.guess([10]) == (19, 0.9)
+    text = [1, 2, 9, 1]
+    alone, agreed = (ngrams_after(text, table).guess([]) for table in (None, Agrees()))
+    assert alone[:2] == (2, "lookup") and agreed.token == 2
+    assert agreed.confidence > alone.confidence
 
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
-    class Table:
+    class Next:
         def guess(self, context):
             return context[-1] + 1, 0.9
 
     policy = Policy(fixed=3)
-    drafter = AdaptiveDrafter([Ngrams(Table())], policy, Sampling())
+    drafter = AdaptiveDrafter(Ngrams(Next()), policy, Sampling())
     counted = []
     policy.accepted("ngrams").saw = lambda confidence, accepted: counted.append(accepted)
     context = [1]
@@ -72,38 +92,68 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 59))
-def test_lookup_index_agrees_with_searching_the_whole_text(text, prompt):
-    lookup = Lookup()
-    lookup.read(text[:prompt])
-    for end in range(prompt + 1, len(text) + 1):
-        context = text[:end]
-        lookup.read(text[end - 1 : end])
-        expected = None
-        for size in range(min(7, end - 1), 0, -1):
-            starts = [
-                s for s in range(end - size) if context[s : s + size] == context[end - size :]
-            ]
-            if starts:
-                *earlier, token = [context[start + size] for start in starts]
-                expected = (token, (weight(size, token, earlier) + 0.5) / 8)
-                break
-        assert lookup.guess([]) == expected
+def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
+    ngrams = ngrams_after(text[:prompt])
+    for end in range(max(prompt, 1), len(text) + 1):
+        ngrams.read(text[max(prompt, end - 1) : end])
+        chances = blended(text[:end])
+        guess = ngrams.guess([])
+        if not chances:
+            assert guess is None
+            continue
+        logit = LEAST_LOGIT + guess.confidence * (MOST_LOGIT - LEAST_LOGIT)
+        best = max(chances.values())
+        assert chances[guess.token] == pytest.approx(best, abs=0.01)
+        assert 0 < guess.confidence <= 1
+        if guess.confidence < 1:
+            assert 1 / (1 + math.exp(-logit)) == pytest.approx(best, abs=0.01)
 
 
-def weight(size, token, earlier):
-    """The length of match that a short one is worth, by what followed the occurrence before."""
-    if size > 3 or not earlier:
-        return size
-    return min(size + 3, 7) if earlier[-1] == token else max(size - 2, 0)
+def blended(text):
+    """p_n(t) = (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from the shortest context on."""
+    chances = dict.fromkeys(text, 0.0)
+    known = False
+    for n in range(1, ORDERS + 1):
+        counts: dict[int, float] = {}
+        for end in range(n, len(text)):
+            if text[end - n : end] == text[len(text) - n :]:
+                counts = {token: count * RECENCY for token, count in counts.items()}
+                counts[text[end]] = counts.get(text[end], 0.0) + 1
+        if not counts:
+            break
+        known = True
+        whole = sum(counts.values()) + DOUBT
+        chances = {t: (counts.get(t, 0.0) + DOUBT * p) / whole for t, p in chances.items()}
+    return chances if known else {}
 
 
 def test_lookup_is_surer_of_what_followed_before_and_less_sure_of_what_did_not():
     def confidence(*text):
-        lookup = Lookup()
-        lookup.read(list(text))
-        token, confidence = lookup.guess([])
+        token, _, confidence = ngrams_after(text).guess([])
         assert token == 2
         return confidence
 
     once, often = confidence(1, 2, 9, 1), confidence(1, 2, 9, 1, 2, 8, 1, 2, 7, 1)
     assert confidence(1, 3, 9, 1, 2, 8, 1) < once < often
+
+
+def test_a_context_forgets_what_followed_it_long_ago():
+    ngrams = ngrams_after([token for at in range(40) for token in (1, 100 + at)])
+    assert len(ngrams._after[1,]) < 15
+
+
+def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
+    """Beside n-grams, only what the draft model adds counts."""
+    policy = Policy()
+    for size in range(1, 17):
+        policy.costs.saw_verify(size, 1.0 + size / 100)
+    policy.costs.saw_draft(0.1)
+    drafter = AdaptiveDrafter(Ngrams(), policy, Sampling())
+    drafter.model = DraftModel(None, policy, Sampling())
+    drafter.model.catching_up = lambda context, drafted: 0.0
+    drafter.ngrams.read([1, 2, 9, 1])
+    good = drafter._guess([])
+    assert not drafter._model_pays([1, 2], [9], 1.0, good, 100)
+    for _ in range(50):
+        policy.accepted(EITHER).saw(good.acceptance, True)
+    assert drafter._model_pays([1, 2], [9], 1.0, good, 100)

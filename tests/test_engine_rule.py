@@ -53,7 +53,7 @@ class Branching:
     def draw(self, source: Distribution, seed, position, stream=0) -> int:
         return int(source.ids[self.decide(source.probabilities)])
 
-    def choose(self, logits, sampling, position) -> tuple[int, float]:
+    def choose(self, logits, sampling, position, known) -> tuple[int, float]:
         return self.draw(distribution(logits, sampling), sampling.seed, position), math.inf
 
     def accepts(self, chance, seed, position) -> bool:

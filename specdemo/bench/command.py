@@ -3,8 +3,9 @@ test that it is lossless, of our pair and of a peer."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -26,11 +27,12 @@ from specdemo.cli import (
     write_json,
 )
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.settings import CONFIG, option, whole
+from specdemo.settings import CONFIG, listed, option, whole
 from specdemo.terminal import printable, say, show, text, where
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
+    from specdemo.bench.prompts import BenchPrompt
     from specdemo.bench.report import Report
     from specdemo.settings import ModelChoice, Settings
 
@@ -38,6 +40,7 @@ SWEEP_PROMPTS = 8
 
 PEERS = {
     "openvino-genai": "specdemo.bench.peers",
+    "llama-cpp": "specdemo.bench.llama_peers",
     "transformers": "specdemo.bench.transformers_peers",
 }
 """Name: the module that opens it."""
@@ -56,6 +59,21 @@ class BenchOptions(PromptOptions):
     )
     paper: bool = option(
         False, "the paper's own table instead (arXiv 2311.04951), its figures beside"
+    )
+    record: str | None = option(
+        None, "record answers for --replay, and measure nothing", metavar="FILE"
+    )
+    replay: str | None = option(
+        None, "decode recorded answers again over cost tables, without a clock", metavar="FILE"
+    )
+    costs: str | None = option(
+        None,
+        "cost table of --replay: of bench/cost_tables.json, or a file like it",
+        metavar="NAME|FILE",
+        unset="all",
+    )
+    without: listed("model", "ngrams", "table") | None = option(
+        None, "leave sources of draft tokens out of --replay", metavar="NAME[,NAME]"
     )
 
 
@@ -87,6 +105,8 @@ def bench(
             "--sweep-prompts and --html."
         )
     chosen = asked.read()
+    if asked.record or asked.replay:
+        return _recorded(asked, chosen, json_file, choice, settings)
     sweep_prompts = asked.sweep_prompts
     if sweep_prompts is None:
         sweep_prompts = SWEEP_PROMPTS if asked.html else 0
@@ -102,9 +122,11 @@ def bench(
             show(title, papers.table(report), out)
         else:
             opened, left_out = [], []
-            if asked.peers:
+            for peer in asked.peers or ():
                 properties = session.target_properties(settings.numerics)
-                opened, left_out = import_module(PEERS[asked.peers]).open_all(loaded, properties)
+                more, reasons = import_module(PEERS[peer]).open_all(loaded, properties)
+                opened += more
+                left_out += reasons
             for sentence in left_out:
                 say(sentence, out)
             plan = race.Plan(settings, asked.repeats, sweep_prompts)
@@ -118,6 +140,33 @@ def bench(
     if not report.rows:
         reasons = [skipped.reason for skipped in report.details.skipped]
         raise RequestFailed(f"None of the prompts could be run: {reasons[0] if reasons else ''}")
+
+
+def _recorded(
+    asked: BenchOptions,
+    prompts: Sequence[BenchPrompt],
+    json_file: str | None,
+    choice: ModelChoice,
+    settings: Settings,
+) -> None:
+    """`bench --record` and `bench --replay`."""
+    from specdemo.bench import replay
+    from specdemo.session import Session
+
+    check_output(asked.record, "--record")
+    tables = replay.cost_tables(asked.costs)
+    records = replay.read_records(asked.replay) if asked.replay else []
+    loaded = load_pair(choice)
+    if asked.record:
+        with Session(loaded) as session:
+            records = list(replay.record(session, prompts, settings))
+        replay.write_records(records, asked.record)
+        if not asked.replay:
+            return
+    rows = list(replay.replay_all(records, tables, loaded, asked.without or ()))
+    show("Speed-up by cost table", rows, sys.stderr if json_file == "-" else sys.stdout)
+    if json_file:
+        write_json(json.dumps(rows, indent=1), json_file)
 
 
 def _show_bench(events: Iterator, out: TextIO) -> Report:
@@ -174,11 +223,13 @@ def audit(
             draws=asked.draws,
             sample_prompts=asked.sample_prompts,
             stop_ids=loaded.stop_ids,
-            peers=import_module(PEERS[asked.peers]).to_audit(
-                loaded, properties, sampled.draft_tokens
-            )
-            if asked.peers
-            else {},
+            peers={
+                name: opening
+                for peer in asked.peers or ()
+                for name, opening in import_module(PEERS[peer])
+                .to_audit(loaded, properties, sampled.draft_tokens)
+                .items()
+            },
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.settings import CONFIG, option, sentence, whole
+from specdemo.settings import CONFIG, listed, option, sentence, whole
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 """A few prompts of each of eight tasks."""
@@ -84,8 +84,11 @@ class PromptOptions:
         unset="a small set of its own",
     )
     limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
-    peers: Literal["openvino-genai", "transformers"] | None = option(
-        None, "also run another engine on the same files; transformers on torch devices"
+    peers: listed("openvino-genai", "llama-cpp", "transformers") | None = option(
+        None,
+        "also run other engines on the same files: openvino-genai and llama-cpp, or on torch "
+        "devices transformers",
+        metavar="NAME[,NAME]",
     )
 
     def read(self) -> tuple[BenchPrompt, ...]:

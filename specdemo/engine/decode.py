@@ -169,7 +169,9 @@ def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> V
         if sampling.greedy:
             token, margin = int(logits.best[at]), float(logits.margin[at])
         else:
-            token, margin = choose(logits.rows[at], sampling, position + at)
+            row = logits.rows[at]
+            known = float(row[logits.best[at]]), float(logits.log_sum[at])
+            token, margin = choose(row, sampling, position + at, known)
         least = min(least, margin)
         if drafted is not None:
             probabilities.append(logits.probability(at, drafted))

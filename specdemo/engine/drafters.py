@@ -14,12 +14,17 @@ import numpy as np
 
 from .cache import Sequence
 from .model import Logits, Run, prefill_chunks
-from .ngrams import Guesser, Lookup, Ngrams, NgramTable
+from .ngrams import Ngrams, NgramTable
 from .policy import UNLIKELY, Policy
 from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw, point_mass
 
 FEW = 4
 """Tokens that a draft model reads in the time of one."""
+
+
+EITHER = "model beside n-grams"
+"""Where both were asked: how often the likelier proposal was accepted, by the acceptance that was
+expected of the n-grams'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +173,9 @@ class DraftModel:
 
 
 class AdaptiveDrafter:
-    """Token by token the proposal that is likeliest to be accepted: of guessers, which cost
-    nothing, or of the draft model (`model`, may be None) where it is expected to save more than its
-    time.
+    """Token by token the proposal that is likeliest to be accepted: of `ngrams`, which cost
+    nothing, or of the draft model where it is expected to save more than its time. Either may be
+    None.
 
     What is proposed is counted wherever it was asked for, as far as the answer went along with the
     draft, whether it was put to the target or not.
@@ -178,12 +183,12 @@ class AdaptiveDrafter:
 
     def __init__(
         self,
-        guessers: list[Guesser],
+        ngrams: Ngrams | None,
         policy: Policy,
         sampling: Sampling,
         model: DraftModel | None = None,
     ):
-        self.guessers = guessers
+        self.ngrams = ngrams
         self.policy = policy
         self.model = model
         self.sampling = sampling
@@ -201,8 +206,8 @@ class AdaptiveDrafter:
         while len(drafted) < limit:
             if policy.fixed is None and survival < UNLIKELY:
                 break
-            asked = self._guesses(drafted)
-            best = max(asked, key=lambda one: one.acceptance, default=None)
+            best = self._guess(drafted)
+            asked = [] if best is None else [best]
             if self.model is not None and self._model_pays(
                 context, drafted, survival, best, remaining
             ):
@@ -230,19 +235,22 @@ class AdaptiveDrafter:
         best: Proposal | None,
         remaining: int,
     ) -> bool:
-        """Whether to ask the draft model for the next token: where drafting with it is expected to
-        save more than with the best guess alone, and, within the `remaining` tokens of the answer,
-        the time of catching up as well."""
+        """Whether to ask the draft model for the next token: where what it adds to the acceptance
+        of the `best` guess is expected to save more than its step takes (without a guess: where
+        drafting on with it is), and, within the `remaining` tokens of the answer, the time of
+        catching up as well."""
         policy = self.policy
-        free = 0.0 if best is None else best.acceptance
-        expected = policy.accepted(self.model.name).total.hopeful
+        free, expected = 0.0, policy.accepted(self.model.name).total.hopeful
+        if best is not None:
+            free = best.acceptance
+            expected = policy.accepted(EITHER)(free)
         if policy.fixed is not None:
             return expected > free
-        saved = 0.0
-        if expected > free:
-            saved = policy.gain(len(drafted), survival, expected, policy.costs.draft_step)
-        if saved > 0:
-            saved -= policy.gain(len(drafted), survival, free, 0.0)
+        step = policy.costs.draft_step
+        if best is None:
+            saved = policy.gain(len(drafted), survival, expected, step)
+        else:
+            saved = survival * (expected - free) * policy.pace - step
         if saved <= 0 and drafted:
             return False
         reading = self.model.catching_up(context, drafted)
@@ -256,24 +264,21 @@ class AdaptiveDrafter:
         for (drafted, asked), token in zip(self._asked, added, strict=False):
             for one in asked:
                 self.policy.accepted(one.source).saw(one.confidence, one.token == token)
+            if len(asked) > 1:
+                self.policy.accepted(EITHER).saw(asked[0].acceptance, drafted == token)
             if drafted != token:
                 break
         self._asked.clear()
-        for guesser in self.guessers:
-            guesser.read(added)
+        if self.ngrams is not None:
+            self.ngrams.read(added)
         self._read = len(context)
 
-    def _guesses(self, drafted: list[int]) -> list[Proposal]:
-        """What the guessers propose after the text and `drafted`."""
-        proposals = []
-        for guesser in self.guessers:
-            guess = guesser.guess(drafted)
-            if guess is None:
-                continue
-            token, confidence = guess
-            acceptance = self.policy.accepted(guesser.name)(confidence)
-            proposals.append(Proposal(token, guesser.name, confidence, acceptance))
-        return proposals
+    def _guess(self, drafted: list[int]) -> Proposal | None:
+        """What the n-grams propose after the text and `drafted`."""
+        guess = None if self.ngrams is None else self.ngrams.guess(drafted)
+        if guess is None:
+            return None
+        return Proposal(*guess, self.policy.accepted(guess.source)(guess.confidence))
 
 
 def make_drafter(
@@ -293,12 +298,8 @@ def make_drafter(
     model = None
     if sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling, head_tokens, window)
-    guessers: list[Guesser] = []
-    if name != "model":
-        guessers.append(Lookup())
-    if name == "auto" and table is not None:
-        guessers.append(Ngrams(table))
-    return AdaptiveDrafter(guessers, policy, sampling, model)
+    ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
+    return AdaptiveDrafter(ngrams, policy, sampling, model)
 
 
 def _draft(proposals: list[Proposal], seconds: float) -> Draft:

@@ -1,109 +1,33 @@
-"""Draft tokens that cost nothing: n-gram lookup in the text so far, and a table of the target's
-n-grams."""
+"""Draft tokens that cost nothing: what followed the last tokens before, in the text so far and in a
+table of the target's n-grams."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import NamedTuple, Protocol
 
-LONGEST_MATCH = 7
-"""Tokens; a longer match says no more than this one."""
+ORDERS = 7
+"""Tokens of the longest context that is looked up."""
 
-LONGEST_JUDGED = 3
-"""Tokens; a match up to so long is judged by what followed at its earlier occurrences."""
+RECENCY = 0.7
+"""What an occurrence still counts when another follows the same context."""
 
-LONGEST_NGRAM = 4
-"""Tokens of context that an n-gram table looks at."""
+FORGOTTEN = 0.02
+"""Counts below it are dropped: a context keeps the continuations of its last dozen occurrences."""
 
+DOUBT = 2.0
+"""Occurrences that a shorter context counts for beside a longer one."""
 
-class Guesser(Protocol):
-    """Proposes the next token at no cost to speak of. `name` is the source that its tokens have in
-    the trace."""
-
-    name: str
-
-    def read(self, tokens: list[int]) -> None:
-        """The text has grown by `tokens`."""
-        ...
-
-    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
-        """The token after the text and `drafted`, with a confidence in [0, 1], or None. Called with
-        drafts that grow from empty, one token at a time."""
-        ...
+LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0
+"""Of a blended probability, at confidence 0 and 1: it is near 1 that they have to be told apart."""
 
 
-class Lookup:
-    """N-gram lookup (prompt lookup): what followed the last occurrence of the longest repeated
-    ending of the text.
+class Guess(NamedTuple):
+    """A token, the source that it has in the trace, and a confidence in [0, 1]."""
 
-    Every token costs the same few dictionary entries, however long the text. Drafted tokens are
-    looked up like those of the text; past the end of it, a match repeats itself. The confidence is
-    the length of the match; a short match counts for more if the same followed at its earlier
-    occurrence, and for less if something else did.
-    """
-
-    name = "lookup"
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._last_end: dict[tuple[int, ...], int] = {}
-        self._earlier: dict[tuple[int, int], int] = {}
-        """By length and end of an occurrence: where the one before it ended."""
-        self._match = (0, 0)
-
-    def read(self, tokens: list[int]) -> None:
-        """Find what the new ending matches, then enter the n-grams that end in the new tokens."""
-        begin = len(self._tokens)
-        self._tokens += tokens
-        text = self._tokens
-        for end in range(begin + 1, len(text) + 1):
-            if end == len(text):
-                self._match = self._longest(text[-LONGEST_MATCH:])
-            for n in range(1, min(LONGEST_MATCH, end) + 1):
-                ngram = tuple(text[end - n : end])
-                if n <= LONGEST_JUDGED and ngram in self._last_end:
-                    self._earlier[n, end] = self._last_end[ngram]
-                self._last_end[ngram] = end
-
-    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
-        size, at = self._match
-        if drafted:
-            if self._cursor[0] and self._at(self._cursor[1], drafted) == drafted[-1]:
-                size, at = self._cursor[0] + 1, self._cursor[1] + 1
-            else:
-                size, at = self._longest(
-                    [*self._tokens[-LONGEST_MATCH:], *drafted][-LONGEST_MATCH:]
-                )
-        self._cursor = (size, at)
-        if not size:
-            return None
-        token = self._at(at, drafted)
-        return token, (self._weight(size, at, token) + 0.5) / (LONGEST_MATCH + 1)
-
-    def _weight(self, size: int, at: int, token: int) -> int:
-        """The length of match that this one is worth. Measured on answers to Spec-Bench prompts, an
-        earlier occurrence that said the same is worth about two tokens, and one that did not costs
-        as much."""
-        size = min(size, LONGEST_MATCH)
-        if size > LONGEST_JUDGED:
-            return size
-        before = self._earlier.get((size, at))
-        if before is None:
-            return size
-        return min(size + 3, LONGEST_MATCH) if self._tokens[before] == token else max(size - 2, 0)
-
-    def _at(self, at: int, drafted: list[int]) -> int:
-        return self._tokens[at] if at < len(self._tokens) else drafted[at - len(self._tokens)]
-
-    def _longest(self, ending: list[int]) -> tuple[int, int]:
-        """The longest part of `ending`'s end that occurs in the text: its size and where it ends;
-        (0, 0) for none."""
-        match = (0, 0)
-        for n in range(1, len(ending) + 1):
-            before = self._last_end.get(tuple(ending[-n:]))
-            if before is None:
-                break  # nor does anything longer occur
-            match = (n, before)
-        return match
+    token: int
+    source: str
+    confidence: float
 
 
 class NgramTable(Protocol):
@@ -113,16 +37,67 @@ class NgramTable(Protocol):
 
 
 class Ngrams:
-    """What the target usually says after a few tokens, from a table counted in its own text."""
+    """N-gram lookup in the text so far (prompt lookup), blended with a table of the target's text.
 
-    name = "ngrams"
+    With c_n(t) the occurrences of token t after the last n tokens, recent ones counting for more,
+    p_n(t) = (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from p_0, the table's probability,
+    up to the longest context that occurred: an interpolated back-off as in Jelinek and Mercer's.
+    """
 
-    def __init__(self, table: NgramTable):
+    def __init__(self, table: NgramTable | None = None):
         self.table = table
         self._ending: list[int] = []
+        self._after: dict[tuple[int, ...], dict[int, float]] = {}
 
     def read(self, tokens: list[int]) -> None:
-        self._ending = [*self._ending, *tokens[-LONGEST_NGRAM:]][-LONGEST_NGRAM:]
+        """The text has grown by `tokens`."""
+        ending, after = self._ending, self._after
+        for token in tokens:
+            for n in range(1, len(ending) + 1):
+                context = tuple(ending[-n:])
+                known = after.get(context)
+                if known is None:
+                    after[context] = {token: 1.0}
+                    continue
+                again = known.get(token, 0.0) * RECENCY + 1.0
+                counts = {
+                    other: count * RECENCY for other, count in known.items() if count > FORGOTTEN
+                }
+                counts[token] = again
+                after[context] = counts
+            ending.append(token)
+            del ending[:-ORDERS]
 
-    def guess(self, drafted: list[int]) -> tuple[int, float] | None:
-        return self.table.guess([*self._ending, *drafted][-LONGEST_NGRAM:])
+    def guess(self, drafted: list[int]) -> Guess | None:
+        """The likeliest token after the text and `drafted`; None where nothing is known."""
+        context = [*self._ending, *drafted][-ORDERS:]
+        found = []
+        for n in range(1, len(context) + 1):
+            known = self._after.get(tuple(context[-n:]))
+            if known is None:
+                break
+            found.append(known)
+        chances: dict[int, float] = {}
+        left = 1.0
+        for known in reversed(found):
+            share = left / (sum(known.values()) + DOUBT)
+            for token, count in known.items():
+                chances[token] = chances.get(token, 0.0) + share * count
+            left = share * DOUBT
+        usual = None if self.table is None else self.table.guess(context)
+        if usual is not None:
+            token, probability = usual
+            usual_share = left * probability
+            chances[token] = chances.get(token, 0.0) + usual_share
+        if not chances:
+            return None
+        best = max(chances, key=chances.get)
+        chance = chances[best]
+        from_table = usual is not None and best == token and 2 * usual_share > chance
+        return Guess(best, "ngrams" if from_table else "lookup", _confidence(chance))
+
+
+def _confidence(probability: float) -> float:
+    """The probability on a scale of log odds."""
+    odds = max(probability, 1e-9) / max(1 - probability, 1e-9)
+    return min(max((math.log(odds) - LEAST_LOGIT) / (MOST_LOGIT - LEAST_LOGIT), 0.0), 1.0)

@@ -21,6 +21,7 @@ both with exactly q as the output distribution:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,10 @@ import numpy as np
 TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
 """Streams of randomness at one position."""
 
-HEAD_PROBABILITY = 1e-5
-"""Tokens at least this probable race one by one; the rest enter the race as one, so that a draw
-needs noise for the likely tokens and not for the whole vocabulary."""
+HEAD = 1e-4
+"""Tokens at least this probable, as a share of the likeliest one's probability, race one by one;
+the rest enter the race as one, so that a draw needs noise for the likely tokens and not for the
+whole vocabulary."""
 
 REACH = 0.05
 """Logits up to which margins of draws are told apart: more than any guard asks for
@@ -176,69 +178,97 @@ def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) ->
     by inversion. Either way P(token) is exactly its probability, and two similar distributions
     mostly draw the same token.
     """
-    at, _ = _race(source.probabilities, 1.0, source.ids, seed, position, stream)
+    at, _ = _race_all(source, seed, position, stream)
     return int(source.ids[at])
 
 
-def choose(logits: np.ndarray, sampling: Sampling, position: int) -> tuple[int, float]:
+def choose(
+    logits: np.ndarray,
+    sampling: Sampling,
+    position: int,
+    known: tuple[float, float] | None = None,
+) -> tuple[int, float]:
     """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit
     by less than half of it would not have changed the draw. 0 where that is not known, REACH at
-    most."""
-    reach = min(REACH / sampling.temperature, 20.0)
+    most. `known` are the row's maximum and log-sum-exp, where they are known."""
+    temperature = sampling.temperature
+    reach = min(REACH / temperature, 20.0)
     if sampling.filtered:
         source = distribution(logits, sampling)
-        at, lead = _race(
-            source.probabilities, 1.0, source.ids, sampling.seed, position, TOKEN, reach
-        )
-        return int(source.ids[at]), sampling.temperature * min(lead, 2 * source.edge)
-    # Without filters the distribution is never made as a whole.
-    weights = logits - logits.max()
-    weights *= np.float32(1 / sampling.temperature)
-    np.exp(weights, out=weights)
-    total = float(weights.sum(dtype=np.float64))
-    token, lead = _race(weights, total, None, sampling.seed, position, TOKEN, reach)
-    return token, sampling.temperature * lead
+        at, lead = _race_all(source, sampling.seed, position, TOKEN, reach)
+        return int(source.ids[at]), temperature * min(lead, 2 * source.edge)
+    # Without filters the distribution is never made as a whole: those near the head race, and of
+    # the rest it is mostly enough to know how much it can be.
+    top, log_sum = known or (float(logits.max()), math.inf)
+    cut = temperature * (math.log(HEAD) - reach)
+    near = np.flatnonzero(logits >= np.float32(top + cut))
+    above = logits[near].astype(np.float64) - top
+
+    def weights() -> np.ndarray:
+        scaled = logits - np.float32(top)
+        scaled *= np.float32(1 / temperature)
+        return np.exp(scaled, out=scaled)
+
+    if log_sum < math.inf and temperature <= 1:
+        # exp(x / T) = exp(x) exp(x (1 / T - 1)), and x < cut <= 0.
+        whole = math.exp(log_sum - top)
+        below = max(whole - float(np.exp(above).sum()), 0.0) + 1e-4 * whole
+        rest = below * math.exp(cut * (1 / temperature - 1))
+    else:
+        beside = weights().sum(dtype=np.float64) - np.exp(above / temperature).sum()
+        rest = max(float(beside), 0.0) + 1e-4
+    noise = (sampling.seed, position, TOKEN)
+    token, lead = _race(near, np.exp(above / temperature), near, rest, weights, noise, reach)
+    return token, temperature * lead
+
+
+def _race_all(
+    source: Distribution, seed: int, position: int, stream: int, reach: float = 0.0
+) -> tuple[int, float]:
+    weights = source.probabilities / source.probabilities.max()
+    near = np.flatnonzero(weights >= HEAD * math.exp(-reach))
+    rest = float(weights.sum() - weights[near].sum()) if len(near) < len(weights) else 0.0
+    noise = (seed, position, stream)
+    return _race(near, weights[near], source.ids[near], rest, weights.copy, noise, reach)
 
 
 def _race(
+    near: np.ndarray,
     weights: np.ndarray,
-    total: float,
-    ids: np.ndarray | None,
-    seed: int,
-    position: int,
-    stream: int,
-    reach: float = 0.0,
+    ids: np.ndarray,
+    rest: float,
+    whole: Callable[[], np.ndarray],
+    noise: tuple[int, int, int],
+    reach: float,
 ) -> tuple[int, float]:
-    """Where in `weights`, which sum up to `total`, the winner of `draw`'s race is, and how far
-    (`reach` at most) the ratio of any two weights may change, as a logarithm, without changing
-    that; `ids` are the tokens' (None: 0, 1, ...).
+    """Where the winner of `draw`'s race is, and how far (`reach` at most) the ratio of any two
+    weights may change, as a logarithm, without changing that.
+
+    `near` are the places of all weights that reach HEAD or could, with their `weights` (relative to
+    the largest) and token `ids`; the others sum up to `rest` at most, and `whole()` gives all.
     """
-    near = np.flatnonzero(weights >= HEAD_PROBABILITY * math.exp(-reach) * total)
-    shares = weights[near].astype(np.float64) / total
-    noise = uniforms(seed, position, stream, near if ids is None else ids[near])
-    arrivals = -np.log(noise) / shares
-    head = shares >= HEAD_PROBABILITY
-    winner = int(np.where(head, arrivals, math.inf).argmin()) if head.any() else -1
-    first = float(arrivals[winner]) if winner >= 0 else math.inf
-    # Looked at one by one, the many unlikely tokens would take longer than all else; mostly their
-    # sum is enough.
+    seed, position, stream = noise
+    arrivals = -np.log(uniforms(seed, position, stream, ids)) / weights
+    head = weights >= HEAD
+    winner = int(np.where(head, arrivals, math.inf).argmin())
+    first = float(arrivals[winner])
     tail_noise = -math.log(uniform(seed, position, stream + 8))
-    tail_mass = 1.0 - float(shares[head].sum())
-    in_head = int(head.sum())
-    if in_head < len(weights) and tail_mass > 0 and tail_noise / tail_mass < first:
-        tail = weights.astype(np.float64)
+    if tail_noise < first * (rest + float(weights[~head].sum())):
+        tail = whole()
         tail[near[head]] = 0.0
-        mass = np.cumsum(tail)
-        return int(np.searchsorted(mass, uniform(seed, position, stream + 16) * mass[-1])), 0.0
+        mass = np.cumsum(tail, dtype=np.float64)
+        if tail_noise < first * mass[-1]:
+            drawn = uniform(seed, position, stream + 16) * mass[-1]
+            return int(np.searchsorted(mass, drawn)), 0.0
     # A token that a change may take across the head's edge counts on both sides of it.
-    sure = shares >= HEAD_PROBABILITY * math.exp(reach)
+    sure = weights >= HEAD * math.exp(reach)
     if not sure[winner]:
         return int(near[winner]), 0.0
     arrivals[winner] = math.inf
     second = float(arrivals.min())
-    others_mass = 1.0 - float(shares[sure].sum())
-    if int(sure.sum()) < len(weights) and others_mass > 0:
-        second = min(second, tail_noise / others_mass)
+    others = rest + float(weights[~sure].sum())
+    if others > 0:
+        second = min(second, tail_noise / others)
     return int(near[winner]), min(max(math.log(second / first), 0.0), reach)
 
 

@@ -1,0 +1,107 @@
+"""Recordings of answers, and decoding them again over cost tables."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import pytest
+
+from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.replay import (
+    CostTable,
+    Record,
+    cost_tables,
+    read_records,
+    record,
+    replay,
+    write_records,
+)
+from specdemo.errors import BadInput
+from specdemo.session import Session
+from specdemo.settings import Settings
+
+LOOP = [5, 6, 7, 8] * 12
+
+
+def costs(step=0.2, **ms):
+    sizes = {int(name[1:]): value for name, value in ms.items()} or {1: 10.0, 8: 12.0}
+    return CostTable("a processor", 2, "a model", sizes, step)
+
+
+def recorded(answer, draft=(), **fields):
+    given = {"id": "1", "task": "a", "temperature": 0.0, "seed": 0, "prompt": [1, 2]}
+    return Record(**{**given, **fields}, answer=list(answer), draft=list(draft))
+
+
+def one(records, table, without=()):
+    found = replay(records, table, table=None, window=None, without=without)
+    return found["a"]
+
+
+def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
+    found = one([recorded(LOOP)], costs())
+    assert found.tokens == len(LOOP) - 1
+    assert found.rounds < found.tokens / 3
+    assert found.autoregressive_s == pytest.approx(found.tokens * 0.010)
+    assert 2 < found.speedup < 8
+
+
+def test_without_a_source_every_token_takes_a_step():
+    found = one([recorded(LOOP)], costs(), without=("ngrams",))
+    assert found.rounds == found.tokens and found.speedup == pytest.approx(1)
+
+
+def test_the_recorded_draft_model_is_asked_where_it_pays():
+    answer = list(range(100, 160))  # nothing repeats
+    draft = [(token, 0.9) for token in answer]
+    cheap = one([recorded(answer, draft)] * 3, costs(step=0.2))
+    dear = one([recorded(answer, draft)] * 3, costs(step=40.0))
+    assert cheap.speedup > 2
+    assert 0.8 < dear.speedup <= 1
+
+
+def test_a_forward_costs_what_the_cheapest_size_that_holds_it_does():
+    seconds = costs(n1=10.0, n3=16.0, n6=14.0).seconds()
+    assert seconds == pytest.approx([0, 0.010, 0.014, 0.014, 0.014, 0.014, 0.014])
+
+
+def test_records_are_read_as_they_were_written(tmp_path):
+    records = [recorded(LOOP, [(1, 0.5)] * len(LOOP)), recorded([3], temperature=0.7)]
+    write_records(records, tmp_path / "records.json")
+    assert read_records(tmp_path / "records.json") == records
+
+
+def test_the_projects_cost_tables_are_chosen_by_name_or_file(tmp_path):
+    everything = cost_tables()
+    assert {1, 2, 8} <= everything["xeon-vnni"].ms.keys()
+    assert list(cost_tables("epyc-avx2")) == ["epyc-avx2"]
+    own = {
+        "mine": {"processor": "x", "threads": 4, "model": "y", "ms": {"1": 3}, "draft_step_ms": 1}
+    }
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(own))
+    assert cost_tables(str(path))["mine"].ms == {1: 3.0}
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a": {"ms": {}}}', "no"])
+def test_what_is_no_cost_table_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match="--costs .*bad.json"):
+        cost_tables(str(path))
+    with pytest.raises(BadInput, match="xeon-vnni"):
+        cost_tables("a-machine")
+    with pytest.raises(BadInput, match="--replay"):
+        read_records(tmp_path / "none.json")
+
+
+def test_a_recording_holds_the_answers_and_what_both_models_say(tiny_llama_pair):
+    prompts = [BenchPrompt("1", "a", "Count from one to five.")]
+    with closing(Session(tiny_llama_pair)) as session:
+        greedy, sampled = record(session, prompts, Settings(max_new_tokens=8))
+    assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
+    for found in (greedy, sampled):
+        assert len(found.answer) == len(found.draft) == len(found.likely)
+    assert [ids[0] for ids, _ in greedy.likely] == greedy.answer
+    assert all(sum(probabilities) <= 1.001 for _, probabilities in greedy.likely)
