@@ -32,6 +32,9 @@ UNDELIVERED = 512
 ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
+QUIET = 1.0
+"""Seconds without a request before background work begins: who waited for the models asks first."""
+
 QUEUED = 256
 """Requests that may wait to be admitted."""
 
@@ -74,6 +77,7 @@ class Scheduler:
         self._counts = dict.fromkeys(("admitted", "finished", "failed", "cancelled", "restarts"), 0)
         self._background: deque[Generator[None]] = deque()
         self._hurried = 0
+        self._quiet_since = monotonic()
         self._thread: threading.Thread | None = None
 
     # For consumers, from any thread
@@ -202,8 +206,11 @@ class Scheduler:
     def _wait_for_work(self) -> bool:
         """True when there is something to do, False when the scheduler was closed."""
         with self._wake:
-            while not (self._closed or self._queue or self._active or self._background):
-                self._wake.wait()
+            while not (self._closed or self._queue or self._active):
+                quiet = monotonic() - self._quiet_since
+                if self._background and (self._hurried or quiet >= QUIET):
+                    break
+                self._wake.wait(max(QUIET - quiet, 0.0) if self._background else None)
             return not self._closed
 
     def step(self) -> None:
@@ -211,6 +218,8 @@ class Scheduler:
         for the target."""
         if self._background and (self._hurried or not (self._queue or self._active)):
             self._run_background()
+        else:
+            self._quiet_since = monotonic()
         self._sweep()
         if self._queue:
             self._admit()

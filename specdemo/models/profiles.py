@@ -26,6 +26,10 @@ from specdemo.models import machine
 
 log = logging.getLogger(__name__)
 
+KIND = 2
+"""Changes when figures get another meaning, such as the confidence of a source: profiles of another
+kind count as foreign."""
+
 
 @dataclass(frozen=True, slots=True)
 class About:
@@ -40,6 +44,7 @@ class About:
     draft: str
     devices: str
     kv_cache: str
+    kind: int = KIND
 
 
 @dataclass(frozen=True, slots=True)
