@@ -122,7 +122,11 @@ def machine(forget: bool, json_file: str | None) -> None:
             for numerics, target in one.profile.targets.items():
                 click.echo(f"{numerics}: {target.invariance or 'not compared'}")
                 costs = {str(size): f"{1e3 * s:.1f}" for size, s in sorted(target.costs.items())}
-                show(f"ms a forward by tokens, measured {target.measured or 'in passing'}", [costs])
+                show(
+                    f"ms a forward by tokens, measured {target.measured or 'in passing'}",
+                    [costs],
+                    sys.stdout,
+                )
 
 
 @click.command()
