@@ -8,13 +8,14 @@ RUN_STAMP := $(VENV)/.requirements
 DEV_STAMP := $(VENV)/.requirements-dev
 ARGS ?=
 
-.PHONY: help setup demo check test bench clean
+.PHONY: help setup demo check test test-hostile bench clean
 
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
 	@echo "make check   style and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
+	@echo "make test-hostile   attackers, floods and faults, ten minutes"
 	@echo "make bench   figures of this machine in results/"
 
 $(BIN)/python:
@@ -49,6 +50,12 @@ test: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
+
+test-hostile: $(DEV_STAMP)
+	$(PIP) -r requirements-hostile.txt
+	timeout 300 $(BIN)/python -m pytest -s tests/hostile/test_crowd.py $(ARGS)
+	FUZZ_EXAMPLES=34000 timeout 300 $(BIN)/python -m pytest -n 2 --dist loadfile \
+		tests/test_fuzz.py tests/hostile --ignore tests/hostile/test_crowd.py $(ARGS)
 
 bench: setup
 	@mkdir -p results

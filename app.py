@@ -50,10 +50,35 @@ ON_SPACE = "SPACE_ID" in os.environ
     help="Precision of the KV cache.",
 )
 @click.option(
-    "--allow-own-pair/--no-allow-own-pair",
+    "--shared/--private",
     default=None,
-    help="Let visitors name folders and repositories of their own.  [default: only where the page "
-    "is for this machine alone]",
+    help="Whether strangers share this server. What loads or compiles models (pair, device, KV "
+    "cache, numerics) is then its owner's alone.  [default: shared on a Space, with --share, or "
+    "where --host is not this machine's own address]",
+)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="A further name that the server is reached by; '*' for any.",
+)
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    help="Another site whose pages may ask this server; '*' for any.",
+)
+@click.option(
+    "--trusted-proxy",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A proxy in front, whose X-Forwarded-For says who asks.  [default: a Space's own]",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.IntRange(0, 3600),
+    default=20,
+    help="How long answers that have begun may take to finish when the server is stopped.",
 )
 @click.option(
     "--visitors",

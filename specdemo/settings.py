@@ -156,6 +156,14 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         raise BadInput(sentence(error).replace(at, name, 1), param=name) from None
 
 
+def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
+    """Raises BadInput for other numerics: compiling the models for them would make others wait."""
+    if settings.numerics not in numerics:
+        offered = " and ".join(numerics)
+        message = f"Numerics {settings.numerics} are not loaded here: strangers share this server,"
+        raise BadInput(f"{message} which offers {offered}.", param)
+
+
 def bounds(kind: type, name: str) -> str:
     """What a number may be, for a help text: "  [1<=x<=64]", "" for other fields."""
     schema = _adapter(kind).json_schema()["properties"][name]

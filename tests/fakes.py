@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 from specdemo.answering import Answering, Question
@@ -156,11 +158,12 @@ def _round(at: int, text: str) -> Round:
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
     from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.door import bound_socket
     from specdemo.serving.options import ServeOptions
-    from specdemo.serving.server import bound_socket, local_server
+    from specdemo.serving.server import local_server
 
     backend = LocalBackend(load or (lambda report: Engine(session, loaded)))
-    server = local_server(backend, ServeOptions(max_new_tokens=8, drain_seconds=5), key)
+    server, _ = local_server(backend, ServeOptions(max_new_tokens=8, drain_seconds=5), key)
     listening = bound_socket("127.0.0.1", 0)
     loading = threading.Thread(target=backend.load, daemon=True)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -173,4 +176,25 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
         yield SimpleNamespace(url=url, backend=backend)
     finally:
         server.should_exit = True
+        serving.join()
+
+
+@contextlib.contextmanager
+def page_server(service, files: Path, *, key: str | None = None):
+    """The URL of a running page for a service."""
+    from specdemo.serving.door import bound_socket, bounded_server
+    from specdemo.ui import choice, page, server
+
+    os.environ["GRADIO_TEMP_DIR"] = str(files)
+    blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
+    door = server.PageDoor(blocks)
+    listening = bound_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    running = bounded_server(server.page_app(blocks, looks, service, door, key, url), 1, "")
+    serving = threading.Thread(target=running.run, args=([listening],), daemon=True)
+    serving.start()
+    try:
+        yield url
+    finally:
+        running.should_exit = True
         serving.join()

@@ -439,21 +439,45 @@ def test_a_pair_that_somebody_waits_for_is_loaded_before_another():
 # The choice of models
 
 
-def test_the_server_refuses_a_pair_of_the_visitors_own_where_it_offers_none(tmp_path):
-    own = inputs.models_of({"pair": inputs.OWN, "target": "somebody/model"})
-    closed, open_ = choice.Offer(EMBEDDED, False), choice.Offer(EMBEDDED, True)
-    with pytest.raises(BadInput, match="not offered on this server"):
-        closed.resolve(own)
-    assert open_.resolve(own) == own
-    assert inputs.OWN in dict(map(reversed, open_.pairs()))
-    assert inputs.OWN not in dict(map(reversed, closed.pairs()))
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"pair": "gpt2-xl"},
+        {"pair": inputs.OWN, "target": "somebody/model"},
+        {"kv_cache": "f16"},
+        {"device": "AUTO"},
+        {"draft_device": "HETERO"},
+    ],
+)
+def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
+    chosen = inputs.models_of({"pair": "embedded", **wanted})
+    shared, private = choice.Offer(EMBEDDED, shared=True), choice.Offer(EMBEDDED, shared=False)
+    with pytest.raises(BadInput, match="This server is shared: its pair is embedded"):
+        shared.resolve(chosen)
+    assert private.resolve(chosen) == chosen
+    assert shared.resolve(EMBEDDED) == EMBEDDED
+    assert [name for _, name in shared.pairs()] == ["embedded"]
+    assert inputs.OWN in dict(map(reversed, private.pairs()))
+
+
+def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
+    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+
+    def shown(offer: choice.Offer) -> set[str]:
+        blocks, _ = page.build(service, offer)
+        looks = [one["props"] for one in blocks.get_config_file()["components"]]
+        return {one["label"] for one in looks if one.get("label") and one.get("visible", True)}
+
+    owners = {"Device", "Draft device", "KV cache precision", "Numerics"}
+    assert owners <= shown(choice.Offer(EMBEDDED, shared=False))
+    assert not owners & shown(choice.Offer(EMBEDDED, shared=True))
 
 
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_kept(monkeypatch):
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
-    offer = choice.Offer(ModelChoice(inputs.AUTO), False)
+    offer = choice.Offer(ModelChoice(inputs.AUTO), shared=True)
     assert offer.resolve(ModelChoice(inputs.AUTO)).pair == "dolly-3b"
     assert offer.why == "the largest Dolly pair that fits."
 
@@ -465,7 +489,7 @@ def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypa
         registry.Surveyed(large, fits=False, ready=False),
     ]
     monkeypatch.setattr(registry, "survey", lambda: there)
-    titles = dict(map(reversed, choice.Offer(EMBEDDED, False).surveyed_pairs()))
+    titles = dict(map(reversed, choice.Offer(EMBEDDED, shared=False).surveyed_pairs()))
     assert titles["embedded"].endswith("(here already)")
     assert titles["dolly-12b"].endswith(
         "(12.5 GB to download; needs 28.5 GB of memory, more than there is here)"
@@ -477,7 +501,7 @@ def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypa
 
 def test_the_endpoints_for_programs_say_what_they_take_and_what_they_give():
     service = Service(EMBEDDED, lambda pair, report: FakeSession())
-    blocks, _ = page.build(service, choice.Offer(EMBEDDED, False))
+    blocks, _ = page.build(service, choice.Offer(EMBEDDED, shared=False))
     endpoints = blocks.get_api_info()["named_endpoints"]
     assert set(endpoints) == {"/generate", "/compare", "/benchmark"}
     pieces = endpoints["/generate"]["returns"][0]["type"]["properties"]

@@ -19,6 +19,7 @@ from specdemo.errors import BadInput, DamagedModel, RequestFailed
 from specdemo.models.templates import CHATML, DOLLY, ChatSource, Message, Template
 from specdemo.serving.api import Api
 from specdemo.serving.backend import Engine, StopText
+from specdemo.serving.door import Door
 from specdemo.serving.openapi import document
 from specdemo.serving.replicas import merged
 from specdemo.trace import PairInfo, from_json
@@ -327,7 +328,7 @@ def test_the_published_schema_tells_what_is_accepted_and_what_is_refused(server)
 
 def test_the_published_schema_describes_every_route(session, embedded_pair):
     with served(session, embedded_pair, key="secret") as running:
-        api = Api(running.backend, key=None, default_limit=8)
+        api = Api(running.backend, key=None, default_limit=8, door=Door())
         described = asyncio.run(running.backend.describe())
     paths = document(described, with_key=True)["paths"]
     routes = {route.path.replace(":path", ""): route.methods - {"HEAD"} for route in api.app.routes}
@@ -365,7 +366,8 @@ def test_the_pairs_own_name_means_the_model_and_an_unknown_one_is_not_found(clie
     ],
 )
 def test_every_error_has_the_apis_form(server, method, path, body, status):
-    response = httpx.request(method, server.url + path, content=body)
+    headers = {"Content-Type": "application/json"}
+    response = httpx.request(method, server.url + path, content=body, headers=headers)
     assert response.status_code == status
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"} and error["message"]
@@ -403,7 +405,8 @@ def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
             assert caught.value.code == "invalid_api_key"
         assert "didn't provide" in httpx.get(f"{server.url}/v1/models").json()["error"]["message"]
         assert client_of(server, "s3cret").models.list().data
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
+        assert httpx.get(f"{server.url}/metrics").status_code == 401
 
 
 def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, embedded_pair):
@@ -474,7 +477,10 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair, stre
             session.held.set()
         asked = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 400, "stream": stream}
         body = json.dumps(asked)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        )
         address = "127.0.0.1", int(server.url.rsplit(":", 1)[1])
         with socket.create_connection(address) as connection:
             connection.sendall(f"{head}\r\n\r\n{body}".encode())

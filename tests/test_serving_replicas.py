@@ -15,14 +15,14 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.serving import load
 from specdemo.serving.backend import Description, Done, NotReady, Piece, Started
+from specdemo.serving.door import bound_socket
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.plan import Measured, PlanOptions, best_level, plan
 from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.schema import Job
-from specdemo.serving.server import bound_socket, require_cores
+from specdemo.serving.server import require_cores
 from specdemo.settings import Settings, parse
 from specdemo.trace import PairInfo, Trace
-from tools.drill import Asked, Drill
 
 
 class Died(Exception): ...
@@ -184,7 +184,7 @@ def test_without_a_replica_there_is_no_model_to_describe():
         asyncio.run(backend(Handle(replicas=0)).describe())
 
 
-# Options, and the figures of drills
+# Options
 
 
 @pytest.mark.parametrize(
@@ -204,21 +204,6 @@ def test_replicas_that_this_machine_has_no_cores_for_are_refused():
     require_cores(ServeOptions(replicas=2, cpus_per_replica=2), 4)
     with pytest.raises(BadInput, match="3 replicas of 2 cores each need 6 cores"):
         require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
-
-
-def test_tokens_count_when_they_came_and_requests_when_they_ended():
-    drill = Drill("http://127.0.0.1:9")
-    drill.asked = [
-        Asked(0.0, [(1.0, 2), (2.0, 2), (3.0, 4)], "finished", until=4.1),
-        Asked(2.0, [(2.5, 3)], "cut off", until=3.0),
-    ]
-    early, late = drill.phase("early", 0.0, 2.2), drill.phase("late", 2.2, 5.0)
-    assert (early.tokens_per_s * 2.2, early.finished) == (pytest.approx(4), 0)
-    assert late.tokens_per_s * 2.8 == pytest.approx(4 + 3)
-    assert (late.finished, late.cut_off, late.first_token_p50_s) == (1, 1, 0.5)
-    drill.wrong.append("It hung.")
-    lines = drill.report()
-    assert lines[-1] == "NOT AS PROMISED: It hung." and lines[1].startswith("early")
 
 
 # The command

@@ -7,7 +7,6 @@ nothing itself.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -24,7 +23,8 @@ from starlette.routing import Route
 from specdemo.errors import RequestFailed
 from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import Description, Done, LocalBackend, Piece
-from specdemo.serving.openapi import document
+from specdemo.serving.door import Door, has_key
+from specdemo.serving.openapi import WITHOUT_KEY, document
 from specdemo.serving.replicas import ReplicaBackend
 from specdemo.serving.responses import (
     ApiError,
@@ -38,20 +38,22 @@ from specdemo.serving.schema import ChatRequest, CompletionRequest, Job, read
 
 T = TypeVar("T")
 
-MAX_BODY = 4_000_000
-"""Bytes of a request's body; no prompt that a context holds is longer."""
-
 
 class Api:
     """The endpoints. What a handler raises becomes a response; every response is counted.
 
     `default_limit` is how many tokens a chat answer may have when its request does not say; `key`,
-    unless None, must come with every request but those to /health and /metrics. `app` is the ASGI
-    application.
+    unless None, must come with every request, but for those to WITHOUT_KEY. `app` is the
+    ASGI application, behind its `door`.
     """
 
     def __init__(
-        self, backend: LocalBackend | ReplicaBackend, *, key: str | None, default_limit: int
+        self,
+        backend: LocalBackend | ReplicaBackend,
+        *,
+        key: str | None,
+        default_limit: int,
+        door: Door,
     ):
         self._backend, self._key, self._default_limit = backend, key, default_limit
         self._registry = CollectorRegistry()
@@ -70,14 +72,17 @@ class Api:
             self._route("/v1/chat/completions", partial(self.answer, kind=ChatRequest), "POST"),
             self._route("/v1/completions", partial(self.answer, kind=CompletionRequest), "POST"),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
+        handlers = {404: _unknown, 405: _unknown}
+        self.app = Starlette(
+            routes=routes, exception_handlers=handlers, middleware=door.middleware()
+        )
 
     def _route(
         self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
     ) -> Route:
         async def handle(request: Request) -> Response:
             try:
-                if self._key is not None and path.startswith("/v1"):
+                if path not in WITHOUT_KEY:
                     require_key(request, self._key)
                 response = await handler(request)
             except Exception as error:
@@ -95,6 +100,8 @@ class Api:
     async def health(self, request: Request) -> Response:
         """200 when requests can be answered, 503 when not, with what is known in JSON."""
         health = await self._backend.health()
+        if not has_key(request, self._key):
+            health = {"status": health["status"]}
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
 
     async def openapi(self, request: Request) -> Response:
@@ -112,7 +119,7 @@ class Api:
     async def answer(
         self, request: Request, kind: type[ChatRequest | CompletionRequest]
     ) -> Response:
-        asked = read(kind, await body_of(request))
+        asked = read(kind, await request.body())
         description = await self._backend.describe()
         _require_model(description, asked.model)
         job = asked.job(self._default_limit, description.longest)
@@ -186,30 +193,18 @@ def _model(description: Description) -> dict[str, Any]:
     }
 
 
-def require_key(request: Request, key: str) -> None:
-    """Raises ApiError for a request without the key, in a time that does not depend on the key."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+def require_key(request: Request, key: str | None) -> None:
+    """Raises ApiError for a request without the key."""
+    if has_key(request, key):
         return
     message = "Incorrect API key provided."
-    if not given:
+    if not request.headers.get("authorization"):
         message = (
             "You didn't provide an API key: send it in an Authorization header, as in "
             "'Authorization: Bearer YOUR_KEY'."
         )
     headers = {"WWW-Authenticate": "Bearer"}
     raise ApiError(401, message, code="invalid_api_key", headers=headers)
-
-
-async def body_of(request: Request) -> bytes:
-    """The request's body. Raises ApiError as soon as it exceeds MAX_BODY bytes."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY:
-            message = f"The request's body is larger than {MAX_BODY:,} bytes."
-            raise ApiError(413, message, code="request_too_large")
-    return body
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -22,7 +22,7 @@ from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, CacheFull, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import Job
-from specdemo.settings import MAX_NEW_TOKENS
+from specdemo.settings import MAX_NEW_TOKENS, require_loaded
 from specdemo.trace import BaselineToken, PairInfo, Trace
 
 if TYPE_CHECKING:
@@ -127,10 +127,13 @@ class StopText:
 
 
 class Engine:
-    """A session with its tokenizer and template. Thread safe as the session is."""
+    """A session with its tokenizer and template, for requests in these `numerics`. Thread safe as
+    the session is."""
 
-    def __init__(self, session: Session, loaded: LoadedPair):
-        self.session = session
+    def __init__(
+        self, session: Session, loaded: LoadedPair, numerics: tuple[str, ...] = ("exact", "fast")
+    ):
+        self.session, self._numerics = session, numerics
         self._template, self._tokenizer = loaded.template, loaded.tokenizer
         limit = session.context_limit
         longest = min(MAX_NEW_TOKENS, limit - 1)
@@ -142,6 +145,7 @@ class Engine:
 
         Raises BadInput or Busy before the first event, RequestFailed when the models fail.
         """
+        require_loaded(job.settings, self._numerics, "speculative.numerics")
         prompt, title = self._prompt(job)
         limit = self.description.context_limit
         if len(prompt) >= limit:

@@ -27,6 +27,26 @@ from specdemo.terminal import show
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000)
 @click.option("--no-ray", is_flag=True, help="One engine in this process, without Ray.")
+@click.option(
+    "--shared/--private",
+    default=None,
+    help="Whether strangers share this server; numerics that are not loaded are then refused.  "
+    "[default: shared where --host is not this machine's own address]",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name that the server is reached by; '*' for any.",
+)
+@click.option(
+    "--allow-origin",
+    "allow_origins",
+    multiple=True,
+    metavar="URL",
+    help="Another site whose pages may ask this server; '*' for any.",
+)
 @click.option("--address", help="A running Ray cluster, as ray.init takes it.  [default: our own]")
 @options_of(ServeOptions, "options")
 @options_of(PlanOptions, "asked", variables=False)
@@ -36,6 +56,9 @@ def serve(
     host: str,
     port: int,
     no_ray: bool,
+    shared: bool | None,
+    allowed_hosts: tuple[str, ...],
+    allow_origins: tuple[str, ...],
     address: str | None,
     asked: PlanOptions,
     json_file: str | None,
@@ -76,7 +99,14 @@ def serve(
     )
 
     from specdemo.serving import server
+    from specdemo.serving.door import strangers_share
 
+    options = dataclasses.replace(
+        options,
+        shared=strangers_share(host, option=shared),
+        allowed_hosts=(host, *allowed_hosts),
+        allow_origins=allow_origins,
+    )
     if no_ray:
         server.serve_locally(options, host, port)
     else:

@@ -22,6 +22,7 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import Api
 from specdemo.serving.backend import Event, LocalBackend
+from specdemo.serving.door import door_of
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 from specdemo.serving.replicas import Failures, ReplicaBackend, ReplicaReport
 from specdemo.serving.schema import Job
@@ -82,7 +83,8 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         limit, key = self._options.max_new_tokens, key_from_environment()
-        return Api(self._backend, key=key, default_limit=limit).app
+        door = door_of(self._options, key)
+        return Api(self._backend, key=key, default_limit=limit, door=door).app
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:

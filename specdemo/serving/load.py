@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import field
@@ -22,6 +23,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from specdemo.serving.options import key_from_environment
 from specdemo.settings import CONFIG, Line, option, real, whole
 
 PATIENCE = 120.0
@@ -32,6 +34,10 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 
 AT_REST_AFTER = 12.0
 """Seconds without visitors: worker threads that were idle for ten end when the next is needed."""
+
+ENDED = re.compile(
+    r'^specdemo_requests_total\{kind="answer",outcome="(\w+)"\} (\S+)$', re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -106,19 +112,21 @@ class LoadReport:
 @dataclass(frozen=True, slots=True)
 class Rest:
     """A server without visitors: its requests, cache blocks in use but not kept for prompts,
-    threads and memory."""
+    threads and memory, and how many answers have `ended` in which way since it began."""
 
     active: int
     queue: int
     blocks_held: int
     threads: int
     rss_bytes: int
+    ended: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SoakReport:
-    """The server at rest `before` and `after` visitors who join, stop and leave at random. Every
-    request finished, was left or is an error."""
+    """The server at rest `before` and `after` visitors who join, stop and leave at random. For its
+    visitor every request finished, was left or is an error. The server sees others: an answer may
+    be whole there before it notices that its visitor left, and who leaves at once never began."""
 
     seconds: float
     requests: int
@@ -130,11 +138,27 @@ class SoakReport:
     said: tuple[str, ...] = ()
 
     @property
+    def counted(self) -> dict[str, int]:
+        """Requests by how they ended for the server."""
+        before, after = self.before.ended, self.after.ended
+        return {name: count - before.get(name, 0) for name, count in after.items()}
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether each request is in one count of its visitors and in one at most of the server."""
+        whole = sum(self.counted.get(name, 0) for name in ("stop", "length", "context"))
+        seen = self.finished + self.left + self.errors
+        counted = sum(self.counted.values())
+        return seen == self.requests >= counted and self.finished <= whole
+
+    @property
     def clean(self) -> bool:
-        """Whether no request, cache block or thread is left, and memory grew by less than 10 %."""
+        """Whether no request, cache block or thread is left, memory grew by less than 10 %, and the
+        counts add up."""
         before, after = self.before, self.after
         return (
-            not (self.errors or after.active or after.queue or after.blocks_held)
+            self.adds_up
+            and not (self.errors or after.active or after.queue or after.blocks_held)
             and after.threads <= before.threads + 4
             and after.rss_bytes <= before.rss_bytes * 1.1 + 100_000_000
         )
@@ -244,11 +268,18 @@ class Crowd:
         return sum(one == other and bool(one) for one, other in pairs), len(prompts)
 
 
+def figures(url: str, path: str) -> httpx.Response:
+    """A server's /health or /metrics, with the key of the environment where there is one."""
+    key = key_from_environment()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.get(f"{url}/{path}", headers=headers, timeout=10)
+
+
 def settle(url: str, within: float = 30.0) -> dict[str, Any]:
     """Wait until the server has no request left; its last /health."""
     until = time.monotonic() + within
     while True:
-        told = httpx.get(f"{url}/health", timeout=10).json()
+        told = figures(url, "health").json()
         busy = told["active"] or told["queue"] or told["visitors"]
         if not busy or time.monotonic() > until:
             return told
@@ -342,4 +373,6 @@ def at_rest(url: str, pid: int | None) -> Rest:
         for process in [whole, *whole.children(recursive=True)] if pid else []:
             rss += process.memory_info().rss
             threads += process.num_threads()
-    return Rest(told["active"], told["queue"], held, threads, rss)
+    found = ENDED.findall(figures(url, "metrics").text)
+    ended = {outcome: int(float(count)) for outcome, count in found}
+    return Rest(told["active"], told["queue"], held, threads, rss, ended)

@@ -48,10 +48,15 @@ def load(asked: LoadOptions, json_file: str | None) -> int:
             report = soak(address, pid, prompts, asked)
         else:
             report = run_levels(address, prompts, asked, on_level)
-    figures = asdict(report) | ({"clean": report.clean} if asked.minutes else {})
+    figures = asdict(report)
     if asked.minutes:
-        rests = ({"server": when, **figures[when]} for when in ("before", "after"))
-        show("at rest", list(rests), out)
+        figures |= {"adds_up": report.adds_up, "clean": report.clean}
+        rests = {when: figures[when] for when in ("before", "after")}
+        rows = [
+            {"server": when, **rest, "ended": sum(rest["ended"].values())}
+            for when, rest in rests.items()
+        ]
+        show("at rest", rows, out)
     else:
         show("visitors at once", figures["levels"], out)
     rows = {name: value for name, value in figures.items() if not isinstance(value, dict | tuple)}

@@ -22,6 +22,10 @@ _NOT_BLANK = {"pattern": r"\S"}
 _ASKS_BASELINE = _object(speculative=_object(baseline={"const": True}))
 
 
+WITHOUT_KEY = "/health", "/openapi.json"
+"""The paths that need no key where one is set; /health then tells its status alone."""
+
+
 def document(description: Description, *, with_key: bool) -> Schema:
     """What this server's requests may hold and what its answers do; `with_key` where requests must
     bring one."""
@@ -41,7 +45,7 @@ def document(description: Description, *, with_key: bool) -> Schema:
     paths["/health"]["get"]["responses"]["503"] = _body("Not ready", health)
     if with_key:
         for path in paths:
-            if path.startswith("/v1"):
+            if path not in WITHOUT_KEY:
                 next(iter(paths[path].values()))["security"] = [{"key": []}]
     return {
         "openapi": "3.1.0",

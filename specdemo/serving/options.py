@@ -28,7 +28,9 @@ Seconds = real(0, 86_400)
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServeOptions(ModelChoice):
     """The models, and the fields below. `gateways` are processes that speak the API,
-    `start_seconds` how long a request may wait for a replica to begin."""
+    `start_seconds` how long a request may wait for a replica to begin, `shared` whether strangers
+    ask, who then get no numerics that are not loaded; `allowed_hosts` and `allow_origins` as Door
+    has them."""
 
     replicas: Count | None = option(
         None,
@@ -64,6 +66,9 @@ class ServeOptions(ModelChoice):
     )
     max_new_tokens: Count = option(512, "tokens of a chat answer whose request names no limit")
     gateways: Count = 1
+    shared: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ()
     start_seconds: Annotated[float, Field(gt=0)] = 60.0
 
     def __post_init__(self) -> None:
@@ -118,4 +123,4 @@ def open_engine(
         cache_mb=options.cache_mb,
     )
     session.prepare()  # a replica that says it is ready answers at full speed
-    return Engine(session, loaded)
+    return Engine(session, loaded, ("exact",) if options.shared else ("exact", "fast"))

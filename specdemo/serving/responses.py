@@ -16,6 +16,7 @@ from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.backend import Description, Done, Event, NotReady, Piece, Started
+from specdemo.serving.door import error_body
 from specdemo.serving.schema import ChatRequest, CompletionRequest
 from specdemo.trace import BaselineToken, Trace, summarize, to_json
 
@@ -40,10 +41,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = "requests" if self.status == 429 else kind
-        detail = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": detail}
+        return error_body(self.status, self.message, self.param, self.code)
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -7,12 +7,10 @@ Serve's replicas open a port on every address for calls between them; Ray has no
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +21,14 @@ from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import Api
 from specdemo.serving.backend import LOADING_FAILED, LocalBackend
+from specdemo.serving.door import (
+    Door,
+    bound_socket,
+    bounded_server,
+    door_of,
+    run_until_stopped,
+    url_of,
+)
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 
 OBJECT_STORE = 100_000_000
@@ -37,37 +43,13 @@ RAY_QUIET = {
 """Environment of Ray, unless the user has set it otherwise."""
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address. Raises BadInput when that cannot be had."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(512)
-    except OSError as error:
-        listening.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            message = f"--host {host!r} is not an address of this machine; try 127.0.0.1."
-        else:
-            message = f"--port {port} cannot be used on {host} ({error.strerror}); choose another."
-        raise BadInput(message) from error
-    return listening
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def local_server(backend: LocalBackend, options: ServeOptions, key: str | None) -> uvicorn.Server:
-    """A server for `run(sockets=[...])`; interrupted it finishes what has begun, and no longer."""
-    config = uvicorn.Config(
-        Api(backend, key=key, default_limit=options.max_new_tokens).app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=max(1, round(options.drain_seconds)),
-    )
-    return uvicorn.Server(config)
+def local_server(
+    backend: LocalBackend, options: ServeOptions, key: str | None
+) -> tuple[uvicorn.Server, Door]:
+    """A server for `run(sockets=[...])`, and its door."""
+    door = door_of(options, key)
+    api = Api(backend, key=key, default_limit=options.max_new_tokens, door=door)
+    return bounded_server(api.app, options.drain_seconds, ""), door
 
 
 def serve_locally(options: ServeOptions, host: str, port: int) -> None:
@@ -76,7 +58,7 @@ def serve_locally(options: ServeOptions, host: str, port: int) -> None:
     url = url_of(*listening.getsockname()[:2])
     log_requests()
     backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica))
-    server = local_server(backend, options, key_from_environment())
+    server, door = local_server(backend, options, key_from_environment())
 
     def load() -> None:
         backend.load()
@@ -86,14 +68,8 @@ def serve_locally(options: ServeOptions, host: str, port: int) -> None:
             print(f"Ready: {backend.ready_engine().description.model} at {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal that stopped it once more.
-        signal.signal(number, lambda *_: None)
     threading.Thread(target=load, daemon=True).start()
-    try:
-        server.run(sockets=[listening])
-    finally:
-        backend.close()
+    run_until_stopped(server, listening, door, options.drain_seconds, backend.close)
     if backend.failed:
         raise RequestFailed(f"{LOADING_FAILED} {backend.failed}")
     print("Stopped.", file=sys.stderr)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import MAX_EVENTS, PRIVATE, inputs
 from specdemo.ui.choice import Offer
@@ -35,6 +36,7 @@ COLUMNS = {
     "tokens_per_round": "Tokens per round",
     "identical": "Identical",
 }
+MOST_PROMPTS = 32
 CHARTS = 4
 """Charts of the report that the tab has room for; the HTML file holds all of them."""
 
@@ -55,7 +57,7 @@ class Tab:
         gr.HTML(LEAD)
         with gr.Row():
             info = "Spread over the tasks of the built-in set."
-            limit = gr.Slider(1, 32, value=8, step=1, label="Prompts", info=info)
+            limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts", info=info)
             length = gr.Slider(8, 200, value=64, step=8, label="Tokens per answer", info="At most.")
             draft, drafter = (
                 gr.Dropdown(choices, value="auto", label=label, info=inputs.help_of(name))
@@ -82,7 +84,8 @@ class Tab:
         shown = [self.progress, self.summary, self.table, self.start, self.stop]
         shown += [*self.plots, *self.files]
         asked = [limit, *given.values()]
-        self.start.click(self.run, asked, shown, concurrency_limit=MAX_EVENTS, **PRIVATE)
+        limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
+        self.start.click(self.run, asked, shown, **limited)
         self.stop.click(self.halt, None, None, queue=False, **PRIVATE)
 
     def run(self, request: gr.Request, prompts: int, *values: Any) -> Iterator[dict[Any, Any]]:
@@ -97,6 +100,8 @@ class Tab:
         }
         given = dict(zip(self._names, values, strict=True))
         try:
+            if prompts not in range(1, MOST_PROMPTS + 1):
+                raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
             pair, settings = self._offer.resolve(inputs.models_of(given)), inputs.settings_of(given)
             yield from self._measured(visitor_of(request), pair, settings, prompts)
         except Exception as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.settings import ModelChoice
-from specdemo.ui.inputs import AUTO, OWN
+from specdemo.ui.inputs import AUTO, MODELS, OWN
 from specdemo.ui.service import Report
 
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ ENGINE_PATIENCE = 900.0
 
 class Offer:
     """The choices of one server. `first` is what it starts with: its pair is AUTO to take the one
-    that suits the machine; `why` then says why that one."""
+    that suits the machine; `why` then says why that one. On a server that is `shared` by strangers
+    nobody may choose what would load or compile models anew: `fixed` names these inputs."""
 
-    def __init__(self, first: ModelChoice, allow_own_pair: bool):
-        self._first, self._allow_own_pair = first, allow_own_pair
+    def __init__(self, first: ModelChoice, shared: bool):
+        self._first = first
+        self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
         self._lock = threading.Lock()
         self._default = "" if first.pair == AUTO else first.pair
         self.defaults = dataclasses.asdict(first)
@@ -48,12 +50,13 @@ class Offer:
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen` with AUTO replaced. Raises BadInput for models that are not offered or cannot be
         opened: a wrong name must not unload the pair that is here."""
-        if chosen.target and not self._allow_own_pair:
-            raise BadInput(
-                "Pairs of your own are not offered on this server; choose one from the list."
-            )
         if chosen.pair == AUTO:
             chosen = dataclasses.replace(chosen, pair=self.first().pair)
+        if self.fixed and chosen != self.first():
+            raise BadInput(
+                f"This server is shared: its pair is {self.first().pair}, and its devices and KV "
+                "cache precision are its owner's to choose."
+            )
         _pair(chosen)
         return chosen
 
@@ -64,7 +67,9 @@ class Offer:
         offered = [(pair.title, pair.name) for pair in PAIRS]
         if self._first.pair == AUTO:
             offered.insert(0, ("The pair that suits this machine", AUTO))
-        return offered + ([("Your own pair (name it below)", OWN)] if self._allow_own_pair else [])
+        if self.fixed:
+            return [one for one in offered if one[1] == self._first.pair]
+        return [*offered, ("Your own pair (name it below)", OWN)]
 
     def surveyed_pairs(self) -> list[tuple[str, str]]:
         """The list with how each pair stands on this machine. Looks at memory and disk."""
@@ -108,7 +113,8 @@ class RemoteOffer(Offer):
                 print(f"The engine at {url}: {error}", file=sys.stderr, flush=True)
                 time.sleep(3)
         self._title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
-        super().__init__(ModelChoice(pair.name), allow_own_pair=False)
+        super().__init__(ModelChoice(pair.name), shared=True)
+        self.fixed = MODELS  # which numerics it has is the engine's to say
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         if chosen.pair != self._default:

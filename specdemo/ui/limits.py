@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics, Record
-from specdemo.settings import Settings
+from specdemo.settings import Settings, require_loaded
 from specdemo.trace import Trace
 
 if TYPE_CHECKING:
@@ -30,18 +29,26 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one server gives: characters of an instruction, tokens of an answer, requests of one
-    visitor at once and a minute, requests at once of one network address, and seconds for a
-    request, waiting included."""
+    visitor at once and a minute, and of one network address, seconds for a request, waiting
+    included, and the numerics that are loaded."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
     at_once: int = 2
     per_minute: int = 30
     of_address: int = 24
+    of_address_per_minute: int = 120
     seconds: float = 600.0
+    numerics: tuple[str, ...] = ("exact", "fast")
 
 
 LIMITS = Limits()
+
+
+def limits_for(strangers: bool) -> Limits:
+    """The limits of a server that strangers share, or do not: what makes it compile is its
+    owner's."""
+    return replace(LIMITS, numerics=("exact",)) if strangers else LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,9 @@ class Visitor:
 
 
 def visitor_of(request: gradio.Request) -> Visitor:
-    """The visitor behind a request. A Space's proxy reports the network address; an address of this
-    machine is left out."""
-    if "SPACE_ID" in os.environ:
-        address = str(request.headers.get("x-forwarded-for", "")).split(",")[0].strip()
-    else:
-        address = str(request.client.host) if request.client else ""
+    """The visitor behind a request. The address is the connection's, or what a trusted proxy says
+    (`door.bounded_server`); one of this machine is left out."""
+    address = str(request.client.host) if request.client else ""
     try:
         address = "" if ipaddress.ip_address(address).is_loopback else address
     except ValueError:
@@ -115,16 +119,36 @@ class Gate:
                 "try again in a moment."
             )
         if len(self._started) > 1000:  # names cost nothing to make up
-            recent = {name: times for name, times in self._started.items() if now - times[-1] < 60}
+            recent = {
+                name: times
+                for name, times in self._started.items()
+                if times and now - times[-1] < 60
+            }
             self._started = recent
-        times = self._started.setdefault(visitor.name, deque(maxlen=limits.per_minute))
-        if len(times) == limits.per_minute and now - times[0] < 60:
+        own = self._minute(f"visitor {visitor.name}", limits.per_minute)
+        if _full(own, now):
             return (
                 f"You have asked {limits.per_minute} questions within a minute, as many as one "
-                f"visitor may; ask again in {math.ceil(60 - (now - times[0]))} seconds."
+                f"visitor may; ask again in {math.ceil(60 - (now - own[0]))} seconds."
             )
-        times.append(now)
+        if visitor.address:  # a program can make up a new name for every question
+            network = self._minute(f"address {visitor.address}", limits.of_address_per_minute)
+            if _full(network, now):
+                return (
+                    f"{limits.of_address_per_minute} questions came from your network within a "
+                    f"minute; ask again in {math.ceil(60 - (now - network[0]))} seconds."
+                )
+            network.append(now)
+        own.append(now)
         return ""
+
+    def _minute(self, name: str, most: int) -> deque[float]:
+        """When the last `most` requests of this name began."""
+        return self._started.setdefault(name, deque(maxlen=most))
+
+
+def _full(times: deque[float], now: float) -> bool:
+    return len(times) == times.maxlen and now - times[0] < 60
 
 
 class LimitedSession:
@@ -187,6 +211,7 @@ class LimitedSession:
 
     def _check(self, instruction: str, settings: Settings) -> None:
         limits = self._limits
+        require_loaded(settings, limits.numerics)
         if len(instruction) > limits.prompt_characters:
             raise BadInput(
                 f"The question has {len(instruction)} characters; this server reads up to "

@@ -73,6 +73,7 @@ class Tab:
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
             options = {"info": inputs.help_of(name), "value": self._defaults[name], **options}
+            options["visible"] = name == "pair" or name not in self._offer.fixed
             self.inputs[name] = kind(label=label, **options)
 
         def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
@@ -117,10 +118,17 @@ class Tab:
         # "multiple": the default drops a change that comes while another one is being told.
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
         pair = self.inputs["pair"]
-        pair.change(lambda name: gr.update(visible=name == inputs.OWN), pair, self.own, **now)
+        pair.change(
+            lambda name: gr.update(visible=name == inputs.OWN),
+            pair,
+            self.own,
+            preprocess=False,
+            **now,
+        )
         asked = [self.run.click, self.inputs["question"].submit]
-        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, **PRIVATE}
-        gr.on(asked, self._race, every, self.channel, **limited)
+        # The values are checked as settings are everywhere, and told in a sentence.
+        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
+        gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
         self.stop.click(self._stop, None, None, **now)
         blocks.unload(self._leave)
         blocks.load(self._linked_inputs, None, every, **now)
@@ -136,7 +144,7 @@ class Tab:
         except BadInput as error:
             yield runs.failed(error)
             return
-        question = given["question"] or ""
+        question = str(given["question"] or "")
         asked = visitor_of(request), question, pair, settings
         yield from runs.run(self._service, self._running, *asked)
 
@@ -153,6 +161,7 @@ class Tab:
             return [gr.skip()] * len(inputs.NAMES)
         names = [name for _, name in self._offer.pairs()]
         values = inputs.from_link(query, names, self._defaults)
+        values |= {name: self._defaults[name] for name in self._offer.fixed}
         return [values[name] for name in inputs.NAMES]
 
     def _loading(self) -> Iterator[str]:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import os
+import secrets
 import socket
 import sys
+import tempfile
 import threading
+import webbrowser
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 from specdemo import metrics
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.registry import chosen_pair
+from specdemo.serving import door as doors
+from specdemo.serving.door import bound_socket, has_key, url_of
+from specdemo.serving.options import key_from_environment
 from specdemo.settings import ModelChoice, parse
 from specdemo.ui.inputs import AUTO
 
 if TYPE_CHECKING:
+    import gradio
     from fastapi import FastAPI
+    from starlette.types import Scope
 
     from specdemo.ui.service import Service
 
@@ -38,90 +47,208 @@ def main(
     device: str,
     draft_device: str,
     kv_cache: str,
-    allow_own_pair: bool | None,
+    shared: bool | None,
+    allowed_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    trusted_proxy: tuple[str, ...],
+    drain_seconds: float,
     max_new_tokens: int,
     visitors: int,
     cache_mb: int,
     exclusive: bool,
 ) -> None:
     """Serve until interrupted. The options are those of app.py. Raises SpecdemoError."""
-    port = free_port(host, port)
+    listening = free_socket(host, port)
+    port = listening.getsockname()[1]
     where = {"device": device, "draft_device": draft_device, "kv_cache": kv_cache}
     models = parse(ModelChoice, {"pair": pair, **where})
     chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
     models = dataclasses.replace(models, pair=pair or AUTO)
 
-    from starlette.middleware import Middleware
-
-    from specdemo.ui import MAX_EVENTS, api, choice, page
-    from specdemo.ui.preview import Preview
+    from specdemo.ui import choice, page
+    from specdemo.ui.limits import limits_for
     from specdemo.ui.service import Service
 
+    strangers = doors.strangers_share(host, share, shared)
     if engine:
         offer = choice.RemoteOffer(engine)
         service = Service(offer.first(), offer.open_session)
     else:
-        local = host in ("127.0.0.1", "localhost", "::1") and not share and not ON_SPACE
-        offer = choice.Offer(models, local if allow_own_pair is None else allow_own_pair)
+        offer = choice.Offer(models, strangers)
         capacity = {"active": visitors, "cache_mb": cache_mb, "exclusive": exclusive}
-        service = Service(models, partial(choice.open_session, **capacity))
+        opener = partial(choice.open_session, **capacity)
+        service = Service(models, opener, limits_for(strangers))
     metrics.log_requests()
-    blocks, looks = page.build(service, offer, max_new_tokens)
-    blocks.queue(max_size=2 * MAX_EVENTS)
-    app, url, _ = blocks.launch(
-        max_threads=3 * MAX_EVENTS,  # a run that waits holds a thread
-        state_session_capacity=SESSIONS,
-        server_name=host,
-        server_port=port,
-        share=share,
-        inbrowser=_has_desktop(),
-        quiet=True,
-        prevent_thread_lock=True,
-        show_error=False,
-        mcp_server=True,
-        app_kwargs={"middleware": [Middleware(Preview)]},
-        **looks,
-    )
-    add_monitoring(app, service)
-    api.answer_in_json(blocks.mcp_server_obj)
-    # Which pair suits the machine may take the network two seconds to tell: the page does not wait.
-    threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
-    print(f"The page is up: {url}", flush=True)
-    with contextlib.suppress(KeyboardInterrupt):
-        blocks.block_thread()
+    with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
+        os.environ["GRADIO_TEMP_DIR"] = files
+        blocks, looks = page.build(service, offer, max_new_tokens)
+        door = PageDoor(blocks, (host, *allowed_host), allow_origin)
+        url = url_of("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+        app = page_app(blocks, looks, service, door, key_from_environment(), url)
+        if share:
+            door.hosts.add(public_name(host, port))
+        # Which pair suits the machine may take the network two seconds: the page does not wait.
+        threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
+        print(f"The page is up: {url}/", flush=True)
+        if _has_desktop():
+            webbrowser.open(url)
+        proxies = ",".join(trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
+        server = doors.bounded_server(app, drain_seconds, proxies)
+
+        def finish() -> None:
+            service.close()
+            app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
+
+        busy = partial(getattr, service.gate, "visitors")
+        doors.run_until_stopped(server, listening, door, drain_seconds, finish, busy)
 
 
-def add_monitoring(app: FastAPI, service: Service) -> None:
-    """Adds GET /health (200 once the models are ready, else 503) and GET /metrics (Prometheus)."""
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
+class PageDoor(doors.Door):
+    """The door of the page. It knows which of Gradio's endpoints there are and what they take, so
+    that a wrong request is told so before Gradio fails on it."""
 
-    async def health(_: Request) -> Response:
+    endless = "/gradio_api/heartbeat/", "/gradio_api/mcp"
+
+    def __init__(self, blocks: gradio.Blocks, *rules: Any):
+        super().__init__(*rules)
+        self._blocks = blocks
+
+    def misfit(self, scope: Scope, body: bytes | None) -> tuple[int, str] | None:
+        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
+        if path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]:
+            return self._wrong_call(path[-1], body or b"")
+        elif scope["method"] == "GET" and path[0] == "call" and not self._has_event(path[-1]):
+            return 404, "There is no such event; it ended, or it never began."
+        elif scope["method"] == "GET" and path == ["queue", "data"]:
+            session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
+            if session[0] not in self._blocks._queue.pending_messages_per_session:
+                return 404, "This session has asked nothing."
+        return None
+
+    def _wrong_call(self, name: str, body: bytes) -> tuple[int, str] | None:
+        try:
+            asked = json.loads(body)
+            data, number = asked.get("data"), asked.get("fn_index")
+        except (ValueError, AttributeError, RecursionError):
+            return 400, "The request's body is no JSON object."
+        functions = self._blocks.fns
+        if isinstance(number, int):
+            function = functions.get(number)
+        else:
+            function = next((one for one in functions.values() if one.api_name == name), None)
+        if function is None or function.fn is None:
+            return 404, "There is no such endpoint; GET /gradio_api/info lists them."
+        most = len(function.inputs)
+        least = sum(not block.skip_api for block in function.inputs)
+        if not isinstance(data, list) or len(data) not in (least, most):
+            return 400, f"data must be a list of {least} values; GET /gradio_api/info has them."
+        if _names_a_file(data):
+            return 403, "No endpoint here takes a file."
+        return None
+
+    def _has_event(self, event: str) -> bool:
+        queue = self._blocks._queue
+        waiting = queue.pending_event_ids_session.values()
+        return event in queue.event_ids_to_events or any(event in ids for ids in waiting)
+
+
+def _names_a_file(data: Any) -> bool:
+    """Whether Gradio would take something in what was sent for the description of a file."""
+    from gradio_client.utils import is_file_obj_with_meta, traverse
+
+    found: list[Any] = []
+    traverse(data, found.append, is_file_obj_with_meta)
+    return bool(found)
+
+
+def page_app(
+    blocks: gradio.Blocks,
+    looks: dict[str, Any],
+    service: Service,
+    door: PageDoor,
+    key: str | None,
+    url: str,
+) -> FastAPI:
+    """The page with its endpoints at `url`, MCP, GET /health and GET /metrics. /health has status
+    200 once the models are ready, else 503. With a `key` its figures, and /metrics, are for those
+    who have it."""
+    import gradio
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, Response
+    from starlette.middleware import Middleware
+
+    from specdemo.ui import MAX_EVENTS, api
+    from specdemo.ui.preview import Preview
+
+    app = FastAPI(middleware=door.middleware(), openapi_url=None)
+
+    async def health(request: Request) -> Response:
         found = service.health()
-        return JSONResponse(found, 200 if found["status"] == "ready" else 503)
+        told = found if has_key(request, key) else {"status": found["status"]}
+        return JSONResponse(told, 200 if found["status"] == "ready" else 503)
 
-    async def figures(_: Request) -> Response:
+    async def figures(request: Request) -> Response:
+        if not has_key(request, key):
+            headers = {"WWW-Authenticate": "Bearer"}
+            return JSONResponse({"detail": "The figures need the key."}, 401, headers)
         return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
-    # Before the page's own routes, one of which takes every path.
-    app.router.routes[:0] = [Route("/health", health), Route("/metrics", figures)]
+    async def unreadable(request: Request, error: Exception) -> Response:
+        """Gradio's own handlers fail like this on what they were sent; the work is done later."""
+        said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
+        return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
+
+    app.add_route("/health", health)
+    app.add_route("/metrics", figures)
+    wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
+    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
+    blocks.state_session_capacity = SESSIONS
+    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
+    # Without this a mounted page copies any file of this machine that a request names (launch()
+    # sets it; mount_gradio_app of Gradio 6.31 does not).
+    blocks.has_launched = True
+    gradio.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        show_error=False,
+        enable_monitoring=False,
+        mcp_server=True,
+        app_kwargs={
+            "middleware": [Middleware(Preview)],
+            "exception_handlers": dict.fromkeys(wrong, unreadable),
+        },
+        **looks,
+    )
+    # MCP tools call the page's endpoints over HTTP; else at the address that the first caller's
+    # X-Forwarded-Host names, for all callers.
+    blocks.mcp_server_obj._local_url = url
+    api.answer_in_json(blocks.mcp_server_obj)
+    return app
 
 
-def free_port(host: str, wanted: int) -> int:
-    """`wanted`, or the next free port. Raises BadInput when none of fifty is free, or the host is
-    not this machine's."""
+def public_name(host: str, port: int) -> str:
+    """Opens a tunnel for --share and prints its address; the name in it. Raises RequestFailed."""
+    from gradio.networking import setup_tunnel
+
+    try:
+        name = urlsplit(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)).netloc
+    except Exception as error:  # of the download of its program, and of its server
+        raise RequestFailed(f"No public link could be made: {error}") from error
+    print(f"Anybody can reach it for a week: https://{name}", flush=True)
+    return name
+
+
+def free_socket(host: str, wanted: int) -> socket.socket:
+    """Listens on `wanted` or the next free port. Raises BadInput when none of fifty is free, or the
+    host is not this machine's."""
     for port in range(wanted, min(wanted + 50, 65536)):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-                return port
-            except OSError as error:
-                if error.errno not in (98, 48, 13):  # in use (Linux, macOS), or not allowed
-                    raise BadInput(
-                        f"--host {host!r} is not an address of this machine; try 127.0.0.1."
-                    ) from error
+        try:
+            return bound_socket(host, port)
+        except BadInput as error:
+            if error.param == "host":
+                raise
     raise BadInput(f"--port {wanted}: no free port from {wanted} on; choose another.")
 
 

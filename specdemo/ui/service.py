@@ -152,6 +152,14 @@ class Service:
                     self.users -= 1
                     self._changed.notify_all()
 
+    def close(self) -> None:
+        """Cancel what is being answered, which ends within a round, and release the models."""
+        with self._changed:
+            self._load_number += 1  # a pair that is being loaded is given up
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
     def health(self) -> dict[str, object]:
         """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
         session = self._session

@@ -1,0 +1,330 @@
+"""What stands before both servers, the page's and the API's: who may ask, how large and how slow a
+request may be, and how a server ends. Knows nothing of what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import h11
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from specdemo.errors import BadInput
+
+if TYPE_CHECKING:
+    from specdemo.serving.options import ServeOptions
+
+MAX_BODY = 4_000_000
+"""Bytes; no prompt that a context holds is longer, and nothing is uploaded."""
+
+HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
+"""How long a connection may be silent before its request, and how long a body may take."""
+
+CONNECTIONS = 1000
+"""Open at once; further ones get 503."""
+
+RETRY_SECONDS = "30"
+
+CUT_SECONDS = 3
+"""For the last words of an answer that was cut short."""
+
+PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
+"""Where the proxies of a Space are: the address before them in X-Forwarded-For is the visitor's."""
+
+
+def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
+    """Whether people who do not know each other share a server: as the option says, else on a
+    Space, with a public link, or where `host` is not this machine's loopback address."""
+    if option is not None:
+        return option
+    return share or "SPACE_ID" in os.environ or not _is_loopback(host)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return address.is_loopback if address else host == "localhost"
+
+
+class Door:
+    """The rules of one server, as ASGI middleware (`middleware`). Thread safe to read and close.
+
+    Requests are answered whose Host is the server's own: localhost, an address, the name of the
+    machine or of the Space, or one of `allowed_hosts` ("*" for any); no page of another site can
+    then reach it through a name of its own (DNS rebinding). A browser's Origin must be that host or
+    one of `allow_origins`. What changes something must be JSON of MAX_BODY bytes at most. Once
+    `closing` is set, nothing new begins.
+    """
+
+    endless: tuple[str, ...] = ()
+    """Beginnings of the paths whose responses last as long as their client stays."""
+
+    def __init__(self, allowed_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()):
+        own = "localhost", socket.gethostname(), os.environ.get("SPACE_HOST", "")
+        self.hosts = {name.lower() for name in (*own, *allowed_hosts)} - {""}
+        self.allow_origins = tuple(allow_origins)
+        self.closing = False
+        self.open = 0
+
+    def middleware(self) -> list[Middleware]:
+        """For a Starlette application. Other origins may read answers only where one is allowed."""
+        cors = {"allow_origins": self.allow_origins, "allow_headers": ["*"]}
+        return [
+            Middleware(CORSMiddleware, allow_methods=["*"], **cors),
+            Middleware(lambda app: partial(self._serve, app)),
+        ]
+
+    def misfit(self, scope: Scope, body: bytes | None) -> tuple[int, str] | None:
+        """A status and a sentence for a request that the application could not make sense of.
+        `body` is that of a POST."""
+
+    async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        counted = not scope["path"].startswith(self.endless or ("\0",))
+        self.open += counted
+        try:
+            self._check(scope)
+            incoming, body = _bounded(receive, time.monotonic() + BODY_SECONDS), None
+            if scope["method"] == "POST":
+                body = await Request(scope, incoming).body()
+                incoming = _replayed(body, receive)
+            found = self.misfit(scope, body)
+            if found:
+                raise HTTPException(*found)
+        except ClientDisconnect:
+            pass
+        except HTTPException as error:
+            await _refusal(error)(scope, receive, send)
+        else:
+            await app(scope, incoming, send)
+        finally:
+            self.open -= counted
+
+    def _check(self, scope: Scope) -> None:
+        """Raises HTTPException for a request that may not come in."""
+        headers, changes = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        host = headers.get("host", "")
+        name, origin = _name(f"//{host}"), headers.get("origin")
+        if not ({name, "*"} & self.hosts or _address(name)):
+            said = f"This server does not answer to the name {name!r:.80}; start it with "
+            raise HTTPException(403, said + "--allowed-host to allow it.")
+        if origin is not None and not self._own(origin, host):
+            said = f"Pages of {origin!r:.80} may not ask this server; start it with "
+            raise HTTPException(403, said + "--allow-origin to allow them.")
+        if self.closing and (changes or scope["path"] == "/health"):
+            said = "The server is being stopped and finishes what has begun; ask again in a moment."
+            raise HTTPException(503, said, {"Retry-After": RETRY_SECONDS})
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY:
+            raise _too_large()
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        sent = length != "0" or "transfer-encoding" in headers
+        if scope["method"] == "POST" and sent and kind != "application/json":
+            said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
+            raise HTTPException(415, said)
+
+    def _own(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin is the server's own, or allowed."""
+        same = urlsplit(origin).netloc.lower() == host.lower()
+        allowed = {origin.lower(), "*"} & set(self.allow_origins)
+        return bool(same or allowed or _name(origin) in self.hosts - {"localhost"})
+
+
+def door_of(options: ServeOptions, key: str | None) -> Door:
+    """The door of an API. Where a `key` is needed, a page of another site can do nothing, whatever
+    name it reaches the server by."""
+    allowed = ("*",) if key else options.allowed_hosts
+    return Door(allowed, options.allow_origins)
+
+
+def _name(url: str) -> str:
+    """The host's name in an URL, without port; "" where there is none."""
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"The request's body is larger than {MAX_BODY:,} bytes.")
+
+
+def _bounded(receive: Receive, until: float) -> Receive:
+    """`receive` that raises HTTPException for a body over MAX_BODY, or not here by `until`."""
+    size, more = 0, True
+
+    async def bounded():
+        nonlocal size, more
+        if not more:
+            return await receive()
+        try:
+            message = await asyncio.wait_for(receive(), until - time.monotonic())
+        except TimeoutError:
+            said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
+            raise HTTPException(408, said, {"Connection": "close"}) from None
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+        if size > MAX_BODY:
+            raise _too_large()
+        return message
+
+    return bounded
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """`receive` that begins with a body that has been read."""
+    read = False
+
+    async def replayed():
+        nonlocal read
+        if read:
+            return await receive()
+        read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "requests" if status == 429 else kind
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _refusal(error: HTTPException) -> JSONResponse:
+    code = "request_too_large" if error.status_code == 413 else None
+    body = error_body(error.status_code, error.detail, code=code)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def has_key(request: HTTPConnection, key: str | None) -> bool:
+    """Whether the request brought the key, or none is needed; takes as long for every key."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    right = hmac.compare_digest(given.strip().encode(), (key or "").encode())
+    return key is None or (scheme.lower() == "bearer" and right)
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 that closes a connection whose next request does not come, or stops in its head."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_SECONDS, self._look, None)
+
+    def _look(self, request: object) -> None:
+        """Close if no request has come since the last look, when `request` was the latest."""
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is h11.IDLE and self.cycle is request:
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address. Raises BadInput when that cannot be had."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(512)
+    except OSError as error:
+        listening.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            message = f"--host {host!r} is not an address of this machine; try 127.0.0.1."
+            raise BadInput(message, "host") from error
+        message = f"--port {port} cannot be used on {host} ({error.strerror}); choose another."
+        raise BadInput(message, "port") from error
+    return listening
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bounded_server(app: ASGIApp, drain_seconds: float, trusted_proxies: str) -> uvicorn.Server:
+    """A server for `run(sockets=[...])`. X-Forwarded-For counts only where it comes from one of the
+    `trusted_proxies` (addresses and networks, separated by commas)."""
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=trusted_proxies,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=max(1, round(drain_seconds)),
+    )
+    return uvicorn.Server(config)
+
+
+def run_until_stopped(
+    server: uvicorn.Server,
+    listening: socket.socket,
+    door: Door,
+    drain_seconds: float,
+    finish: Callable[[], None],
+    busy: Callable[[], int] = lambda: 0,
+) -> None:
+    """Serve until SIGINT or SIGTERM, or until the server ends by itself. What has begun may finish
+    within `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile.
+    `finish` ends the responses that would last for ever."""
+    stop, hurry = threading.Event(), threading.Event()
+
+    def signalled(*_: object) -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def serve() -> None:
+        try:
+            server.run(sockets=[listening])
+        finally:
+            stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signalled)
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    stop.wait()
+    door.closing = True
+    if serving.is_alive() and (busy() or door.open):
+        words = f"Finishing what has begun, for up to {drain_seconds:g} s; Ctrl-C ends it now."
+        print(words, file=sys.stderr, flush=True)
+        until = time.monotonic() + drain_seconds
+        while (busy() or door.open) and time.monotonic() < until and not hurry.wait(0.1):
+            pass
+    finish()
+    server.config.timeout_graceful_shutdown = CUT_SECONDS
+    server.should_exit = True
+    serving.join()

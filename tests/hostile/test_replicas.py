@@ -1,0 +1,107 @@
+"""Replicas on Ray: one is killed under load, or the load brings another one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+pytest.importorskip("ray")
+
+from specdemo.bench.prompts import read_prompts
+from specdemo.errors import RequestFailed, SpecdemoError
+from specdemo.serving import deployment, server
+from specdemo.serving.client import RemoteSession
+from specdemo.serving.door import bound_socket
+from specdemo.serving.options import ServeOptions
+from specdemo.settings import Settings
+
+VISITORS, PATIENCE = 6, 150.0
+SCALING = {"min_replicas": 1, "max_replicas": 2, "target_ongoing": 2.0}
+DELAYS = {"upscale_seconds": 3.0, "downscale_seconds": 8.0}
+
+
+def service(**replicas):
+    with bound_socket("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    options = ServeOptions(pair="embedded", cpus_per_replica=1, **replicas)
+    return server.on_ray(options, "127.0.0.1", port)
+
+
+def wait_for(url: str, replicas: int) -> None:
+    until = time.monotonic() + PATIENCE
+    while httpx.get(f"{url}/health").json().get("replicas") != replicas:
+        assert time.monotonic() < until, f"there were not {replicas} replicas"
+        time.sleep(0.3)
+
+
+def visit(url: str, leaving: threading.Event, ended: list[str]) -> None:
+    """One question after the other; `ended` gets "finished" or what went wrong."""
+    with RemoteSession(url) as session:
+        for prompt in read_prompts():
+            if leaving.is_set():
+                return
+            try:
+                list(session.answer(prompt.instruction, Settings(max_new_tokens=48)))
+                ended.append("finished")
+            except RequestFailed as error:
+                # A sentence of the client, not of the server, has the address in it.
+                ended.append(f"lost: {error}" if url in str(error) else "cut off")
+            except SpecdemoError as error:
+                ended.append(f"refused: {error}")
+
+
+def under_load(url: str, during) -> list[str]:
+    leaving, ended = threading.Event(), []
+    with ThreadPoolExecutor(VISITORS) as pool:
+        visits = [pool.submit(visit, url, leaving, ended) for _ in range(VISITORS)]
+        try:
+            during()
+        finally:
+            leaving.set()
+    for one in visits:
+        one.result()
+    return ended
+
+
+def busiest() -> tuple[int, int]:
+    """Process id, and requests in flight, of the replica that has most to do."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle(deployment.ENGINE, deployment.NAME)
+    told = handle.broadcast("report").results(timeout_s=10, return_exceptions=True)
+    reports = [one for one in told if not isinstance(one, Exception)]
+    found = max(reports, key=lambda report: report.in_flight)
+    return found.pid, found.in_flight
+
+
+def test_a_replica_that_is_killed_costs_its_begun_answers_and_no_others():
+    in_flight = 0
+
+    def kill() -> None:
+        nonlocal in_flight
+        time.sleep(5)  # until everybody is in the middle of something
+        process, in_flight = busiest()
+        os.kill(process, signal.SIGKILL)
+        wait_for(url, 1)
+        wait_for(url, 2)
+        time.sleep(5)
+
+    with service(replicas=2) as url:
+        wait_for(url, 2)
+        ended = under_load(url, kill)
+    assert ended.count("cut off") <= in_flight
+    assert set(ended) <= {"finished", "cut off"}
+
+
+def test_load_brings_a_replica_and_quiet_takes_it_away():
+    with service(**SCALING, **DELAYS) as url:
+        wait_for(url, 1)
+        ended = under_load(url, lambda: wait_for(url, 2))
+        wait_for(url, 1)
+    assert set(ended) == {"finished"}

@@ -1,0 +1,333 @@
+"""Who may ask a server, how large and how slow a request may be, and how a server ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from fakes import FakeSession, page_server
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from specdemo.serving import door as doors
+from specdemo.serving.door import (
+    Door,
+    bound_socket,
+    bounded_server,
+    run_until_stopped,
+    strangers_share,
+)
+from specdemo.settings import ModelChoice
+from specdemo.ui.service import Service
+
+JSON = {"Content-Type": "application/json"}
+EMBEDDED = ModelChoice("embedded")
+
+
+def ask(door: Door, method: str = "GET", url: str = "http://127.0.0.1:8000/", **sent):
+    """The response of an application that says the length of what it was sent."""
+
+    async def length(request):
+        return PlainTextResponse(str(len(await request.body())))
+
+    routes = [Route("/{path:path}", length, methods=["GET", "POST"])]
+    app = Starlette(routes=routes, middleware=door.middleware())
+
+    async def send():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            return await client.request(method, url, **sent)
+
+    return asyncio.run(send())
+
+
+def said(response: httpx.Response) -> str:
+    return response.json()["error"]["message"]
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8000", 200),
+        ("192.0.2.7", 200),
+        ("demo.example", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("[::1", 403),
+    ],
+)
+def test_a_server_answers_to_its_own_names_and_to_addresses_only(host, status):
+    response = ask(Door(["demo.example"]), headers={"Host": host})
+    assert response.status_code == status
+    assert status == 200 or "--allowed-host" in said(response)
+
+
+def test_a_space_knows_its_own_name(monkeypatch):
+    monkeypatch.setenv("SPACE_HOST", "somebody-demo.hf.space")
+    assert ask(Door(), headers={"Host": "somebody-demo.hf.space"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("https://friend.example", 200),
+        ("http://localhost:9000", 403),
+        ("http://evil.example", 403),
+        ("http://192.0.2.7:8000", 403),
+        ("null", 403),
+    ],
+)
+def test_pages_of_other_sites_may_not_ask_unless_they_are_allowed(origin, status):
+    door = Door(allow_origins=["https://friend.example"])
+    url, headers = "http://localhost:8000/", {"Origin": origin, **JSON}
+    assert ask(door, "POST", url, headers=headers, content="{}").status_code == status
+    wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    allowed = ask(door, "OPTIONS", url, headers=wanted).headers.get("access-control-allow-origin")
+    assert allowed == ("https://friend.example" if "friend" in origin else None)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_what_a_form_of_another_site_can_send_is_not_read(kind):
+    response = ask(Door(), "POST", headers={"Content-Type": kind}, content="{}")
+    assert response.status_code == 415 and "application/json" in said(response)
+
+
+def test_strangers_share_a_server_that_others_reach_unless_an_option_says_otherwise(monkeypatch):
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    own = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
+    assert not any(strangers_share(host) for host in own)
+    assert all(strangers_share(host) for host in ("0.0.0.0", "::", "192.0.2.7", "demo.example"))
+    assert strangers_share("127.0.0.1", share=True) and not strangers_share("::", option=False)
+    monkeypatch.setenv("SPACE_ID", "somebody/demo")
+    assert strangers_share("127.0.0.1")
+
+
+def test_a_space_installs_every_version_that_is_asked_for_with_its_hash():
+    root = Path(__file__).parents[1]
+    asked = re.findall(r"^([\w-]+)\S*==(\S+)$", (root / "requirements.txt").read_text(), re.M)
+    locked = (root / "requirements-space.txt").read_text()
+    pinned = re.findall(r"^([\w-]+)==(\S+) \\\n    --hash=sha256:", locked, re.M)
+    assert len(asked) > 10 and set(asked) <= set(pinned)
+
+
+# Size and time
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_the_limit_is_refused_whether_its_length_was_told_or_not(declared):
+    async def pieces():
+        for _ in range(5):
+            yield b"x" * 1_000_000
+
+    content = b"x" * 5_000_000 if declared else pieces()
+    response = ask(Door(), "POST", headers=JSON, content=content)
+    assert response.status_code == 413 and "4,000,000 bytes" in said(response)
+    assert ask(Door(), "POST", headers=JSON, content=b"x" * 3_999_999).text == "3999999"
+
+
+@pytest.fixture
+def serving():
+    """Starts an application behind a door; gives its address."""
+    ended = []
+
+    def start(app: Starlette | None = None, trusted: str = "") -> tuple[str, int]:
+        app = app or Starlette(middleware=Door().middleware())
+        running = bounded_server(app, 1, trusted)
+        listening = bound_socket("127.0.0.1", 0)
+        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
+        thread.start()
+        ended.append((running, thread))
+        return listening.getsockname()
+
+    yield start
+    for running, thread in ended:
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: local", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
+)
+def test_a_connection_that_stops_before_its_request_is_whole_is_closed(serving, monkeypatch, sent):
+    monkeypatch.setattr(doors, "HEAD_SECONDS", 0.1)
+    with socket.create_connection(serving()) as connection:
+        connection.settimeout(30)
+        connection.sendall(sent)
+        while connection.recv(10_000):
+            pass
+
+
+def test_a_body_that_does_not_come_is_answered_with_408(serving, monkeypatch):
+    monkeypatch.setattr(doors, "BODY_SECONDS", 0.1)
+    head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(serving()) as connection:
+        connection.settimeout(30)
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert b" 408 " in connection.recv(10_000)
+
+
+@pytest.mark.parametrize(
+    ("trusted", "told"), [("", "127.0.0.1"), (doors.PRIVATE_NETWORKS, "192.0.2.7")]
+)
+def test_the_visitors_address_is_what_a_trusted_proxy_says_and_nobody_else(serving, trusted, told):
+    async def who(request):
+        return PlainTextResponse(request.client.host)
+
+    host, port = serving(Starlette(routes=[Route("/", who)]), trusted)
+    forwarded = {"X-Forwarded-For": "192.0.2.99, 192.0.2.7, 10.0.0.1"}
+    assert httpx.get(f"http://{host}:{port}/", headers=forwarded).text == told
+
+
+# The end
+
+
+def test_a_server_that_is_stopped_finishes_what_has_begun_and_refuses_the_rest(monkeypatch):
+    begun, go, signals = threading.Event(), threading.Event(), {}
+    monkeypatch.setattr(doors.signal, "signal", lambda number, do: signals.update({number: do}))
+
+    async def slow(request):
+        begun.set()
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return PlainTextResponse("the whole answer")
+
+    door = Door()
+    routes = [Route("/slow", slow, methods=["POST"])]
+    running = bounded_server(Starlette(routes=routes, middleware=door.middleware()), 60, "")
+    listening = bound_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/slow"
+    arguments = running, listening, door, 60, threading.Event().set
+    serving = threading.Thread(target=run_until_stopped, args=arguments, daemon=True)
+    serving.start()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json={}).text))
+    asking.start()
+    assert begun.wait(30)
+    signals[doors.signal.SIGTERM]()
+    while not door.closing:
+        pass
+    refused = httpx.post(url, json={})
+    assert refused.status_code == 503 and refused.headers["retry-after"] == "30"
+    go.set()
+    asking.join(30)
+    serving.join(30)
+    assert answers == ["the whole answer"] and not serving.is_alive()
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The URL of a page, and the folder of its files. Its figures need the key s3cret."""
+    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    service.start()
+    folder = tmp_path_factory.mktemp("page")
+    with page_server(service, folder, key="s3cret") as url:
+        list(service.states(EMBEDDED))
+        yield url, folder
+
+
+WRONG_CALLS = [
+    ("call/v2/generate", {}, 400),
+    ("call/v2/generate", {"nonsense": 1}, 400),
+    ("call/v2/unknown", {}, 404),
+    ("call/unknown", {"data": []}, 404),
+    ("call/generate", {"data": ["too few"]}, 400),
+    ("call/generate", {"data": "none"}, 400),
+    ("call/generate", [1], 400),
+    ("run/generate", {"data": []}, 400),
+    ("run/predict", {"data": [], "fn_index": 9999}, 404),
+    ("queue/join", {"data": [], "fn_index": 9999, "session_hash": "a"}, 404),
+    ("queue/join", {"data": [], "fn_index": ["x"], "session_hash": "a"}, 404),
+    ("queue/join", {"data": [], "session_hash": "a"}, 404),
+    ("cancel", {"session_hash": 1}, 400),
+    ("component_server", {"data": [], "component_id": 99, "fn_name": "", "session_hash": ""}, 404),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), WRONG_CALLS)
+def test_a_wrong_call_of_gradios_routes_is_told_so_without_a_traceback(
+    page, capfd, path, body, status
+):
+    response = httpx.post(f"{page[0]}/gradio_api/{path}", json=body)
+    assert response.status_code == status
+    told = response.json()
+    sentence = told.get("detail") or told["error"]["message"]
+    assert sentence.endswith(".") and "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["call/generate/unknown", "queue/data?session_hash=nobody"])
+def test_an_event_that_is_not_there_is_404(page, capfd, path):
+    assert httpx.get(f"{page[0]}/gradio_api/{path}").status_code == 404
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "status"), [(100_000_000, 413), (100, 415)])
+def test_nothing_can_be_uploaded(page, size, status):
+    url, folder = page
+    files = {"files": ("run.json", b"0" * size)}
+    assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code == status
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_status_alone(page):
+    url, key = page[0], {"Authorization": "Bearer s3cret"}
+    assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+    assert httpx.get(f"{url}/health", headers=key).json()["active"] == 0
+    assert httpx.get(f"{url}/metrics").status_code == 401
+    assert "specdemo_visitors" in httpx.get(f"{url}/metrics", headers=key).text
+
+
+@pytest.mark.parametrize("path", ["config", "health", "gradio_api/info", "gradio_api/mcp/"])
+def test_no_page_of_another_name_reaches_the_pages_server(page, path):
+    response = httpx.get(f"{page[0]}/{path}", headers={"Host": "evil.example"})
+    assert response.status_code == 403
+
+
+def test_no_file_of_the_machine_is_copied_to_where_it_can_be_read(page, tmp_path_factory):
+    url, folder = page
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.json"
+    secret.write_text("s3cret")
+    named = {"path": str(secret), "meta": {"_type": "gradio.FileData"}}
+    functions = httpx.get(f"{url}/config").json()["dependencies"]
+    with httpx.Client() as client:
+        for function in functions:
+            body = {"fn_index": function["id"], "session_hash": "thief"}
+            body["data"] = [named] * len(function["inputs"])
+            if client.post(f"{url}/gradio_api/queue/join", json=body).status_code == 200:
+                place = f"{url}/gradio_api/queue/data?session_hash=thief"
+                with client.stream("GET", place, timeout=30) as stream:
+                    assert any("process_completed" in line for line in stream.iter_lines())
+    assert httpx.get(f"{url}/gradio_api/file={secret}").status_code == 403
+    assert not list(folder.rglob("secret.json"))
+
+
+def test_mcp_tools_are_called_here_whatever_name_a_caller_claims(page):
+    async def call():
+        from mcp import ClientSession
+        from mcp.client.streamable_http import streamablehttp_client
+
+        headers = {"X-Forwarded-Host": "elsewhere.invalid"}
+        async with (
+            streamablehttp_client(f"{page[0]}/gradio_api/mcp/", headers) as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            return await session.call_tool("generate", {"instruction": "one two three"})
+
+    assert "one two three" in asyncio.run(call()).content[0].text
