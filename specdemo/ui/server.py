@@ -65,7 +65,7 @@ def main(
     chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
     models = dataclasses.replace(models, pair=pair or AUTO)
 
-    from specdemo.ui import choice, page
+    from specdemo.ui import choice
     from specdemo.ui.limits import limits_for
     from specdemo.ui.service import Service
 
@@ -79,6 +79,11 @@ def main(
         opener = partial(choice.open_session, **capacity)
         service = Service(models, opener, limits_for(strangers))
     metrics.log_requests()
+    # Which pair suits the machine may take the network two seconds: the page does not wait.
+    threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
+
+    from specdemo.ui import page  # imports Gradio, which takes as long as the models
+
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
         blocks, looks = page.build(service, offer, max_new_tokens)
@@ -87,8 +92,6 @@ def main(
         app = page_app(blocks, looks, service, door, key_from_environment(), url)
         if share:
             door.hosts.add(public_name(host, port))
-        # Which pair suits the machine may take the network two seconds: the page does not wait.
-        threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
         print(f"The page is up: {url}/", flush=True)
         if _has_desktop():
             webbrowser.open(url)
