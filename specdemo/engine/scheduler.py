@@ -32,7 +32,7 @@ UNDELIVERED = 512
 ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
-QUIET = 1.0
+QUIET = 2.0
 """Seconds without a request before background work begins: who waited for the models asks first."""
 
 QUEUED = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import secrets
@@ -82,7 +83,10 @@ def main(
     # Which pair suits the machine may take the network two seconds: the page does not wait.
     threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
 
-    from specdemo.ui import page  # imports Gradio, which takes as long as the models
+    gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
+    from specdemo.ui import page
+
+    gc.enable()
 
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
