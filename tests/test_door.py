@@ -69,6 +69,11 @@ def said(response: httpx.Response) -> str:
         ("[::1", 403),
     ],
 )
+def test_what_is_accepted_sends_small_writes_at_once():
+    with bound_socket("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only
+
+
 def test_a_server_answers_to_its_own_names_and_to_addresses_only(host, status):
     response = ask(Door(["demo.example"]), headers={"Host": host})
     assert response.status_code == status

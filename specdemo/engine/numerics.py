@@ -275,8 +275,8 @@ def learn_costs(
 
     def timed(sequence: Sequence, size: int) -> float:
         run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
-        # In decoding the instance for single tokens rarely sees another size before.
-        for _ in range(2 if size == 1 else 1):
+        # Both run on the first instance, which in decoding rarely sees another size before.
+        for _ in range(2 if size in (1, WARM_UP_SIZES[-1]) else 1):
             before = perf_counter()
             model.forward([run])
             seconds = perf_counter() - before

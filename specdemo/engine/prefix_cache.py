@@ -16,7 +16,7 @@ from .decode import Prompt
 from .model import PREFILL_CHUNK
 from .open import Model
 
-SPARE_TOKENS = 4096
+SPARE_TOKENS = 8192
 """What prompts in nobody's use may hold; the last one stays whatever its length."""
 
 MOST_PROMPTS = 64
