@@ -69,11 +69,6 @@ def said(response: httpx.Response) -> str:
         ("[::1", 403),
     ],
 )
-def test_what_is_accepted_sends_small_writes_at_once():
-    with bound_socket("127.0.0.1", 0) as listening:
-        assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only
-
-
 def test_a_server_answers_to_its_own_names_and_to_addresses_only(host, status):
     response = ask(Door(["demo.example"]), headers={"Host": host})
     assert response.status_code == status
@@ -336,3 +331,8 @@ def test_mcp_tools_are_called_here_whatever_name_a_caller_claims(page):
             return await session.call_tool("generate", {"instruction": "one two three"})
 
     assert "one two three" in asyncio.run(call()).content[0].text
+
+
+def test_what_is_accepted_sends_small_writes_at_once():
+    with bound_socket("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only

@@ -41,8 +41,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler is doing: requests `active` and `waiting`, and what became of those
-    before."""
+    """What the scheduler is doing: requests `active` and `waiting`, what became of those before,
+    and whether work is left for when there are none."""
 
     active: int
     waiting: int
@@ -51,6 +51,7 @@ class Load:
     failed: int
     cancelled: int
     restarts: int
+    preparing: bool = False
 
 
 END = object()

@@ -35,6 +35,9 @@ ABANDONED_AFTER = 30.0
 QUIET = 2.0
 """Seconds without a request before background work begins: who waited for the models asks first."""
 
+PATIENCE = 5.0
+"""Seconds of requests without an end after which background work takes a step beside them."""
+
 QUEUED = 256
 """Requests that may wait to be admitted."""
 
@@ -77,7 +80,7 @@ class Scheduler:
         self._counts = dict.fromkeys(("admitted", "finished", "failed", "cancelled", "restarts"), 0)
         self._background: deque[Generator[None]] = deque()
         self._hurried = 0
-        self._quiet_since = monotonic()
+        self._quiet_since = self._prepared_at = monotonic()
         self._thread: threading.Thread | None = None
 
     # For consumers, from any thread
@@ -166,7 +169,8 @@ class Scheduler:
     @property
     def load(self) -> Load:
         with self._wake:
-            return Load(len(self._active), len(self._queue), **self._counts)
+            active, waiting = len(self._active), len(self._queue)
+            return Load(active, waiting, **self._counts, preparing=bool(self._background))
 
     def close(self) -> None:
         """Cancel everything and end the thread; nothing can be submitted afterwards."""
@@ -216,9 +220,12 @@ class Scheduler:
     def step(self) -> None:
         """One turn: let requests leave and join, then run what waits for the draft, then what waits
         for the target."""
-        if self._background and (self._hurried or not (self._queue or self._active)):
+        busy = self._queue or self._active
+        late = monotonic() - self._prepared_at > PATIENCE
+        if self._background and (self._hurried or late or not busy):
             self._run_background()
-        else:
+            self._prepared_at = monotonic()
+        if busy:
             self._quiet_since = monotonic()
         self._sweep()
         if self._queue:

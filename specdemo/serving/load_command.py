@@ -107,8 +107,9 @@ def wait_ready(url: str, process: subprocess.Popen | None = None) -> None:
         if process is not None and process.poll() is not None:
             raise RequestFailed("The server ended before it was ready.")
         with suppress(httpx.HTTPError, ValueError, KeyError):
-            status = httpx.get(f"{url}/health", timeout=5).json()["status"]
-            if status == "ready":
+            told = httpx.get(f"{url}/health", timeout=5).json()
+            status = told["status"]
+            if status == "ready" and not told.get("preparing"):
                 return
             if status == "failed":
                 raise RequestFailed("The server could not load its models.")

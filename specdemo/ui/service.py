@@ -170,6 +170,7 @@ class Service:
             "active": load.active if load else 0,
             "queue": load.waiting if load else 0,
             "restarts": load.restarts if load else 0,
+            "preparing": load.preparing if load else False,
             "cache_blocks": {
                 name: dataclasses.asdict(use)
                 for name, use in (session.cache_blocks() if session else {}).items()
