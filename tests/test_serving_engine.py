@@ -95,11 +95,24 @@ def test_a_stop_string_ends_a_real_answer_before_it(client, session):
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_client_that_closes_its_stream_gives_its_place_in_the_batch_back(client, session):
+def test_a_client_that_closes_its_stream_gives_its_place_in_the_batch_back(
+    client, session, monkeypatch
+):
+    model = session._engine.target("exact").model
+    forward, closed, forwards = model.forward, threading.Event(), []
+
+    def held(batch):
+        forwards.append(len(batch))
+        if len(forwards) > 20:
+            closed.wait(10)
+        return forward(batch)
+
+    monkeypatch.setattr(model, "forward", held)
     stream = chat(client, PROMPTS[0], max_tokens=1900, temperature=0, stream=True)
     next(iter(stream))
     assert session.load.active == 1
     stream.close()
+    closed.set()
     wait_until_idle(session)
 
 
