@@ -29,6 +29,8 @@ from specdemo.settings import ModelChoice, Settings
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.slow
+
 CPU = ModelSettings("torch:cpu", (("dtype", "float32"),))
 PADDED = ModelSettings("torch:cpu", (("dtype", "float32"), ("padding", "1,2,4,8")))
 TOLERANCE = 2e-3
