@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
-"""Cost by tokens, relative to one token: the means of bench/cost_tables.json. Sizes beyond those
-that were seen are reckoned with it."""
+"""Cost by tokens, relative to one token: about the means of bench/cost_tables.json. Sizes beyond
+those that were seen are extrapolated with it."""
 
 MAX_DRAFT = 15
 """Longest draft, tokens: with the token before it, 16 rows of verification."""

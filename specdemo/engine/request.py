@@ -30,8 +30,8 @@ class Target:
 
     `found` says in words what was measured, `invariance` (None in fast numerics) in figures.
     `measured` is the date of its cost table, empty until there is one. `steady` is the number of
-    tokens that all forwards of decoding have as long as there is only one instance, for which a
-    change of it is dear; 0 afterwards. `prepared` is set when everything is compiled and measured.
+    tokens of every forward of decoding while there is only one instance, where changing it costs
+    time; 0 afterwards. `prepared` is set when everything is compiled and measured.
     """
 
     model: Model

@@ -33,10 +33,10 @@ ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
 QUIET = 2.0
-"""Seconds without a request before background work begins: who waited for the models asks first."""
+"""Seconds without a request before background work begins, so that a first request finds it idle."""
 
 PATIENCE = 5.0
-"""Seconds of requests without an end after which background work takes a step beside them."""
+"""Seconds without background work after which it takes one step beside running requests."""
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
