@@ -33,7 +33,7 @@ ABANDONED_AFTER = 30.0
 """Seconds without collecting anything after which a paused request is cancelled."""
 
 QUIET = 2.0
-"""Seconds without a request before background work begins, so that a first request finds it idle."""
+"""Seconds without a request before background work begins: the first request finds it idle."""
 
 PATIENCE = 5.0
 """Seconds without background work after which it takes one step beside running requests."""
