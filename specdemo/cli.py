@@ -58,7 +58,7 @@ Environment variables, for a Space's variables page say; an option goes before i
   SPECDEMO_TOP_P, SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS
                                                                    how to answer
   SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY,
-  SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG
+  SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG, SPECDEMO_NO_FETCH
                                                                    the page (app.py) and serve
   SPECDEMO_NAME for each --name of serve                           how many replicas, and so on
   SPECDEMO_HOME                                                    the folder for models
@@ -85,37 +85,44 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(
-    cls=_LazyGroup,
-    epilog=VARIABLES,
-    no_args_is_help=False,
-    context_settings={
-        "max_content_width": 100,
-        "help_option_names": ["-h", "--help"],
-        "show_default": True,
-    },
-)
+CONTEXT = {
+    "max_content_width": 100,
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+}
+
+
+@click.group(cls=_LazyGroup, epilog=VARIABLES, no_args_is_help=False, context_settings=CONTEXT)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def program() -> None:
     """Speculative decoding on OpenVINO: a draft model proposes tokens, a target verifies them."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    command: click.Command = program,
+    name: str = "specdemo",
+) -> int:
     """Run one command; returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
+
+    def fail(sentence: str, code: int) -> int:
+        click.echo(f"{name}: {' '.join(sentence.split())}", err=True)
+        return code
+
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the encoding lacks a character: "?"
             stream.reconfigure(errors="replace")
     try:
-        with program.make_context("specdemo", words) as context:
-            return program.invoke(context) or 0
+        with command.make_context(name, words) as context:
+            return command.invoke(context) or 0
     except click.exceptions.Exit as leaving:  # --help, --version
         return leaving.exit_code
     except click.ClickException as error:
         hint = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
-        return _fail(error.format_message().rstrip(".") + hint, error.exit_code)
+        return fail(error.format_message().rstrip(".") + hint, error.exit_code)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output left, `head` say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
@@ -123,16 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
         if isinstance(error, SpecdemoError):
-            return _fail(str(error), error.exit_code)
-        return _fail(
+            return fail(str(error), error.exit_code)
+        return fail(
             f"unexpected {type(error).__name__}: {str(error)[:300]} (SPECDEMO_DEBUG=1 shows where)",
             FAILURE,
         )
-
-
-def _fail(sentence: str, code: int) -> int:
-    click.echo(f"specdemo: {' '.join(sentence.split())}", err=True)
-    return code
 
 
 class Command(click.Command):
@@ -199,7 +201,8 @@ def settings_options(command: Callable) -> Callable:
 
 def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
     """A decorator that adds an option for every field that `settings.option` made in the dataclass
-    `kind`; with `variables` the variable SPECDEMO_NAME stands behind each.
+    `kind`; with `variables` the variable SPECDEMO_NAME stands behind each. A tuple's option can be
+    given several times; `off` names the option that sets a flag to False.
 
     The command gets one checked instance as `argument`; BadInput names the option or the variable.
     """
@@ -220,9 +223,11 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
             about = field.metadata
             default = None if field.default is None else str(field.default) or None
             required = field.default is dataclasses.MISSING
-            flag = hints[field.name] is bool
+            off = f"/--{about['off']}" if "off" in about else ""
+            flag = bool(off) or hints[field.name] is bool
+            several = get_origin(hints[field.name]) is tuple
             checked = click.option(
-                _option(kind, field.name),
+                option_name(kind, field.name) + off,
                 field.name,
                 cls=_Option,
                 section=titles[field.name],
@@ -231,7 +236,8 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
                 show_default=about.get("unset", True),
                 required=required,
                 is_flag=flag,
-                default=field.default if flag else None if required else default,
+                multiple=several,
+                default=field.default if flag else None if required or several else default,
                 metavar=None if flag else about.get("metavar") or _metavar(hints[field.name]),
                 help=about["help"][0].upper() + about["help"][1:] + "." + bounds(kind, field.name),
             )(checked)
@@ -252,7 +258,7 @@ def _name(kind: type, field: str) -> str:
     return kind.__dataclass_fields__[field].metadata.get("name", field)
 
 
-def _option(kind: type, field: str) -> str:
+def option_name(kind: type, field: str) -> str:
     return "--" + _name(kind, field).replace("_", "-")
 
 
@@ -278,7 +284,7 @@ def _parse(kind: type, given: dict[str, str | None]) -> Any:
     except BadInput as error:
         if error.param not in given:
             raise
-        name = (_variable if error.param in variables else _option)(kind, error.param)
+        name = (_variable if error.param in variables else option_name)(kind, error.param)
         raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
 
 
@@ -292,7 +298,7 @@ def chosen_pair(choice: ModelChoice) -> Pair:
         click.echo(f"pair {found.why}", err=True)
         return found.pair
 
-    return registry.chosen_pair(choice, functools.partial(_option, ModelChoice), default)
+    return registry.chosen_pair(choice, functools.partial(option_name, ModelChoice), default)
 
 
 def load_pair(choice: ModelChoice) -> LoadedPair:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hub_server import Hub
 from tiny_models import EXPORTED, ir_folder
 
-from specdemo.models import profiles
+from specdemo.models import hub, profiles
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import EMBEDDED
 from specdemo.models.templates import PLAIN
@@ -143,3 +147,46 @@ def session(tiny_llama_pair):
 
     with Session(tiny_llama_pair) as opened:
         yield opened
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """The only Hub that this process and `specdemo` know, and empty caches."""
+    from huggingface_hub import constants
+
+    with Hub() as running:
+        # The client reads its environment when imported, so its constants are set as well.
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        place = "huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE"
+        monkeypatch.setattr(place, template, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("specdemo.models.hub.RETRY_SECONDS", 0.01)
+        for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "SPECDEMO_PAIR"):
+            monkeypatch.delenv(name, raising=False)
+        yield running
+
+
+@pytest.fixture
+def small_disk(monkeypatch) -> Callable[[int], None]:
+    """Sets how many bytes a file of the Hub's cache has room for."""
+    room = 10**9
+
+    class File(io.FileIO):
+        def write(self, data) -> int:
+            if self.tell() + len(data) > room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    def set_room(size: int) -> None:
+        nonlocal room
+        room = size
+
+    monkeypatch.setattr(hub, "open", File, raising=False)
+    monkeypatch.setattr(hub, "PIECE", 50_000)
+    return set_room

@@ -385,8 +385,8 @@ def test_the_page_imports_none_of_the_slow_libraries():
     ("arguments", "said"),
     [
         (["--pair", "nobody"], "--pair 'nobody' is not a pair"),
-        (["--port", "x"], "'--port': 'x' is not a valid integer"),
-        (["--max-new-tokens", "0"], "'--max-new-tokens': 0 is not in the range"),
+        (["--port", "x"], "--port is 'x'; it must be a whole number"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is '0'; it must be at least 1"),
         (["--device", "TPU"], "--device 'TPU' is not a device OpenVINO finds here"),
         (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid' is not an address"),
     ],
@@ -404,7 +404,7 @@ def test_a_pair_that_nobody_waits_for_gives_way_while_it_loads():
 
     def opener(pair, report):
         while pair == large:
-            report("downloading", 0.1)
+            report("downloading")
             time.sleep(0.005)
         return FakeSession(info=PairInfo(pair.pair, pair.pair, None))
 
@@ -476,10 +476,18 @@ def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_kept(monkeypatch):
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
-    monkeypatch.setattr(registry, "default_pair", lambda: chosen)
+    monkeypatch.setattr(registry, "default_pair", lambda fetch: chosen)
     offer = choice.Offer(ModelChoice(inputs.AUTO), shared=True)
-    assert offer.resolve(ModelChoice(inputs.AUTO)).pair == "dolly-3b"
-    assert offer.why == "the largest Dolly pair that fits."
+    assert offer.resolve(ModelChoice("dolly-3b")) == offer.first == ModelChoice(inputs.AUTO)
+    assert (offer.current, offer.why) == ("dolly-3b", "the largest Dolly pair that fits.")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pair_of_the_owners_own_is_what_the_page_starts_with(shared):
+    offer = choice.Offer(ModelChoice(target="owner/model"), shared)
+    wanted = inputs.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
+    assert offer.resolve(wanted) == offer.first
+    assert ("owner/model", inputs.OWN) in offer.pairs()
 
 
 def test_the_list_of_pairs_says_what_fits_this_machine_and_what_is_here(monkeypatch):

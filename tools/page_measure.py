@@ -57,6 +57,7 @@ def serve(port: int) -> None:
     """The page's server; for each line of standard input it answers QUESTION itself, with as many
     tokens as the line says, and prints the milliseconds per token."""
     import app
+    from specdemo import cli
     from specdemo.settings import Settings
     from specdemo.trace import summarize
     from specdemo.ui import choice
@@ -75,7 +76,7 @@ def serve(port: int) -> None:
 
     choice.open_session = opened
     threading.Thread(target=answer, daemon=True).start()
-    app.main(["--port", str(port), "--pair", "embedded"])
+    cli.main(["--port", str(port), "--pair", "embedded"], app.page, "app.py")
 
 
 def token_ms(summary: dict) -> float:

@@ -1,8 +1,8 @@
 """Files from the Hugging Face Hub: disk checked first, resumed after a kill, verified by hash.
 
 The files are kept in huggingface_hub's own cache, where other programs find them. Its client starts
-a file anew after a kill, so the bytes are fetched here, with its `http_get`, and put into its cache
-when they are whole and their hash is right.
+a file anew after a kill, so the bytes are fetched here, and put into its cache when they are whole
+and their hash is right.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.models import integrity, ir
@@ -28,27 +30,30 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
 """Files of configuration, tokenizer and template, and code, which runs only if it is trusted."""
 
+PIECE = 1 << 18
+TRIES, RETRY_SECONDS = 5, 1.0
+"""Bytes of one write, and how a connection that broke off is taken up again."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file of a repository. `size` is in bytes; `digest` is SHA-256 for large files, git's SHA-1
-    for small ones. `link` is its place in the snapshot, `blob` that of its content in the cache."""
+    for small ones. `blob` is the place of its content in the cache, `part` of what has come of
+    it."""
 
     name: str
     size: int
     digest: str
-    link: Path
     blob: Path
 
     @property
     def part(self) -> Path:
-        """What has been downloaded so far."""
         return self.blob.with_name(self.blob.name + ".part")
 
     @property
     def missing(self) -> int:
         """Bytes that are not on this disk yet."""
-        if self.size in (file_size(self.link), file_size(self.blob)):
+        if file_size(self.blob) == self.size:
             return 0
         return max(0, self.size - file_size(self.part))
 
@@ -86,8 +91,6 @@ def answers(timeout: float = 2.0) -> bool:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    if constants.is_offline_mode():
-        return False
     answered = threading.Event()
 
     def ask() -> None:
@@ -95,10 +98,11 @@ def answers(timeout: float = 2.0) -> bool:
             if get_session().head(constants.ENDPOINT, timeout=timeout).status_code < 500:
                 answered.set()
 
-    # A thread, because the lookup of a host name obeys no timeout.
-    asking = threading.Thread(target=ask, name="is-the-hub-there", daemon=True)
-    asking.start()
-    asking.join(timeout)
+    if not constants.is_offline_mode():
+        # A thread, because the lookup of a host name obeys no timeout.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(timeout)
     return answered.is_set()
 
 
@@ -110,7 +114,7 @@ def cached(repo: str) -> Snapshot | None:
     name, commit = split(repo)
     with suppress(OSError, SpecdemoError):
         if not _COMMIT.fullmatch(commit):
-            commit = _reference(name, commit).read_text(encoding="utf-8").strip()
+            commit = (_storage(name) / "refs" / commit).read_text(encoding="utf-8").strip()
         folder = _storage(name) / "snapshots" / commit
         present = [path for path in folder.rglob("*") if path.is_file()]
         _choose([path.relative_to(folder).as_posix() for path in present])
@@ -134,50 +138,46 @@ def list_repository(repo: str) -> Listing:
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     except Exception as error:
         raise explain(error, repo) from error
-    storage = _storage(name)
     siblings = {one.rfilename: one for one in info.siblings or []}
     try:
-        wanted = _choose(list(siblings))
+        wanted = [siblings[path] for path in _choose(list(siblings))]
     except BadInput as error:
         raise BadInput(f"{repo} on the Hub {error}") from error
     files = []
-    for path in wanted:
-        one = siblings[path]
+    for one in wanted:
         digest = one.lfs["sha256"] if one.lfs else one.blob_id
-        link = storage / "snapshots" / info.sha / path
-        files.append(RemoteFile(path, one.size, digest, link, storage / "blobs" / digest))
+        files.append(RemoteFile(one.rfilename, one.size, digest, _storage(name) / "blobs" / digest))
     return Listing(name, revision, info.sha, tuple(files))
 
 
-def require_disk(listings: Sequence[Listing]) -> None:
-    """Raise FetchError if the disk of the Hub's cache cannot hold what is missing of `listings`."""
-    missing = sum(listing.missing for listing in listings)
-    if missing:
-        what = "Downloading " + " and ".join(listing.repo for listing in listings)
-        require_space(_cache(), missing + 50_000_000, what)
-
-
-def download(listing: Listing, report: Report = silent) -> Snapshot:
-    """Fetch what is missing of `listing`, verify it and return the whole snapshot.
+def download(listings: Sequence[Listing], report: Report = silent) -> list[Snapshot]:
+    """Fetch what is missing of `listings`, verify it and return the whole snapshots. Too small a
+    disk is found before the first byte. What `report` raises ends it; what came is kept.
 
     Raises FetchError or BadInput.
     """
-    size = listing.size
-    meter = Meter(report, f"Downloading {listing.repo}", size, size - listing.missing)
-    try:
-        for file in sorted(listing.files, key=lambda one: one.size):
-            _fetch(listing, file, meter)
-    except SpecdemoError:
-        raise
-    except Exception as error:
-        raise explain(error, f"{listing.repo}@{listing.revision}") from error
-    folder = _storage(listing.repo) / "snapshots" / listing.commit
-    _check(folder)
-    if listing.revision != listing.commit:
-        reference = _reference(listing.repo, listing.revision)
-        make_folder(reference.parent)
-        reference.write_text(listing.commit, encoding="utf-8")
-    return Snapshot(folder, listing.commit)
+    missing, size = sum(one.missing for one in listings), sum(one.size for one in listings)
+    what = "Downloading " + " and ".join(one.repo for one in listings)
+    if missing:
+        require_space(_cache(), missing + 50_000_000, what)
+    meter = Meter(report, what, size, size - missing)
+    snapshots = []
+    for listing in listings:
+        try:
+            for file in sorted(listing.files, key=lambda one: one.size):
+                _fetch(listing, file, meter)
+        except SpecdemoError:
+            raise
+        except Exception as error:
+            raise explain(error, f"{listing.repo}@{listing.commit}") from error
+        folder = _storage(listing.repo) / "snapshots" / listing.commit
+        _check(folder)
+        if listing.revision != listing.commit:
+            reference = _storage(listing.repo) / "refs" / listing.revision
+            make_folder(reference.parent)
+            reference.write_text(listing.commit, encoding="utf-8")
+        snapshots.append(Snapshot(folder, listing.commit))
+    return snapshots
 
 
 def _choose(names: Sequence[str]) -> list[str]:
@@ -216,38 +216,41 @@ def explain(error: Exception, repo: str) -> SpecdemoError:
 
     name, revision = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
-    known = {  # a gated repository's error is also a RepositoryNotFoundError
-        errors.OfflineModeIsEnabled: f"{name} is not in the cache and HF_HUB_OFFLINE forbids "
-        "fetching it; unset HF_HUB_OFFLINE.",
-        errors.GatedRepoError: f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a "
-        "token of the account that has it.",
-        errors.RevisionNotFoundError: f"{name} has no revision {revision!r} any more; choose one "
-        f"listed at {page}/commits/main.",
-        errors.RepositoryNotFoundError: f"There is no model {name!r} at {constants.ENDPOINT}, or "
-        "it is private; check the spelling, or set HF_TOKEN to a token that may read it.",
-    }
-    for cause, said in known.items():
-        if isinstance(error, cause):
-            gone = cause in (errors.RevisionNotFoundError, errors.RepositoryNotFoundError)
-            return BadInput(said) if gone else FetchError(said)
     response = getattr(error, "response", None)
-    if response is not None:
-        refused = response.status_code in (401, 403)
-        advice = "set HF_TOKEN to a token that may read it" if refused else "try again later"
-        said = f"The Hub refuses to serve {name} (HTTP {response.status_code}); {advice}."
-    elif isinstance(error, (httpx.HTTPError, ConnectionError, TimeoutError)):
-        said = (
-            f"{name} is not in the cache and {constants.ENDPOINT} cannot be reached or broke off "
-            f"({type(error).__name__}); connect to the network and run the same again, it goes on "
-            "where it stopped."
-        )
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        said = (
-            f"The disk is full in the middle of {name}; free some space in {_cache()} (or set "
-            "HF_HOME) and run the same again: it goes on where it stopped."
-        )
-    else:
-        said = f"{name} could not be fetched into {_cache()}: {error!r:.200}."
+    match error:
+        case errors.OfflineModeIsEnabled():
+            said = f"{name} is not in the cache and HF_HUB_OFFLINE forbids fetching it; unset it."
+        case errors.GatedRepoError():  # also a RepositoryNotFoundError
+            said = (
+                f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a token of the "
+                "account that has it."
+            )
+        case errors.RevisionNotFoundError():
+            return BadInput(
+                f"{name} has no revision {revision!r} any more; see {page}/commits/main."
+            )
+        case errors.RepositoryNotFoundError():
+            return BadInput(
+                f"There is no model {name!r} at {constants.ENDPOINT}, or it is private; check the "
+                "spelling, or set HF_TOKEN to a token that may read it."
+            )
+        case _ if response is not None:
+            refused = response.status_code in (401, 403)
+            advice = "set HF_TOKEN to a token that may read it" if refused else "try again later"
+            said = f"The Hub refuses to serve {name} (HTTP {response.status_code}); {advice}."
+        case httpx.HTTPError() | ConnectionError() | TimeoutError():
+            said = (
+                f"{name} is not in the cache and {constants.ENDPOINT} cannot be reached or broke "
+                f"off ({type(error).__name__}); connect to the network and run the same again, it "
+                "goes on where it stopped."
+            )
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            said = (
+                f"The disk is full in the middle of {name}; free some space in {_cache()} (or set "
+                "HF_HOME) and run the same again: it goes on where it stopped."
+            )
+        case _:
+            said = f"{name} could not be fetched into {_cache()}: {error!r:.200}."
     return FetchError(said)
 
 
@@ -255,40 +258,55 @@ def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     """Put one file into the Hub's cache, resuming what an earlier run left."""
     import filelock
     from huggingface_hub import hf_hub_download, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
-    if not _holds(file.link, file):
-        file.link.unlink(missing_ok=True)
-        make_folder(file.blob.parent)
-        locks = make_folder(_cache() / ".locks" / _storage(listing.repo).name)  # the client's own
-        with filelock.FileLock(locks / f"{file.blob.name}.lock"):
-            if not _holds(file.blob, file):
-                with open(file.part, "ab") as part:
-                    there = part.tell() if part.tell() <= file.size else part.truncate(0)
-                    if there < file.size:
-                        http_get(
-                            hf_hub_url(listing.repo, file.name, revision=listing.commit),
-                            part,
-                            resume_size=there,
-                            headers=build_hf_headers(),
-                            displayed_filename=file.name,
-                            tqdm_class=lambda **_: meter,
-                        )
-                if _digest(file.part, file) != file.digest:
-                    file.part.unlink()
-                    raise FetchError(
-                        f"{file.name} of {listing.repo} arrived damaged (its size or hash is not "
-                        "the one that the Hub lists) and was deleted; run the same again."
-                    )
-                os.replace(file.part, file.blob)
+    make_folder(file.blob.parent)
+    locks = make_folder(_cache() / ".locks" / _storage(listing.repo).name)  # the client's own
+    with filelock.FileLock(locks / f"{file.blob.name}.lock"):
+        if file_size(file.blob) != file.size or _digest(file.blob, file) != file.digest:
+            url = hf_hub_url(listing.repo, file.name, revision=listing.commit)
+            with open(file.part, "ab") as part:
+                _receive(url, file.size, part, meter)
+            if _digest(file.part, file) != file.digest:
+                file.part.unlink()
+                raise FetchError(
+                    f"{file.name} of {listing.repo} arrived damaged (its size or hash is not "
+                    "the one that the Hub lists) and was deleted; run the same again."
+                )
+            os.replace(file.part, file.blob)
     # With the blob in place this only asks for metadata and links it into the snapshot.
     hf_hub_download(listing.repo, file.name, revision=listing.commit)
 
 
-def _holds(path: Path, file: RemoteFile) -> bool:
-    """Whether `path` is the whole file, undamaged."""
-    return file_size(path) == file.size and _digest(path, file) == file.digest
+def _receive(url: str, size: int, part: BinaryIO, meter: Meter) -> None:
+    """Append to `part` what it lacks of `size` bytes. A connection that breaks off is taken up
+    again, TRIES times without a byte. Raises what httpx and the Hub's client raise."""
+    import httpx
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    if part.tell() > size:
+        part.truncate(0)
+        part.seek(0)
+    failures = 0
+    while part.tell() < size:
+        there = part.tell()
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={there}-"}
+        asked = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
+        try:
+            with get_session().stream("GET", url, **asked) as response:
+                hf_raise_for_status(response)
+                if response.status_code != 206:  # the server knows no ranges
+                    part.truncate(0)
+                    part.seek(0)
+                    meter.update(-there)
+                for piece in response.iter_bytes(PIECE):
+                    part.write(piece)
+                    meter.update(len(piece))
+        except httpx.TransportError:
+            failures = 0 if part.tell() > there else failures + 1
+            if failures == TRIES:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
@@ -307,8 +325,3 @@ def _cache() -> Path:
 
 def _storage(repo: str) -> Path:
     return _cache() / f"models--{repo.replace('/', '--')}"
-
-
-def _reference(repo: str, revision: str) -> Path:
-    """The file of the Hub's cache that says which commit `revision` is."""
-    return _storage(repo) / "refs" / revision

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from specdemo.errors import DamagedModel, FetchError
 from specdemo.models import ir
-from specdemo.models.machine import DAMAGED, cache_home
+from specdemo.models.machine import DAMAGED, cache_home, lower_priority
 
 MANIFEST = "sha256.json"
 _FROM_HUB = (ir.MODEL, ir.WEIGHTS, "config.json", "tokenizer.json")
@@ -93,8 +92,7 @@ class Check:
             )
 
     def _run(self, folders: Sequence[Path]) -> None:
-        with suppress(AttributeError, OSError):  # a thread's own priority: Linux only
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        lower_priority()
         for folder in folders:
             if names := damaged(folder):
                 self._found.append((folder, names))

@@ -59,24 +59,29 @@ def load_pair(
     Raises FetchError, or BadInput for models that cannot be used, each with one sentence.
     """
     choice = choice or ModelChoice()
-    devices = (choice.device, choice.draft_device)
-    for warning in filter(None, map(untested, sorted(set(devices)))):
-        progress(Progress(warning))
-    if pair.embedded:
-        target, draft = embedded.fetch(progress)
-    else:
-        wanted = [
-            replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
-            for source, device in zip((pair.target, pair.draft), devices, strict=True)
-            if source
-        ]
-        target, draft = [*sources.prepare(wanted, progress), None][:2]
+    target, draft = [*fetch_pair(pair, choice, progress), None][:2]
     check = Check([one.folder for one in (target, draft) if one])
     try:
         return _opened(pair, target, draft, choice, check)
     except FetchError:
         check.require()  # the reason may be damage, which this mends
         raise
+
+
+def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
+    """The files of target and draft as `choice` will run them, fetched where they are missing.
+    Raises what `load_pair` raises; what `progress` raises ends it, and a repetition goes on."""
+    devices = (choice.device, choice.draft_device)
+    for warning in filter(None, map(untested, sorted(set(devices)))):
+        progress(Progress(warning))
+    if pair.embedded:
+        return list(embedded.fetch(progress))
+    wanted = [
+        replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
+        for source, device in zip((pair.target, pair.draft), devices, strict=True)
+        if source
+    ]
+    return sources.prepare(wanted, progress)
 
 
 def _opened(

@@ -7,13 +7,18 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.models import checkpoints
 from specdemo.models.progress import size
+
+Result = TypeVar("Result")
 
 DAMAGED = "damaged-"
 """Begins the name of a cached folder that was found damaged and is to be made again."""
@@ -62,6 +67,28 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def lower_priority() -> None:
+    """Let everything else go before this thread, where the system can."""
+    with suppress(AttributeError, OSError):  # a thread's own priority: Linux only
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+def in_background(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises, done in a thread that lets everything else go before it. Not
+    for work that starts threads: those would inherit its priority and keep it."""
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        lower_priority()
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
 
 
 def devices() -> list[str]:

@@ -180,27 +180,32 @@ def is_ready(pair: Pair) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pair that is used when none was asked for, and the reason, one sentence for the user."""
+    """The pair that is used when none was asked for, and the reason, one sentence for the user.
+    `later` is one that suits this machine better and is not here."""
 
     pair: Pair
     why: str
+    later: Pair | None = None
 
 
-def default_pair() -> Choice:
+def default_pair(*, fetch: bool = True) -> Choice:
     """The largest Dolly pair that fits this memory, of those on disk, else any if the Hub answers
-    within two seconds; without one, the embedded pair. Never raises."""
+    within two seconds; without one, the embedded pair. Without `fetch` one that is here, and the
+    network is not asked. Never raises."""
     memory = machine.memory_bytes()
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.memory_bytes <= memory]
     ready = [pair for pair in fitting if is_ready(pair)]
-    pair = EMBEDDED
+    pair, later = EMBEDDED, None
     if ready:
         pair, why = ready[0], "the largest Dolly pair that is here already and fits this machine"
         if pair is not fitting[0]:
             why += f"; {fitting[0].name} would fit too"
     elif not fitting:
         why = f"no Dolly pair fits the {memory / 1e9:.0f} GB of this machine"
+    elif not fetch:
+        later, why = fitting[0], f"it is here and {fitting[0].name} is not yet"
     elif hub.answers():
         pair, why = fitting[0], "the largest Dolly pair that fits this machine"
     else:
         why = "the Hub cannot be reached and no Dolly pair is here"
-    return Choice(pair, f"{pair.name}: {why}.")
+    return Choice(pair, f"{pair.name}: {why}.", later)

@@ -96,20 +96,17 @@ def _require_checkpoint(source: Source, folder: Path) -> None:
 def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) -> list[Snapshot]:
     """The folder of each source, as it is on the Hub or the user's own."""
     found = [_local(source) for source in sources]
-    listings = {
-        at: hub.list_repository(source.repo)
-        for at, source in enumerate(sources)
-        if found[at] is None
-    }
-    missing = list(listings.values())
-    if check_memory and missing:
+    absent = [at for at, one in enumerate(found) if one is None]
+    listings = [hub.list_repository(sources[at].repo) for at in absent]
+    if check_memory and listings:
         # Weights must fit into memory at least once, or each token would read them from disk.
-        needed = sum(listing.size for listing in missing) + WORKING_BYTES
-        names = " and ".join(listing.repo for listing in missing)
+        needed = sum(listing.size for listing in listings) + WORKING_BYTES
+        names = " and ".join(listing.repo for listing in listings)
         machine.require_memory(needed, f"Running {names}")
-    hub.require_disk(missing)
-    for at, listing in listings.items():
-        found[at] = hub.download(listing, report)
+    if listings:
+        snapshots = machine.in_background(lambda: hub.download(listings, report))
+        for at, snapshot in zip(absent, snapshots, strict=True):
+            found[at] = snapshot
     return found
 
 

@@ -122,7 +122,7 @@ class _Endpoints:
         """The session and its stop signal; what fails is told in one sentence."""
         stop = threading.Event()
         try:
-            pair = self._offer.first()
+            pair = self._offer.first
             for _ in self._service.states(pair, stop):
                 pass
             with self._service.session(pair, visitor_of(request)) as session:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.models import registry
 from specdemo.settings import ModelChoice
 from specdemo.ui.inputs import AUTO, MODELS, OWN
 from specdemo.ui.service import Report
 
 if TYPE_CHECKING:
-    from specdemo.models.registry import Pair
     from specdemo.serving.client import RemoteSession
     from specdemo.session import Session
 
@@ -23,61 +22,64 @@ ENGINE_PATIENCE = 900.0
 
 
 class Offer:
-    """The choices of one server. `first` is what it starts with: its pair is AUTO to take the one
-    that suits the machine; `why` then says why that one. On a server that is `shared` by strangers
-    nobody may choose what would load or compile models anew: `fixed` names these inputs."""
+    """The choices of one server. `first` is what it answers with unasked. Where its pair is AUTO,
+    `current` names the pair that this stands for now, `why` says why that one, and `later` is one
+    that suits the machine better and is not here. On a server that is `shared` by strangers nobody
+    may choose what would load or compile models anew: `fixed` names these inputs. `capacity` is
+    what sessions are made for (`active`, `cache_mb`, `exclusive` of Session)."""
 
-    def __init__(self, first: ModelChoice, shared: bool):
-        self._first = first
+    def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
+        self.first = first
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
-        self._lock = threading.Lock()
-        self._default = "" if first.pair == AUTO else first.pair
-        self.defaults = dataclasses.asdict(first)
-        self.why = ""
+        self.defaults = {**dataclasses.asdict(first), "pair": first.pair or OWN}
+        self._capacity = capacity
+        self.current, self.why, self.later = first.pair, "", None
+        if first.pair == AUTO:
+            found = registry.default_pair(fetch=False)
+            self.current, self.later = found.pair.name, found.later
+            self.why = "" if found.later else found.why.partition(": ")[2]
 
-    def first(self) -> ModelChoice:
-        """What the server loads before anybody has asked. The first call may ask the network, for
-        two seconds at most."""
-        with self._lock:
-            if not self._default:
-                from specdemo.models import registry
-
-                choice = registry.default_pair()
-                self._default = choice.pair.name
-                self.why = choice.why.partition(": ")[2] or choice.why
-        return dataclasses.replace(self._first, pair=self._default)
+    def named(self, chosen: ModelChoice) -> ModelChoice:
+        """`chosen` with AUTO replaced by the pair that it stands for."""
+        return dataclasses.replace(chosen, pair=self.current) if chosen.pair == AUTO else chosen
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
-        """`chosen` with AUTO replaced. Raises BadInput for models that are not offered or cannot be
-        opened: a wrong name must not unload the pair that is here."""
-        if chosen.pair == AUTO:
-            chosen = dataclasses.replace(chosen, pair=self.first().pair)
-        if self.fixed and chosen != self.first():
+        """`chosen`, as `first` where it is the same. Raises BadInput for models that are not
+        offered or cannot be opened: a wrong name must not unload the pair that is here."""
+        if self.named(chosen) == self.named(self.first):
+            return self.first
+        if self.fixed:
             raise BadInput(
-                f"This server is shared: its pair is {self.first().pair}, and its devices and KV "
+                f"This server is shared: its pair is {self.current}, and its devices and KV "
                 "cache precision are its owner's to choose."
             )
-        _pair(chosen)
+        _pair(self.named(chosen))
         return chosen
+
+    def adopt(self, pair: registry.Pair) -> None:
+        """From now on AUTO stands for `pair`."""
+        self.current, self.why = pair.name, ""
+
+    def open_session(self, chosen: ModelChoice, report: Report) -> Session:
+        return open_session(self.named(chosen), report, **self._capacity)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Titles and names for the page's list, without looking at the machine."""
-        from specdemo.models.registry import PAIRS
-
-        offered = [(pair.title, pair.name) for pair in PAIRS]
-        if self._first.pair == AUTO:
-            offered.insert(0, ("The pair that suits this machine", AUTO))
+        offered = [
+            ("The pair that suits this machine", AUTO),
+            *((pair.title, pair.name) for pair in registry.PAIRS),
+            (self.first.target or "Your own pair (name it below)", OWN),
+        ]
         if self.fixed:
-            return [one for one in offered if one[1] == self._first.pair]
-        return [*offered, ("Your own pair (name it below)", OWN)]
+            return [one for one in offered if one[1] == self.defaults["pair"]]
+        return offered[self.first.pair != AUTO :]
 
     def surveyed_pairs(self) -> list[tuple[str, str]]:
         """The list with how each pair stands on this machine. Looks at memory and disk."""
         from specdemo.models.progress import size
-        from specdemo.models.registry import survey
 
-        facts = {AUTO: self._default}
-        for found in survey():
+        facts = {AUTO: self.current}
+        for found in registry.survey():
             pair = found.pair
             fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
             if not found.fits:
@@ -117,14 +119,14 @@ class RemoteOffer(Offer):
         self.fixed = MODELS  # which numerics it has is the engine's to say
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
-        if chosen.pair != self._default:
+        if chosen.pair != self.current:
             raise BadInput(
-                f"This page asks the engine at {self._url}; its only pair is {self._default}."
+                f"This page asks the engine at {self._url}; its only pair is {self.current}."
             )
-        return self.first()
+        return self.first
 
     def pairs(self) -> list[tuple[str, str]]:
-        return [(self._title, self._default)]
+        return [(self._title, self.current)]
 
     surveyed_pairs = pairs
 
@@ -132,26 +134,22 @@ class RemoteOffer(Offer):
         """The engine, whatever was chosen."""
         from specdemo.serving.client import RemoteSession
 
-        report(f"Reaching the engine at {self._url}", None)
+        report(f"Reaching the engine at {self._url}")
         return RemoteSession(self._url)
 
 
 def open_session(chosen: ModelChoice, report: Report, **capacity: Any) -> Session:
-    """Fetch what is missing of the models, compile them, and return their session, made for
-    `capacity` (`active`, `cache_mb`, `exclusive` of Session). Takes seconds to hours. Raises
-    SpecdemoError."""
+    """Fetch what is missing of the models, compile them, and return their session. Takes seconds to
+    hours. Raises SpecdemoError."""
     from specdemo.models.load import load_pair
 
-    progress = lambda one: report(one.line, one.fraction)  # noqa: E731
-    loaded = load_pair(_pair(chosen), choice=chosen, progress=progress)
-    report("Compiling the models for this processor", None)
+    loaded = load_pair(_pair(chosen), choice=chosen, progress=lambda one: report(one.line))
+    report("Compiling the models for this processor")
     from specdemo.session import Session
 
     return Session(loaded, **capacity)
 
 
-def _pair(chosen: ModelChoice) -> Pair:
+def _pair(chosen: ModelChoice) -> registry.Pair:
     """The chosen pair, with messages in the page's words. Raises BadInput."""
-    from specdemo.models.registry import chosen_pair
-
-    return chosen_pair(chosen, lambda field: field.replace("_", " ").capitalize())
+    return registry.chosen_pair(chosen, lambda field: field.replace("_", " ").capitalize())

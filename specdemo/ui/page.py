@@ -11,6 +11,7 @@ import gradio as gr
 from specdemo.settings import Settings
 from specdemo.trace import from_json
 from specdemo.ui import api, benchmark, figures, inputs, race
+from specdemo.ui.arrival import Arrival, Strip
 from specdemo.ui.choice import Offer
 from specdemo.ui.race import STATIC
 from specdemo.ui.runs import Running, opened
@@ -41,10 +42,10 @@ RECORDED = STATIC / "recorded.json"
 
 
 def build(
-    service: Service, offer: Offer, max_new_tokens: int = 100
+    service: Service, offer: Offer, max_new_tokens: int = 100, arrival: Arrival | None = None
 ) -> tuple[gr.Blocks, dict[str, Any]]:
     """The page for a service, and what `launch` takes with it: theme, styles and scripts.
-    `max_new_tokens` is where that setting starts."""
+    `max_new_tokens` is where that setting starts, `arrival` a pair that is being fetched."""
     running = Running()
     recorded = from_json(RECORDED.read_bytes())
     defaults = {
@@ -56,6 +57,7 @@ def build(
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
         status = gr.HTML("", elem_id="sd-models", html_template=STATUS)
+        strip = Strip(service, offer, arrival) if arrival else None
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
                 tab = race.Tab(service, running, offer, defaults)
@@ -65,6 +67,8 @@ def build(
             with gr.Tab("How it works", id="how"):
                 gr.HTML(html_template=_static("explain.html"), apply_default_css=False)
         tab.connect(blocks, status)
+        if strip:
+            strip.connect(blocks, status, tab.inputs["pair"])
         api.add(service, offer)
     # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
     # before every selector.

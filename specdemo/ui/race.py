@@ -166,7 +166,7 @@ class Tab:
 
     def _loading(self) -> Iterator[str]:
         for line in runs.loading(self._service):
-            why = self._offer.why and self._service.state.pair == self._offer.first()
+            why = self._offer.why and self._service.state.pair == self._offer.first
             words = f"{line}. Chosen for this machine: {self._offer.why}" if why else line
             yield html.escape(words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import os
@@ -10,20 +9,22 @@ import secrets
 import socket
 import sys
 import tempfile
-import threading
 import webbrowser
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from specdemo import metrics
+from specdemo.cli import option_name
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.registry import chosen_pair
 from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
-from specdemo.settings import ModelChoice, parse
+from specdemo.settings import ModelChoice
 from specdemo.ui.inputs import AUTO
+from specdemo.ui.options import ON_SPACE, PageOptions
 
 if TYPE_CHECKING:
     import gradio
@@ -32,82 +33,67 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
-ON_SPACE = "SPACE_ID" in os.environ
-
 SESSIONS = 256
 """Browser sessions whose state Gradio remembers, 0.2 MB each; the longest unused go first."""
 
 
-def main(
-    *,
-    host: str,
-    port: int,
-    share: bool,
-    pair: str | None,
-    engine: str | None,
-    device: str,
-    draft_device: str,
-    kv_cache: str,
-    shared: bool | None,
-    allowed_host: tuple[str, ...],
-    allow_origin: tuple[str, ...],
-    trusted_proxy: tuple[str, ...],
-    drain_seconds: float,
-    max_new_tokens: int,
-    visitors: int,
-    cache_mb: int,
-    exclusive: bool,
-) -> None:
-    """Serve until interrupted. The options are those of app.py. Raises SpecdemoError."""
-    listening = free_socket(host, port)
+def main(options: PageOptions) -> None:
+    """Serve until interrupted. Raises SpecdemoError."""
+    listening = free_socket(options.host, options.port)
     port = listening.getsockname()[1]
-    where = {"device": device, "draft_device": draft_device, "kv_cache": kv_cache}
-    models = parse(ModelChoice, {"pair": pair, **where})
-    chosen_pair(models, lambda field: "--" + field.replace("_", "-"), default=lambda: None)
-    models = dataclasses.replace(models, pair=pair or AUTO)
+    chosen_pair(options, partial(option_name, ModelChoice), default=lambda: None)
+
+    from huggingface_hub import constants
 
     from specdemo.ui import choice
     from specdemo.ui.limits import limits_for
     from specdemo.ui.service import Service
 
-    strangers = doors.strangers_share(host, share, shared)
-    if engine:
-        offer = choice.RemoteOffer(engine)
-        service = Service(offer.first(), offer.open_session)
+    strangers = doors.strangers_share(options.host, options.share, options.shared)
+    if options.engine:
+        offer = choice.RemoteOffer(options.engine)
+        service = Service(offer.first, offer.open_session)
     else:
-        offer = choice.Offer(models, strangers)
-        capacity = {"active": visitors, "cache_mb": cache_mb, "exclusive": exclusive}
-        opener = partial(choice.open_session, **capacity)
-        service = Service(models, opener, limits_for(strangers))
+        given = {one.name: getattr(options, one.name) for one in fields(ModelChoice)}
+        models = ModelChoice(**given)
+        if not (models.pair or models.target):
+            models = replace(models, pair=AUTO)
+        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive")}
+        offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
+        service = Service(offer.first, offer.open_session, limits_for(strangers))
     metrics.log_requests()
-    # Which pair suits the machine may take the network two seconds: the page does not wait.
-    threading.Thread(target=lambda: service.start(offer.first()), daemon=True).start()
+    service.start()
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
     from specdemo.ui import page
+    from specdemo.ui.arrival import Arrival
 
     gc.enable()
+    arrival = None
+    if offer.later and not options.no_fetch and not constants.is_offline_mode():
+        arrival = Arrival(service, offer)
+        arrival.start()
 
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
-        blocks, looks = page.build(service, offer, max_new_tokens)
-        door = PageDoor(blocks, (host, *allowed_host), allow_origin)
-        url = url_of("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+        blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
+        door = PageDoor(blocks, (options.host, *options.allowed_host), options.allow_origin)
+        url = url_of("127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host, port)
         app = page_app(blocks, looks, service, door, key_from_environment(), url)
-        if share:
-            door.hosts.add(public_name(host, port))
+        if options.share:
+            door.hosts.add(public_name(options.host, port))
         print(f"The page is up: {url}/", flush=True)
         if _has_desktop():
             webbrowser.open(url)
-        proxies = ",".join(trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
-        server = doors.bounded_server(app, drain_seconds, proxies)
+        proxies = ",".join(options.trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
+        server = doors.bounded_server(app, options.drain_seconds, proxies)
 
         def finish() -> None:
             service.close()
             app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
 
         busy = partial(getattr, service.gate, "visitors")
-        doors.run_until_stopped(server, listening, door, drain_seconds, finish, busy)
+        doors.run_until_stopped(server, listening, door, options.drain_seconds, finish, busy)
 
 
 class PageDoor(doors.Door):

@@ -19,23 +19,18 @@ from specdemo.ui.wording import error_sentence
 if TYPE_CHECKING:
     from specdemo.session import Session
 
-Report = Callable[[str, float | None], None]
+Report = Callable[[str], None]
 Opener = Callable[[ModelChoice, Report], "Session"]
 BEGINNING = "Getting the models ready"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the service is doing. `kind` is "loading", "ready" or "failed"; `fraction` 0 to 1."""
+    """What the service is doing. `kind` is "loading", "ready" or "failed"."""
 
     kind: str
     pair: ModelChoice
-    text: str
-    fraction: float | None = None
-
-    @property
-    def line(self) -> str:
-        return self.text + ("" if self.fraction is None else f" ({100 * self.fraction:.0f} %)")
+    line: str
 
 
 class _Superseded(Exception):
@@ -44,8 +39,8 @@ class _Superseded(Exception):
 
 class Service:
     """One pair at a time. Loading a second one first waits until nobody uses the first, then closes
-    it. A pair that is still loading is given up as soon as nobody waits for it and another is
-    wanted. `users` counts the requests that hold the session."""
+    it; `exchange` opens the second one beside the first. A pair that is still loading is given up
+    as soon as nobody waits for it and another is wanted."""
 
     def __init__(self, pair: ModelChoice, opener: Opener, limits: Limits = LIMITS):
         self._opener = opener
@@ -53,16 +48,21 @@ class Service:
         self._session: Session | None = None
         self._load_number = 0
         self._waiting: Counter[ModelChoice] = Counter()
-        self.users = 0
+        self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(lambda: self._session, lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
-    def start(self, pair: ModelChoice | None = None) -> None:
-        """Begin loading the first pair, or `pair`, unless one has been asked for already."""
+    @property
+    def users(self) -> int:
+        """The requests that hold a session."""
+        return self._users.total()
+
+    def start(self) -> None:
+        """Begin loading the first pair, unless one has been asked for already."""
         with self._changed:
             if not self._load_number:
-                self._begin(pair or self.state.pair)
+                self._begin(self.state.pair)
 
     def _begin(self, pair: ModelChoice) -> None:
         """Start a thread that loads the pair. The caller holds the lock."""
@@ -73,25 +73,24 @@ class Service:
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
     def _load(self, pair: ModelChoice, number: int) -> None:
-        def tell(text: str, fraction: float | None = None, kind: str = "loading") -> None:
+        def tell(line: str, kind: str = "loading") -> None:
             with self._changed:
                 if number != self._load_number:
                     raise _Superseded
-                self.state = State(kind, pair, text, fraction)
+                self.state = State(kind, pair, line)
                 self._changed.notify_all()
 
         session = None
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self.users == 0 or number != self._load_number)
+                self._changed.wait_for(lambda: not self.users or number != self._load_number)
                 tell(BEGINNING)
                 old, self._session = self._session, None
             if old is not None:
                 old.close()
             session = self._opener(pair, tell)
-            draft = session.info.draft or "n-gram lookup (no draft model)"
             with self._changed:
-                tell(f"Ready: {session.info.target}, drafts by {draft}", kind="ready")
+                tell(_ready(session), kind="ready")
                 self._session = session
         except _Superseded:
             if session is not None:
@@ -99,6 +98,32 @@ class Service:
         except Exception as error:
             with suppress(_Superseded):
                 tell(error_sentence(error), kind="failed")
+
+    def exchange(self, pair: ModelChoice, opener: Callable[[], Session]) -> None:
+        """Put what `opener` opens in the place of the session of `pair`, which answers meanwhile;
+        what it is answering then, it finishes. Where another pair is here, nothing is done. Raises
+        what `opener` raises: nothing has changed then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.state.kind != "loading")
+            if self.state.pair != pair:
+                return
+        session = opener()
+        with self._changed:
+            stale = self.state.pair != pair or self.state.kind == "loading"
+            if not stale:
+                old, self._session = self._session, session
+                self.state = State("ready", pair, _ready(session))
+                self._changed.notify_all()
+        if stale:
+            session.close()
+        elif old is not None:
+            threading.Thread(target=self._retire, args=[old], daemon=True).start()
+
+    def _retire(self, session: Session) -> None:
+        """Close a session once nobody uses it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._users[session])
+        session.close()
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
@@ -116,7 +141,7 @@ class Service:
                         self._begin(pair)
                     state = self.state
                 if state.pair == pair and state.kind == "failed":
-                    raise RequestFailed(state.text)
+                    raise RequestFailed(state.line)
                 if state != seen:
                     seen = state
                     yield state
@@ -139,17 +164,19 @@ class Service:
             with self._changed:
                 if self._session is None or (self.state.kind, self.state.pair) != ("ready", pair):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
-                self.users += 1
                 session = self._session
+                self._users[session] += 1
             try:
                 yield LimitedSession(session, self.metrics, self.gate.limits)
             except DamagedModel as error:
                 with self._changed:
-                    self.state = State("failed", pair, str(error))  # the next one loads it again
+                    if self._session is session:  # the next one loads it again
+                        self.state = State("failed", pair, str(error))
                 raise
             finally:
                 with self._changed:
-                    self.users -= 1
+                    self._users[session] -= 1
+                    self._users = +self._users
                     self._changed.notify_all()
 
     def close(self) -> None:
@@ -176,3 +203,8 @@ class Service:
                 for name, use in (session.cache_blocks() if session else {}).items()
             },
         }
+
+
+def _ready(session: Session) -> str:
+    draft = session.info.draft or "n-gram lookup (no draft model)"
+    return f"Ready: {session.info.target}, drafts by {draft}"

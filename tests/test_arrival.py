@@ -1,0 +1,362 @@
+"""A Dolly pair that arrives while the embedded one answers: real fetches from a Hub on 127.0.0.1,
+made-up sessions; and once the whole way, in a browser, with real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+from fakes import FakeSession
+from hub_server import BIN, Hub, Repository, decoder_files
+
+from specdemo.errors import ModelError
+from specdemo.models import machine, registry
+from specdemo.serving.door import bound_socket
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import PairInfo, Trace
+from specdemo.ui import arrival as arrivals
+from specdemo.ui import choice
+from specdemo.ui.arrival import Arrival
+from specdemo.ui.inputs import AUTO
+from specdemo.ui.limits import Visitor
+from specdemo.ui.options import PageOptions
+from specdemo.ui.service import Service
+
+PAIR = registry.find_pair("dolly-3b")
+TARGET, DRAFT = PAIR.target.repo, PAIR.draft.repo
+
+
+def until(condition) -> None:
+    """Polls for what other threads bring about; the limit is far from what it takes."""
+    for _ in range(4000):
+        if condition():
+            return
+        time.sleep(0.005)
+    pytest.fail("it never happened")
+
+
+class Place:
+    """A server's parts: the embedded pair is made up and answers, dolly-3b is on the Hub."""
+
+    def __init__(self, hub: Hub, monkeypatch, shared: bool = False):
+        self.hub = hub
+        for repo in (TARGET, DRAFT):
+            hub.repositories[repo] = Repository(decoder_files())
+        monkeypatch.setattr(machine, "memory_bytes", lambda: 16 * 2**30)
+        monkeypatch.setattr(choice, "open_session", self.open)
+        self.opened: dict[str, FakeSession] = {}
+        self.refusal: Exception | None = None
+        self.offer = choice.Offer(ModelChoice(AUTO), shared)
+        self.service = Service(self.offer.first, self.offer.open_session)
+        self.service.start()
+        self.arrival = Arrival(self.service, self.offer)
+
+    def open(self, chosen: ModelChoice, report, **capacity) -> FakeSession:
+        if self.refusal:
+            raise self.refusal
+        session = FakeSession(info=PairInfo(chosen.pair, chosen.pair, None))
+        self.opened[chosen.pair] = session
+        return session
+
+    def ask(self, question: str = "one two") -> str:
+        """The name of the pair that answers."""
+        asked = self.offer.resolve(ModelChoice(AUTO))
+        list(self.service.states(asked))
+        with self.service.session(asked, Visitor()) as session:
+            *_, trace = session.answer(question, Settings())
+        assert isinstance(trace, Trace) and trace.text.strip() == question
+        return trace.pair.name
+
+    def wait(self, kind: str) -> None:
+        until(lambda: self.arrival.state.kind == kind)
+
+    def weights(self) -> list[bytes]:
+        """Those that are in the cache, which must be whole; part of the files may be missing."""
+        from specdemo.models.hub import cached
+
+        found = filter(None, map(cached, (TARGET, DRAFT)))
+        return [(one.folder / BIN).read_bytes() for one in found]
+
+
+@pytest.fixture
+def place(server, monkeypatch) -> Place:
+    return Place(server, monkeypatch)
+
+
+def test_a_question_is_answered_before_the_pair_is_here_and_by_it_afterwards(place):
+    place.hub.bytes_per_second = 500_000
+    place.arrival.start()
+    assert place.ask() == "embedded"
+    place.wait("ready")
+    assert place.ask() == "embedded", "nobody has asked for the change"
+    place.arrival.press("Use it now")
+    place.wait("here")
+    assert place.ask() == "dolly-3b"
+    until(lambda: place.opened["embedded"].closed)
+
+
+def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
+    assert place.ask() == "embedded"
+    old = place.opened["embedded"]
+    old.held.set()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")))
+    asking.start()
+    until(lambda: old.active)
+    place.arrival.start()
+    place.wait("ready")
+    place.arrival.press("Use it now")
+    place.wait("here")
+    assert place.ask() == "dolly-3b"
+    assert not old.closed
+    old.held.clear()
+    asking.join()
+    assert answers == ["embedded"]
+    until(lambda: old.closed)
+    assert place.service.users == 0
+
+
+def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkeypatch):
+    monkeypatch.setattr("specdemo.models.hub.PIECE", 20_000)
+    place.hub.bytes_per_second = 200_000
+    place.arrival.start()
+    until(lambda: (now := place.arrival.state.progress) and now.done > 50_000)
+    place.arrival.press("Pause")
+    assert place.arrival.state.kind == "paused"
+    place.hub.finish_transfers()
+    place.hub.bytes_per_second = 0
+    place.arrival.press("Pause")  # a click on what the button said before
+    assert place.arrival.state.kind == "paused"
+    place.arrival.press("Resume")
+    place.wait("ready")
+    begun = next(one.start for one in place.hub.served if one.name == BIN)
+    assert begun > 40_000
+    assert place.weights() == [b"w" * 300_000] * 2
+
+
+TROUBLES = {
+    "lost network": (
+        lambda hub, repo: setattr(hub, "lost", True),
+        "cannot be reached or broke off",
+    ),
+    "gated": (lambda hub, repo: setattr(repo, "error", (403, "GatedRepo")), "is gated: ask for"),
+    "renamed": (lambda hub, repo: setattr(repo, "error", (401, "RepoNotFound")), "is no model"),
+    "vanished revision": (lambda hub, repo: setattr(repo, "commit", "f" * 40), "has no revision"),
+    "full disk": (None, "disk is full"),
+    "damaged": (lambda hub, repo: hub.corrupt.add(BIN), "arrived damaged"),
+}
+STEPS = {"before": None, "in the target": TARGET, "in the draft": DRAFT}
+NEVER = {("vanished revision", "before"), ("damaged", "in the target"), ("damaged", "in the draft")}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "step"), [case for case in itertools.product(TROUBLES, STEPS) if case not in NEVER]
+)
+def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
+    place, small_disk, trouble, step
+):
+    cause, said = TROUBLES[trouble]
+    hub, name = place.hub, STEPS[step] or TARGET
+    repository = hub.repositories[name]
+    before = dataclasses.replace(repository)
+
+    def happen() -> None:
+        cause(hub, repository) if cause else small_disk(10)
+
+    if STEPS[step]:
+        repository.trouble = happen
+    else:
+        happen()
+    place.arrival.start()
+    place.wait("failed")
+    error = place.arrival.state.error
+    assert said in error and error.endswith(".") and "\n" not in error and "/tmp" not in error
+    assert place.ask() == "embedded"
+    assert set(place.weights()) <= {b"w" * 300_000}
+    hub.lost = False
+    hub.corrupt.clear()
+    small_disk(10**9)
+    if trouble != "vanished revision":
+        repository.error, repository.commit = before.error, before.commit
+    place.arrival.press("Try again")
+    place.wait("ready")
+    assert place.weights() == [b"w" * 300_000] * 2
+
+
+def test_a_repository_that_moves_while_it_is_fetched_is_followed(place):
+    repository = place.hub.repositories[TARGET]
+    place.hub.repositories["OpenVINO/new-name"] = dataclasses.replace(repository)
+    repository.trouble = lambda: setattr(repository, "moved_to", "OpenVINO/new-name")
+    place.arrival.start()
+    place.wait("ready")
+    assert place.weights() == [b"w" * 300_000] * 2
+
+
+def test_too_small_a_disk_is_said_before_the_first_byte(place, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: dataclasses.make_dataclass("D", ["free"])(9))
+    place.arrival.start()
+    place.wait("failed")
+    assert "needs 51 MB of disk" in place.arrival.state.error
+    assert place.hub.served == []
+
+
+def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
+    assert place.ask() == "embedded"
+    place.arrival.start()
+    place.wait("ready")
+    place.refusal = ModelError("/home/somebody/model.bin broke")
+    place.arrival.press("Use it now")
+    place.wait("failed")
+    assert "could not be run" in place.arrival.line and "/home" not in place.arrival.line
+    assert place.ask() == "embedded"
+    place.refusal = None
+    place.arrival.press("Try again")
+    place.wait("ready")
+    place.arrival.press("Use it now")
+    place.wait("here")
+    assert place.ask() == "dolly-3b"
+
+
+def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
+    server, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(arrivals, "RETRY_SECONDS", 0.01)
+    place = Place(server, monkeypatch, shared=True)
+    server.lost = True
+    place.arrival.start()
+    place.wait("failed")
+    server.lost = False
+    place.wait("here")
+    assert place.ask() == "dolly-3b"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
+    from specdemo.ui import page
+
+    place = Place(server, monkeypatch, shared)
+    blocks, _ = page.build(place.service, place.offer, arrival=place.arrival)
+    names = [one.fn.__name__ for one in blocks.fns.values() if one.fn]
+    assert ("_press" in names) is not shared
+    assert "_look" in names
+
+
+def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
+    from specdemo.models.progress import Progress
+
+    fetching = arrivals.State("fetching", Progress("", 1_200_000_000, 3_400_000_000), 20_000_000)
+    place.arrival.state = fetching
+    assert "1.2 GB of 3.4 GB, 20.0 MB/s, 01:50 left" in place.arrival.line
+    place.arrival.state = dataclasses.replace(fetching, kind="paused")
+    assert "1.2 GB of 3.4 GB<" in place.arrival.line
+    place.arrival.state = arrivals.State("failed", error="<img src=x>")
+    assert "&lt;img" in place.arrival.line and "<img" not in place.arrival.line
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "options", "fetched"),
+    [
+        (16, {}, True),
+        (16, {"no_fetch": True}, False),
+        (16, {"pair": "embedded"}, False),
+        (4, {}, False),
+    ],
+)
+def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
+    server, monkeypatch, gigabytes, options, fetched
+):
+    from specdemo.ui import server as pages
+
+    monkeypatch.setattr(machine, "memory_bytes", lambda: gigabytes * 2**30)
+    for place, name in (
+        (Service, "start"),
+        (pages.doors, "run_until_stopped"),
+        (pages.doors, "bounded_server"),
+        (pages, "page_app"),
+    ):
+        monkeypatch.setattr(place, name, lambda *_: None)
+    pages.main(PageOptions(port=7871, **options))
+    until(lambda: server.requests or not fetched)
+    assert bool(server.requests) is fetched
+
+
+# The whole way, in a browser
+
+
+APP = """
+import runpy, sys
+from specdemo.models import machine
+machine.memory_bytes = lambda: 2**34
+runpy.run_path("app.py", run_name="__main__")
+"""
+SETTLED = """before => {
+  const { root: { dataset }, run } = window.specdemo.stage;
+  return dataset.phase === 'error' || run !== before && dataset.settled === run;
+}"""
+
+
+@pytest.fixture
+def started(server, tiny, embedded_pair, monkeypatch):
+    """The URL of `python app.py` on a machine of 16 GB, with nothing in the Hub's cache."""
+    server.add_folder(TARGET, tiny.dolly)
+    server.add_folder(DRAFT, tiny.pythia)
+    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
+    with bound_socket("127.0.0.1", 0) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", APP, "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert "The page is up" in running.stdout.readline()
+            yield f"http://127.0.0.1:{port}/"
+        finally:
+            running.terminate()
+
+
+def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(started, server, chromium):
+    playwright = pytest.importorskip("playwright.sync_api")
+    server.bytes_per_second = 500_000
+
+    def race() -> dict:
+        before = page.evaluate("window.specdemo.stage.run")
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.wait_for_function(SETTLED, arg=before)
+        return page.evaluate("window.specdemo.stage.trace")
+
+    def press(button: str) -> None:
+        page.get_by_role("button", name=button).click()
+
+    def says(text: str) -> None:
+        playwright.expect(page.locator("#sd-arrival")).to_contain_text(text, timeout=240_000)
+        tops.add(round(page.locator("#sd-stage").bounding_box()["y"]))
+
+    with playwright.sync_playwright() as run:
+        browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.set_default_timeout(240_000)
+        errors, tops = [], set()
+        page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
+        page.goto(started + "?max_new_tokens=12")
+        page.wait_for_function("window.specdemo && window.specdemo.stage")
+        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready", timeout=240_000)
+        says("Fetching Dolly")
+        assert race()["pair"]["name"] == "embedded"
+        press("Pause")
+        says("Paused")
+        server.bytes_per_second = 0
+        press("Resume")
+        page.get_by_role("button", name="Use it now").wait_for()
+        says("is here")
+        press("Use it now")
+        says("answers from now on")
+        trace = race()
+        assert trace["pair"]["name"] == "dolly-3b" and trace["identical"] is True
+        playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-v2-3b-int8-ov")
+        assert len(tops) == 1, "the page jumped"
+        assert errors == []
+        browser.close()

@@ -1,0 +1,50 @@
+"""A Hub on 127.0.0.1 that serves a pair in its real shapes with made-up weights, to rehearse how
+the pair arrives on the page: `python tools/arrival_hub.py dolly-3b [MEGABYTES_PER_SECOND]`, then
+start the page with the variables that it prints."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from hub_server import LARGE, Hub, Repository  # noqa: E402
+from tiny_models import write_neox_tokenizer  # noqa: E402
+
+from specdemo.models.registry import find_pair  # noqa: E402
+from specdemo.models.rehearsal import shape_of, write_ir  # noqa: E402
+
+
+def served(path: Path) -> bytes | memoryview:
+    """The content of a file; a large one stays on the disk."""
+    if path.stat().st_size < LARGE:
+        return path.read_bytes()
+    with open(path, "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def main(name: str, megabytes_per_second: float = 0) -> None:
+    pair = find_pair(name, option="PAIR")
+    with tempfile.TemporaryDirectory(prefix="arrival-hub-") as home, Hub() as hub:
+        for source in (pair.target, pair.draft):
+            folder = Path(home) / source.name
+            write_ir(*shape_of(source), folder)
+            write_neox_tokenizer(folder, dolly=source is pair.target)
+            config = b'{"max_position_embeddings": 2048, "eos_token_id": 0}'
+            files = {path.name: served(path) for path in folder.iterdir()}
+            repository = Repository({**files, "config.json": config})
+            for file in repository.files:  # takes longer than a client waits
+                repository.digest(file)
+            hub.repositories[source.repo] = repository
+        hub.bytes_per_second = round(megabytes_per_second * 1e6)
+        print(f"HF_ENDPOINT={hub.url} HF_HOME=$(mktemp -d) python app.py", flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(float, sys.argv[2:]))
