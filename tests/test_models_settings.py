@@ -65,11 +65,9 @@ def test_an_export_stores_its_matrices_in_the_format_that_was_asked_for(tiny_hom
     ("widths", "size"),
     [
         ({"hidden_size": 2560, "intermediate_size": 10240}, 128),
-        ({"hidden_size": 576, "intermediate_size": 1536}, 64),
         ({"n_embd": 1600, "n_inner": None}, 64),
         ({"hidden_size": 96}, 32),
         ({"hidden_size": 100}, -1),
-        ({}, -1),
     ],
 )
 def test_int4_groups_are_the_largest_that_divide_the_models_widths(widths, size):

@@ -16,7 +16,7 @@ import pytest
 from fakes import PIECES, FakeSession, served
 
 from specdemo.errors import BadInput, DamagedModel, RequestFailed
-from specdemo.models.templates import CHATML, DOLLY, ChatSource, Message, Template
+from specdemo.models.templates import CHATML, DOLLY, Message, Template
 from specdemo.serving.api import Api
 from specdemo.serving.backend import Engine, StopText
 from specdemo.serving.door import Door
@@ -247,7 +247,7 @@ def test_a_model_without_turns_gets_one_instruction(embedded_pair):
 )
 def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja):
     messages = [Message("system", "S"), Message("user", "U")]
-    template = Template("odd", chat=ChatSource(jinja))
+    template = Template("odd", jinja=jinja)
     with pytest.raises(BadInput, match="no system|leaves out the system message"):
         template.render_chat(messages, embedded_pair.tokenizer)
 

@@ -16,8 +16,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from hub_server import LARGE, Hub, Repository  # noqa: E402
 from tiny_models import write_neox_tokenizer  # noqa: E402
 
+from specdemo.models.neox import write_made_up  # noqa: E402
 from specdemo.models.registry import find_pair  # noqa: E402
-from specdemo.models.rehearsal import shape_of, write_ir  # noqa: E402
+from specdemo.models.rehearsal import shape_of  # noqa: E402
 
 
 def served(path: Path) -> bytes | memoryview:
@@ -33,7 +34,7 @@ def main(name: str, megabytes_per_second: float = 0) -> None:
     with tempfile.TemporaryDirectory(prefix="arrival-hub-") as home, Hub() as hub:
         for source in (pair.target, pair.draft):
             folder = Path(home) / source.name
-            write_ir(*shape_of(source), folder)
+            write_made_up(*shape_of(source), folder)
             write_neox_tokenizer(folder, dolly=source is pair.target)
             config = b'{"max_position_embeddings": 2048, "eos_token_id": 0}'
             files = {path.name: served(path) for path in folder.iterdir()}

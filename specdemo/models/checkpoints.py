@@ -14,16 +14,14 @@ from specdemo.errors import BadInput, MissingPackage
 from specdemo.models import ir
 
 KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
-
-TESTED = ("cpu",)
-
 TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
 """The environment variable that lets checkpoints run code of their own. It is the operator's: no
 request, link or page setting can set it."""
 
-_INSTALL = {
-    "hpu": "install Intel's Gaudi software, then `pip install optimum-habana`",
-    "": "run `pip install --retries 1 -r requirements-torch.txt`",
+_NEEDED = {
+    "torch transformers accelerate": "run `pip install --retries 1 -r requirements-torch.txt`",
+    "habana_frameworks optimum.habana": "install Intel's Gaudi software, then `pip install "
+    "optimum-habana`",
 }
 
 
@@ -38,11 +36,8 @@ def require_device(name: str, option: str) -> None:
     if kind not in KINDS or (number and not number.isdecimal()):
         known = ", ".join(TORCH + one for one in KINDS)
         raise BadInput(f"{option} {name!r} is not a torch device; choose one of {known}.")
-    for needed, install in (
-        (("torch", "transformers", "accelerate"), _INSTALL[""]),
-        (("habana_frameworks", "optimum.habana") if kind == "hpu" else (), _INSTALL["hpu"]),
-    ):
-        if missing := [package for package in needed if not _installed(package)]:
+    for packages, install in list(_NEEDED.items())[: 2 if kind == "hpu" else 1]:
+        if missing := [package for package in packages.split() if not _installed(package)]:
             raise MissingPackage(
                 f"{option} {name} needs {' and '.join(missing)}, not installed here; {install}."
             )
@@ -57,8 +52,7 @@ def require_device(name: str, option: str) -> None:
 
 def untested(device: str) -> str:
     """What to say at the start of a device that this program was never run on; else ""."""
-    kind = device.removeprefix(TORCH).partition(":")[0]
-    if not on_torch(device) or kind in TESTED:
+    if not on_torch(device) or device.startswith(f"{TORCH}cpu"):
         return ""
     return f"{device} is untested: what is exact there is measured now; please report how it went"
 

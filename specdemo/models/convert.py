@@ -2,12 +2,11 @@
 
 `python -m specdemo.models.convert GGUF OUT` converts a GGUF file with openvino_genai;
 `python -m specdemo.models.convert CHECKPOINT OUT FORMAT GROUP_SIZE` exports a PyTorch checkpoint
-with optimum-intel.
+with optimum-intel; with `tokenizer` as FORMAT it writes only the checkpoint's tokenizer, as IR.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,13 +16,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.models import ir
+
 GROUP_SIZES = (128, 64, 32)
-_KEPT = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-)
 _AT_ONCE = 32
 """Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
 
@@ -37,16 +32,15 @@ def from_gguf(gguf: Path, out: Path) -> None:
     shutil.copyfile(gguf, source)
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
-    _rewrite(out / "openvino_model.xml", to_int8_rows)
+    _rewrite(out / ir.MODEL, to_int8_rows)
 
 
 def from_checkpoint(
     source: Path, out: Path, weight_format: str, group_size: int, *, convert_tokenizer: bool = True
 ) -> None:
-    """Write IR of the checkpoint in `source`, with its tokenizer, into `out`.
-
-    `convert_tokenizer` False leaves out the tokenizer as IR, which only other programs need.
-    """
+    """Write IR of the checkpoint in `source` into `out`; `convert_tokenizer` also writes its
+    tokenizer as IR, which only other programs need."""
+    import nncf
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
@@ -59,13 +53,23 @@ def from_checkpoint(
         stateful=True,
         convert_tokenizer=convert_tokenizer,
     )
+    if weight_format == "int8":
+        settings = {"mode": nncf.CompressWeightsMode.INT8_SYM}
+    else:  # embedding and head get 8 bits
+        size = group_size or fitting_group_size(ir.read_json(source / "config.json"))
+        settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": size, "ratio": 1.0}
     if weight_format != "fp16":
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        size = group_size or fitting_group_size(config)
-        _rewrite(out / "openvino_model.xml", lambda model: _compressed(model, weight_format, size))
-    for name in _KEPT:  # where transformers wrote none or another form
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
+        _rewrite(out / ir.MODEL, lambda model: nncf.compress_weights(model, **settings))
+
+
+def tokenizer_ir(source: Path, out: Path) -> None:
+    """Write the tokenizer in `source` as IR into `out`."""
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import AutoTokenizer
+
+    models = convert_tokenizer(AutoTokenizer.from_pretrained(source), with_detokenizer=True)
+    for model, name in zip(models, ("openvino_tokenizer", "openvino_detokenizer"), strict=True):
+        ov.save_model(model, out / f"{name}.xml")
 
 
 def fitting_group_size(config: dict) -> int:
@@ -74,16 +78,6 @@ def fitting_group_size(config: dict) -> int:
     widths = [config[name] for name in names if isinstance(config.get(name), int)]
     fitting = (size for size in GROUP_SIZES if widths and all(one % size == 0 for one in widths))
     return next(fitting, -1)
-
-
-def _compressed(model: ov.Model, weight_format: str, group_size: int) -> ov.Model:
-    """Weights as int8 with a scale a row, or int4 with a scale a group; embedding and head int8."""
-    import nncf
-
-    if weight_format == "int8":
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-    mode = nncf.CompressWeightsMode.INT4_SYM
-    return nncf.compress_weights(model, mode=mode, group_size=group_size, ratio=1.0)
 
 
 def to_int8_rows(model: ov.Model) -> ov.Model:
@@ -117,19 +111,17 @@ def _is_compressed_matrix(node: ov.Node) -> bool:
     if node.get_type_name() != "Convert" or node.get_output_element_type(0) != ov.Type.f32:
         return False
     shape = node.get_output_partial_shape(0)
-    if shape.rank.is_dynamic or shape.rank.get_length() != 2:
+    if shape.rank.is_dynamic or len(shape) != 2:
         return False
-    pending, compressed = [node], False
+    pending, integers = [node], False
     while pending:
         at = pending.pop()
+        pending += [value.get_node() for value in at.input_values()]
         if at.get_type_name() == "Constant":
-            integers = at.get_output_element_type(0).is_integral()
-            compressed |= integers and len(at.get_output_shape(0)) > 1
-        elif not at.get_input_size():
+            integers |= at.get_element_type().is_integral() and len(at.get_output_shape(0)) > 1
+        elif not at.get_input_size():  # of an input of the model
             return False
-        else:
-            pending += [value.get_node() for value in at.input_values()]
-    return compressed
+    return integers
 
 
 def _rewrite(xml: Path, change: Callable[[ov.Model], ov.Model]) -> None:
@@ -145,5 +137,7 @@ if __name__ == "__main__":
     _source, _out = Path(sys.argv[1]), Path(sys.argv[2])
     if len(sys.argv) == 3:
         from_gguf(_source, _out)
+    elif sys.argv[3] == "tokenizer":
+        tokenizer_ir(_source, _out)
     else:
         from_checkpoint(_source, _out, sys.argv[3], int(sys.argv[4]))

@@ -1,6 +1,7 @@
-"""OpenVINO IR of PyTorch checkpoints and GGUF files, made in child processes (see `convert`).
+"""OpenVINO IR of PyTorch checkpoints and GGUF files, whole or not at all.
 
-A child gives its memory back when it ends, and a crash in it becomes an error here.
+GPT-NeoX checkpoints are converted here (see `neox`), everything else in child processes (see
+`convert`): a child gives its memory back when it ends, and a crash in it becomes an error here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Progress, Report, silent
 
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
+_KEPT = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 
 
 def export(
@@ -33,45 +42,56 @@ def export(
     group_size: int = 0,
     name: str = "",
 ) -> None:
-    """Make IR of the checkpoint in `source` in the new folder `out`, whole or not at all.
+    """Make IR of the checkpoint in `source` in the new folder `out`.
 
     `weight_format` is int8, int4 or fp16; `group_size` is for int4: weights that share a scale, 0
     for the largest that fits. Raises BadInput for a folder without a checkpoint or an `out` that
     exists, MissingPackage without torch and optimum-intel, FetchError if the export fails.
     """
+    from specdemo.models import convert, neox
+
     require_checkpoint(source)
     name = name or str(source)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    if missing := [one for one in _NEEDED if importlib.util.find_spec(one) is None]:
+    config = ir.read_json(source / "config.json")
+    group_size = group_size or convert.fitting_group_size(config)
+    shape, bits = neox.shape_of(config), neox.BITS[weight_format]
+    missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
+    if missing and not shape:
         raise MissingPackage(
             f"Exporting needs {', '.join(missing)}, which are not installed; run "
             "`pip install --retries 1 -r requirements-export.txt`."
         )
-    weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
-    # The 32-bit IR comes first, of a checkpoint of perhaps 16 bits.
-    needed = sum(map(file_size, weights)) * (1 if weight_format == "fp16" else 2.5)
-    space = make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}"
+    if shape:  # the packed weights, then the IR
+        needed = 2 * shape.bytes(bits)
+    else:  # the 32-bit IR comes first, of a checkpoint of perhaps 16 bits
+        weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
+        needed = int(sum(map(file_size, weights)) * (1 if weight_format == "fp16" else 2.5))
+    space = make_folder(out.parent), needed + 100_000_000, f"Exporting {name}"
     require_space(*space)
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
-            code, output = run_module(
-                "specdemo.models.convert",
-                [str(source), str(made), weight_format, str(group_size)],
-                log=Path(scratch) / "export.log",
-                environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-            )
-            if code == 0:
-                ir.check_decoder(made)
-                if out.is_dir():
-                    out.rmdir()
-                os.replace(made, out)
-                return
-        require_space(*space)  # others may have filled the disk meanwhile
-        raise FetchError(f"optimum-intel could not export {name}: {reason(code, output)}")
+            arguments = [str(source), str(made), weight_format, str(group_size)]
+            if shape:
+                neox.convert(source, shape, made, bits, group_size, report, name)
+                if not missing and (source / "tokenizer.json").is_file():
+                    _run_convert([*arguments[:2], "tokenizer"])
+            else:
+                code, output = _run_convert(arguments)
+                if code != 0:
+                    require_space(*space)  # others may have filled the disk meanwhile
+                    why = reason(code, output)
+                    raise FetchError(f"optimum-intel could not export {name}: {why}")
+            for kept in _KEPT:  # where transformers wrote none or another form
+                if (source / kept).is_file():
+                    shutil.copyfile(source / kept, made / kept)
+            ir.check_decoder(made)
+            os.replace(made, out)
     except OSError as error:
+        require_space(*space)
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
 
 
@@ -80,9 +100,7 @@ def convert_gguf(gguf: Path, out: Path) -> None:
     # A copy of the file, its IR, and that with other weights; two of them at once.
     space = make_folder(out.parent), 3 * file_size(gguf), f"Converting {gguf.name}"
     require_space(*space)
-    code, output = run_module(
-        "specdemo.models.convert", [str(gguf), str(out)], log=out.parent / "convert.log"
-    )
+    code, output = _run_convert([str(gguf), str(out)])
     if code != 0:
         shutil.rmtree(out, ignore_errors=True)
         require_space(*space)  # others may have filled the disk meanwhile
@@ -90,6 +108,15 @@ def convert_gguf(gguf: Path, out: Path) -> None:
             f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
         )
     ir.check_decoder(out)
+
+
+def _run_convert(arguments: list[str]) -> tuple[int, str]:
+    return run_module(
+        "specdemo.models.convert",
+        arguments,
+        log=Path(arguments[1]).parent / "convert.log",
+        environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+    )
 
 
 def require_checkpoint(folder: Path) -> None:

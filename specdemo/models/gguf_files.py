@@ -44,10 +44,8 @@ def value(file: GGUFReader, key: str) -> Any:
 
 
 def write_tokenizer(file: GGUFReader, path: Path) -> None:
-    """Write the byte-level BPE tokenizer of a GGUF file as tokenizer.json.
-
-    Raises FetchError for other kinds of tokenizer.
-    """
+    """Write the byte-level BPE tokenizer of a GGUF file as tokenizer.json. Raises FetchError for
+    other kinds."""
     pre = value(file, "tokenizer.ggml.pre")
     if value(file, "tokenizer.ggml.model") != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise FetchError(
@@ -76,10 +74,8 @@ def write_tokenizer(file: GGUFReader, path: Path) -> None:
 
 def write_draft(target: GGUFReader, layers: GGUFReader, out: Path) -> None:
     """Write a draft as a whole GGUF file: the target's metadata, embedding and head, and `layers`,
-    the draft's decoder layers and final norm (see `training.export`).
-
-    The same bytes for the same inputs, about 40 MB for the embedded pair.
-    """
+    the draft's decoder layers and final norm (see `training.export`). The same bytes for the same
+    inputs."""
     from gguf import GGUFWriter
 
     replaced = {tensor.name for tensor in layers.tensors}

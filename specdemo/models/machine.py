@@ -27,7 +27,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def memory_bytes() -> int:
-    """Memory that this process may fill: the machine's or its container's. Bytes."""
+    """Bytes that this process may fill: the machine's memory or its container's."""
     import psutil
 
     total = psutil.virtual_memory().total
@@ -124,9 +124,7 @@ def describe() -> str:
 
 def cache_home() -> Path:
     """The folder for everything this program keeps: SPECDEMO_HOME, else in the user's cache folder.
-
-    It need not exist yet.
-    """
+    It need not exist yet."""
     if chosen := os.environ.get("SPECDEMO_HOME", "").strip():
         return Path(chosen).expanduser().absolute()
     caches = Path(os.environ.get("XDG_CACHE_HOME", "").strip())

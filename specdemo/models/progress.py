@@ -61,8 +61,7 @@ class Meter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, *_: object) -> None: ...
 
     def update(self, count: int) -> None:
         self.done += count

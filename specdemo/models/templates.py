@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _DOLLY = (
 )
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
-_CHATML_SOURCE = (
+_CHATML = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
     + _SYSTEM
@@ -44,14 +45,48 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSource:
-    """A chat template in Jinja, and the texts of the tokens it may name (`bos_token` and so on)."""
+class Template:
+    """The text around an instruction.
 
-    jinja: str
+    `bos` adds what the tokenizer itself puts before a text (`<s>` and the like). `jinja` renders
+    conversations, "" for a model that was trained on single instructions or plain text; `tokens`
+    are the texts of the tokens that it may name (`bos_token` and so on).
+    """
+
+    name: str
+    before: str = ""
+    after: str = ""
+    bos: bool = False
+    jinja: str = ""
     tokens: tuple[tuple[str, str], ...] = ()
 
+    def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
+        """The prompt's token ids. Nothing in the instruction becomes a special token."""
+        return _encode([self.before, instruction, self.after], tokenizer, bos=self.bos)
+
+    def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token ids with which every prompt begins, whatever its instruction."""
+        pair = self.render("A", tokenizer), self.render("1", tokenizer)
+        return tuple(os.path.commonprefix(pair))
+
+    def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+        """The token ids of a conversation that the model is to continue. Raises BadInput.
+
+        Without a chat template the conversation becomes one instruction: system text first, then
+        the user's message; of several turns each is led by "User:" or "Assistant:".
+        """
+        if self.jinja:
+            return _encode(self.parts(messages), tokenizer)
+        texts = [message.content for message in messages if message.role == "system"]
+        turns = [message for message in messages if message.role != "system"]
+        if len(turns) == 1:
+            texts.append(turns[0].content)
+        else:
+            texts.append("\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns))
+        return self.render("\n\n".join(texts), tokenizer)
+
     def parts(self, messages: Sequence[Message]) -> list[str]:
-        """The prompt of a conversation: the template's own text and messages in turn.
+        """The prompt of a conversation: the chat template's own text and messages in turn.
 
         Raises BadInput if the conversation is refused or some of it is dropped.
         """
@@ -60,7 +95,7 @@ class ChatSource:
             for at, message in enumerate(messages)
         ]
         try:
-            text = self._render(marked)
+            text = self._rendered(marked)
         except Exception as error:  # a repository's template may raise anything
             raise BadInput(
                 f"The model's chat template refuses this conversation: {error}", "messages"
@@ -76,7 +111,7 @@ class ChatSource:
         pieces[1::2] = [messages[int(at)].content for at in pieces[1::2]]
         return pieces
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -97,47 +132,6 @@ class ChatSource:
 
 def _raise(message: str) -> None:
     raise ValueError(message)
-
-
-@dataclass(frozen=True)
-class Template:
-    """The text around an instruction.
-
-    `bos` adds what the tokenizer itself puts before a text (`<s>` and the like). `chat` renders
-    conversations; None for a model that was trained on single instructions or plain text.
-    """
-
-    name: str
-    before: str = ""
-    after: str = ""
-    bos: bool = False
-    chat: ChatSource | None = None
-
-    def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
-        """The prompt's token ids. Nothing in the instruction becomes a special token."""
-        return _encode([self.before, instruction, self.after], tokenizer, bos=self.bos)
-
-    def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The token ids with which every prompt begins, whatever its instruction."""
-        one, other = self.render("A", tokenizer), self.render("1", tokenizer)
-        same = [a == b for a, b in zip(one, other, strict=False)]
-        return tuple(one[: same.index(False) if False in same else 0])
-
-    def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-        """The token ids of a conversation that the model is to continue. Raises BadInput.
-
-        Without a chat template the conversation becomes one instruction: system text first, then
-        the user's message; of several turns each is led by "User:" or "Assistant:".
-        """
-        if self.chat is not None:
-            return _encode(self.chat.parts(messages), tokenizer)
-        texts = [message.content for message in messages if message.role == "system"]
-        turns = [message for message in messages if message.role != "system"]
-        if len(turns) == 1:
-            texts.append(turns[0].content)
-        else:
-            texts.append("\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns))
-        return self.render("\n\n".join(texts), tokenizer)
 
 
 def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool = False) -> list[int]:
@@ -173,7 +167,7 @@ CHATML = Template(
     "chatml",
     before=f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n",
     after="<|im_end|>\n<|im_start|>assistant\n",
-    chat=ChatSource(_CHATML_SOURCE),
+    jinja=_CHATML,
 )
 DOLLY = Template("dolly", before=f"{_DOLLY}\n\n### Instruction:\n", after="\n\n### Response:\n")
 PLAIN = Template("plain", bos=True)
@@ -200,13 +194,13 @@ def template_of(source: str, tokens: dict[str, Any], place: str) -> Template:
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = tokens.get(name) or ""
         texts.append((name, token["content"] if isinstance(token, dict) else str(token)))
-    chat = ChatSource(source, tuple(texts))
+    template = Template("chat", jinja=source, tokens=tuple(texts))
     try:
-        parts = chat.parts([Message("user", "")])
+        before, _, after = template.parts([Message("user", "")])
     except BadInput as error:
         raise FetchError(f"The chat template in {place} cannot be used: {error}") from error
-    if len(parts) != 3:
+    except ValueError as error:
         raise FetchError(
             f"The chat template in {place} does not put the user's message into the prompt once."
-        )
-    return Template("chat", before=parts[0], after=parts[2], chat=chat)
+        ) from error
+    return replace(template, before=before, after=after)

@@ -1,8 +1,5 @@
-"""Text to token ids and back: a `tokenizer.json` read by the `tokenizers` library.
-
-The embedded pair's file is written when the pair is fetched; pairs from the Hub bring theirs.
-transformers' AutoTokenizer would import torch, which takes seconds.
-"""
+"""Text to token ids and back: a `tokenizer.json` read by the `tokenizers` library (transformers'
+AutoTokenizer would import torch, which takes seconds)."""
 
 from __future__ import annotations
 
@@ -45,8 +42,7 @@ class Tokenizer:
             one.no_padding()
             one.no_truncation()
         self._plain.encode_special_tokens = True
-        special = (one["id"] for one in added if one.get("special"))
-        self.special_ids: frozenset[int] = frozenset(special)
+        self.special_ids = frozenset(one["id"] for one in added if one.get("special"))
 
     @cached_property
     def vocabulary_size(self) -> int:

@@ -1,0 +1,367 @@
+"""OpenVINO IR of GPT-NeoX decoders such as Dolly and Pythia, of a checkpoint or of made-up weights.
+
+The graph has the inputs, state and operations of optimum-intel's exports, so that the engine and
+other programs treat both alike. Needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from specdemo.errors import BadInput, FetchError
+from specdemo.models import ir
+from specdemo.models.progress import Meter, Report
+from specdemo.models.tensors import Stored, stored_tensors
+
+BITS = {"int4": 4, "int8": 8, "fp16": 16}
+GROUP = 128
+"""Weights that share a scale, for 4 bits."""
+_EMBEDDING = "gpt_neox.embed_in.weight"
+_HEAD = "embed_out.weight"
+_GELU = {
+    "gelu": "erf",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
+}
+_MASKED = np.float32(-65504)
+_PIECE = 4 << 20  # weights that are packed at once
+_SHIFT = 4096  # bytes of noise between the begins of two made-up matrices
+_STEP = 2.7e-4  # of made-up 8-bit weights: a standard deviation of 0.02, as in a new model
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A GPT-NeoX decoder; `inner` is the width of its feed-forward part, 0 for four times `hidden`.
+    `rotary` is the share of each head that is rotated, `gelu` the way it is computed, `biased`
+    whether attention has biases."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    inner: int = 0
+    rotary: float = 0.25
+    rotary_base: float = 10_000
+    epsilon: float = 1e-5
+    gelu: str = "erf"
+    parallel: bool = True
+    tied: bool = False
+    biased: bool = True
+
+    @property
+    def widened(self) -> int:
+        return self.inner or 4 * self.hidden
+
+    def bytes(self, bits: int) -> int:
+        """Size of the weights in matrices; of 4 bits but for embedding and head, with scales."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        weights = self.layers * self.hidden * (4 * self.hidden + 2 * self.widened)
+        if bits == 4:
+            return embeddings + weights // 2 + weights // GROUP * 2
+        return (embeddings + weights) * bits // 8
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Keys and values of `tokens` tokens, 16 bits a number."""
+        return 2 * self.layers * self.hidden * tokens * 2
+
+
+def shape_of(config: dict[str, Any]) -> Shape | None:
+    """The shape of the model with this config.json; None for one that is not built here."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    gelu = _GELU.get(config.get("hidden_act", "gelu"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if config.get("model_type") != "gpt_neox" or gelu is None or kind != "default":
+        return None
+    return Shape(
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        vocabulary=config["vocab_size"],
+        inner=config["intermediate_size"],
+        rotary=rope.get("partial_rotary_factor", config.get("rotary_pct", 0.25)),
+        rotary_base=rope.get("rope_theta", config.get("rotary_emb_base", 10_000)),
+        epsilon=config.get("layer_norm_eps", 1e-5),
+        gelu=gelu,
+        parallel=config.get("use_parallel_residual", True),
+        tied=config.get("tie_word_embeddings", False),
+        biased=config.get("attention_bias", True),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights as the IR stores them: numbers [rows, columns] or [rows, groups, group]; for integers
+    a scale (float16) a row or group, and the integer that stands for zero."""
+
+    numbers: ov.Tensor
+    scales: np.ndarray | None = None
+    zero: int = 0
+
+
+class Checkpoint:
+    """The weights of a checkpoint, packed piece by piece into the file `packed`, which the matrices
+    map. `group` weights of 4 bits share a scale, -1 for a row."""
+
+    def __init__(self, tensors: dict[str, Stored], group: int, packed: Path, meter: Meter) -> None:
+        self._tensors, self._group, self._packed, self._meter = tensors, group, packed, meter
+        self._mapped: list[np.memmap] = []  # OpenVINO uses their memory without owning it
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """Float32 [size]."""
+        return self._stored(name, (size,)).rows(0, size)
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> Matrix:
+        stored = self._stored(name, (rows, columns))
+        group = self._group if bits == 4 and self._group > 0 else columns
+        if columns % group:
+            raise BadInput(f"--group-size {group} does not divide the {columns} columns of {name}.")
+        step = max(1, _PIECE // columns)
+        scales = []
+        with open(self._packed, "ab") as file:
+            begin = file.tell()
+            for row in range(0, rows, step):
+                weights = stored.rows(row, min(row + step, rows))
+                self._meter.update(stored.bytes * len(weights) // rows)
+                if bits == 16:
+                    weights.astype(np.float16).tofile(file)
+                else:
+                    integers, scale = quantized(weights.reshape(len(weights), -1, group), bits)
+                    integers.tofile(file)
+                    scales.append(scale)
+            mapped = np.memmap(self._packed, np.uint8, "c", begin, file.tell() - begin)
+        self._mapped.append(mapped)
+        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        numbers = ov.Tensor(mapped, ov.Shape(_shape(rows, columns, group)), kind)
+        if not scales:
+            return Matrix(numbers)
+        return Matrix(numbers, np.concatenate(scales).reshape(*list(numbers.shape)[:-1], 1))
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> Stored:
+        stored = self._tensors.get(name)
+        if stored is None or stored.shape != shape:
+            found = f"it is {list(stored.shape)}" if stored else "there is none"
+            raise FetchError(
+                f"The checkpoint does not go with its config.json: {name} should be {list(shape)}, "
+                f"and {found}."
+            )
+        return stored
+
+
+class MadeUp:
+    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero).
+
+    Every matrix is a piece of the same noise that begins elsewhere: no two are equal, which
+    OpenVINO would hold once, and all of them take the memory of one.
+    """
+
+    def __init__(self, shape: Shape, bits: int) -> None:
+        largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
+        size = largest + (4 * shape.layers + 2) * _SHIFT
+        self._random = np.random.default_rng(0)
+        self._noise = self._random.integers(0, 256, size, np.uint8)
+        self._used = 0
+
+    def vector(self, _name: str, size: int) -> np.ndarray:
+        return self._random.normal(1, 0.02, size).astype(np.float32)
+
+    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> Matrix:
+        group = GROUP if bits == 4 and columns % GROUP == 0 else columns
+        data = self._noise[self._used : self._used + rows * columns * bits // 8]
+        self._used += _SHIFT
+        kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
+        shape = _shape(rows, columns, group)
+        scales = np.full((*shape[:-1], 1), step, np.float16)
+        return Matrix(ov.Tensor(data, ov.Shape(shape), kind), scales, zero)
+
+
+def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of `bits` (uint8, two of 4 bits in a byte) and scales (float16 [..., 1]) of float32
+    weights [rows, groups, group], symmetric around 0, as nncf chooses them: the largest weight of a
+    group becomes the most negative integer."""
+    lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
+    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / 2 ** (bits - 1)
+    smallest = np.finfo(np.float32).eps
+    scales = np.where(np.abs(scales) < smallest, smallest, scales)
+    limit = 2 ** (bits - 1)
+    integers = np.rint(weights / scales).clip(-limit, limit - 1).astype(np.int8)
+    packed = integers.reshape(-1).view(np.uint8)
+    if bits == 4:
+        packed = (packed[::2] & 15) | (packed[1::2] << 4)
+    return packed, scales.astype(np.float16)
+
+
+def _shape(rows: int, columns: int, group: int) -> list[int]:
+    return [rows, columns] if group == columns else [rows, columns // group, group]
+
+
+def write_made_up(shape: Shape, bits: int, folder: Path) -> Path:
+    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`; returns its XML's
+    path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = MadeUp(shape, bits)  # owns the memory of the model's weights
+    ov.save_model(_Decoder(shape, bits, weights).build(), folder / ir.MODEL, compress_to_fp16=False)
+    return folder / ir.MODEL
+
+
+def convert(
+    source: Path, shape: Shape, out: Path, bits: int, group: int, report: Report, name: str
+) -> None:
+    """Write IR of the checkpoint in `source` into `out`: weights of `bits` (16, 8 or 4; `group` of
+    4 bits share a scale, -1 for a row). Takes the memory of one piece of a matrix, and twice the
+    IR's size of disk. Raises FetchError."""
+    out.mkdir(parents=True)
+    packed = out / "weights.packed"
+    tensors = stored_tensors(source)
+    total = sum(one.bytes for one in tensors.values())
+    meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
+    weights = Checkpoint(tensors, group, packed, meter)
+    model = _Decoder(shape, bits, weights).build()
+    ov.save_model(model, out / ir.MODEL, compress_to_fp16=False)
+    packed.unlink()
+    if bits == 16:  # plugins keep 16-bit weights whose conversion has this mark, as they are
+        text = (out / ir.MODEL).read_text(encoding="utf-8")
+        converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
+        mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
+        text = re.sub(converted, rf"\1{mark}", text)
+        (out / ir.MODEL).write_text(text, encoding="utf-8")
+    meter.update(total - meter.done)  # what is not read: buffers, vectors
+
+
+class _Decoder:
+    """Builds a stateful decoder of `shape`."""
+
+    def __init__(self, shape: Shape, bits: int, weights: Checkpoint | MadeUp) -> None:
+        self._shape, self._bits, self._weights = shape, bits, weights
+        self._width = shape.hidden // shape.heads
+        self._inputs = {
+            name: ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
+            for name, rank, kind in (
+                ("input_ids", 2, ov.Type.i64),
+                ("attention_mask", 2, ov.Type.i64),
+                ("position_ids", 2, ov.Type.i64),
+                ("beam_idx", 1, ov.Type.i32),
+            )
+        }
+        for name, node in self._inputs.items():
+            node.output(0).get_tensor().set_names({name})
+        self._sinks: list[ov.Node] = []
+
+    def build(self) -> ov.Model:
+        shape = self._shape
+        mask, rotary = self._mask(), self._rotary_tables()
+        embedding = self._matrix(_EMBEDDING, shape.vocabulary, shape.hidden)
+        state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
+        for at in range(shape.layers):
+            layer = f"gpt_neox.layers.{at}."
+            normalised = self._normalised(f"{layer}input_layernorm", state)
+            attended = self._attention(at, f"{layer}attention.", normalised, mask, rotary)
+            before = state if shape.parallel else ops.add(attended, state)
+            normalised = self._normalised(f"{layer}post_attention_layernorm", before)
+            widened = self._linear(f"{layer}mlp.dense_h_to_4h", normalised, shape.widened)
+            active = ops.gelu(widened, shape.gelu)
+            narrowed = self._linear(f"{layer}mlp.dense_4h_to_h", active, shape.hidden)
+            if shape.parallel:
+                narrowed = ops.add(narrowed, attended)
+            state = ops.add(narrowed, before)
+        state = self._normalised("gpt_neox.final_layer_norm", state)
+        head = embedding if shape.tied else self._matrix(_HEAD, shape.vocabulary, shape.hidden)
+        logits = ops.matmul(state, head, False, True)
+        logits.output(0).get_tensor().set_names({"logits"})
+        inputs = list(self._inputs.values())
+        return ov.Model([ops.result(logits)], self._sinks, inputs, "gpt_neox")
+
+    def _attention(self, at: int, name: str, state, mask, rotary) -> ov.Node:
+        shape, width = self._shape, self._width
+        mixed = self._linear(f"{name}query_key_value", state, 3 * shape.hidden, shape.biased)
+        # Each head's query, key and value lie side by side.
+        heads = ops.reshape(mixed, [0, 0, shape.heads, 3 * width], True)
+        parts = ops.variadic_split(ops.transpose(heads, [0, 2, 1, 3]), 3, [width] * 3)
+        query, key, value = parts.outputs()
+        batch = ops.gather(ops.shape_of(self._inputs["input_ids"]), [0], 0)
+        empty = ops.concat([batch, np.array([shape.heads, 0, width], np.int64)], 0)
+        kept = []
+        for kind, new in (("key", self._rotated(key, rotary)), ("value", value)):
+            variable = f"past_key_values.{at}.{kind}present.{at}.{kind}"
+            past = ops.read_value(
+                ops.broadcast(np.float32(0), empty),
+                variable,
+                variable_type=ov.Type.f32,
+                variable_shape=ov.PartialShape([-1, shape.heads, -1, width]),
+            )
+            whole = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
+            self._sinks.append(ops.assign(whole, variable))
+            kept.append(whole)
+        query = self._rotated(query, rotary)
+        attended = ops.scaled_dot_product_attention(query, *kept, mask)
+        joined = ops.reshape(ops.transpose(attended, [0, 2, 1, 3]), [0, 0, shape.hidden], True)
+        return self._linear(f"{name}dense", joined, shape.hidden, shape.biased)
+
+    def _mask(self) -> ov.Node:
+        """What is added to attention scores [batch, 1, tokens, all tokens]: padding and later
+        tokens count nothing."""
+        given = self._inputs["attention_mask"]
+        count, total = (
+            ops.gather(ops.shape_of(one), 1, 0) for one in (self._inputs["input_ids"], given)
+        )
+        every = ops.range(np.int64(0), total, np.int64(1), "i64")
+        own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
+        earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
+        seen = ops.logical_and(ops.unsqueeze(ops.convert(given, "boolean"), [1, 2]), earlier)
+        return ops.select(seen, np.float32(0), _MASKED)
+
+    def _rotary_tables(self) -> tuple[ov.Node, ov.Node]:
+        """Cosines and sines [batch, 1, tokens, turned]."""
+        turned = int(self._width * self._shape.rotary)
+        powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
+        speeds = 1 / np.float32(self._shape.rotary_base) ** powers
+        positions = ops.convert(self._inputs["position_ids"], "f32")
+        angles = ops.multiply(ops.unsqueeze(positions, [1, 3]), speeds)
+        both = ops.concat([angles, angles], -1)
+        return ops.cos(both), ops.sin(both)
+
+    def _rotated(self, heads: ov.Output, rotary: Sequence[ov.Node]) -> ov.Node:
+        """Written as the CPU plugin's RoPE fusion expects it: splits along axis 3, times -1."""
+        width = self._width
+        turned = int(width * self._shape.rotary)
+        still = None
+        if turned < width:
+            heads, still = ops.variadic_split(heads, 3, [turned, width - turned]).outputs()
+        first, second = ops.variadic_split(heads, 3, [turned // 2, turned // 2]).outputs()
+        crossed = ops.concat([ops.multiply(second, np.float32(-1)), first], -1)
+        cosine, sine = rotary
+        new = ops.add(ops.multiply(heads, cosine), ops.multiply(crossed, sine))
+        return new if still is None else ops.concat([new, still], -1)
+
+    def _normalised(self, name: str, state) -> ov.Node:
+        hidden = self._shape.hidden
+        centred = ops.mvn(state, [-1], True, self._shape.epsilon, "inside_sqrt")
+        scaled = ops.multiply(centred, self._weights.vector(f"{name}.weight", hidden))
+        return ops.add(scaled, self._weights.vector(f"{name}.bias", hidden))
+
+    def _linear(self, name: str, state, rows: int, biased: bool = True) -> ov.Node:
+        columns = state.get_output_partial_shape(0)[2].get_length()
+        product = ops.matmul(state, self._matrix(f"{name}.weight", rows, columns), False, True)
+        return ops.add(product, self._weights.vector(f"{name}.bias", rows)) if biased else product
+
+    def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
+        """A float32 expression [rows, columns]; embedding and head have at least 8 bits."""
+        bits = max(self._bits, 8) if name in (_EMBEDDING, _HEAD) else self._bits
+        stored = self._weights.matrix(name, rows, columns, bits)
+        numbers = ov.op.Constant(stored.numbers, shared_memory=True)
+        if stored.scales is None:
+            return ops.convert(numbers, "f32", name=f"{name}/half").output(0)
+        values = ops.convert(numbers, "f16")
+        if stored.zero:
+            zeros = ops.constant(np.full(stored.scales.shape, stored.zero, np.uint8))
+            values = ops.subtract(values, ops.convert(zeros, "f16"))
+        weights = ops.multiply(values, ops.constant(stored.scales))
+        if len(stored.scales.shape) == 3:
+            weights = ops.reshape(weights, [rows, columns], False)
+        return ops.convert(weights, "f32").output(0)

@@ -1,0 +1,258 @@
+"""GPT-NeoX checkpoints become IR without torch: the same logits as torch's and as optimum-intel's
+export, of safe files only, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+from tiny_models import save_tokenizer, special, trained_words
+
+from specdemo import cli
+from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.errors import FetchError
+from specdemo.models import export, ir, neox
+from specdemo.models.tensors import stored_tensors
+
+IDS = np.array([[5, 17, 900, 3, 3, 42, 511, 7, 260, 31, 8, 77]], np.int64)
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+EXACT |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 256}
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch) -> None:
+    """For `export`; these tests themselves use it."""
+    monkeypatch.setattr(export, "_NEEDED", ("no_such_package",))
+
+
+def checkpoint(folder: Path, *, bin: bool = False, dtype="float32", shard: str = "1GB", **own):
+    """A made-up model of torch's and where it was saved; its weights are exact in 16 bits."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPTNeoXConfig(**{**TINY, "initializer_range": 0.1, **own})
+    model = transformers.GPTNeoXForCausalLM(config)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(0.05 * torch.randn_like(weights))  # biases too
+            weights.copy_(weights.to(getattr(torch, dtype if dtype != "float32" else "float16")))
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=shard)
+    whole = transformers.GPTNeoXForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if bin:
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    return whole.eval()
+
+
+def logits_of(xml: Path, *chunks: np.ndarray) -> np.ndarray:
+    """The logits of a stateful model that is given `chunks` one after the other."""
+    request = ov.Core().compile_model(xml, "CPU", EXACT).create_infer_request()
+    rows, length = [], 0
+    for ids in chunks:
+        length += ids.shape[1]
+        positions = np.arange(length - ids.shape[1], length)[None]
+        mask = np.ones((1, length), np.int64)
+        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        names = {name for port in request.model_inputs for name in port.names}
+        given |= {"beam_idx": np.zeros(1, np.int32)}
+        result = request.infer({name: given[name] for name in names & set(given)})
+        rows.append(result["logits"][0].copy())
+    return np.concatenate(rows)
+
+
+def exported(source: Path, weight_format: str = "fp16", **own) -> Path:
+    out = source.with_name(f"{source.name}-{weight_format}")
+    export.export(source, out, weight_format, **own)
+    return out / ir.MODEL
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"rotary_pct": 0.5, "use_parallel_residual": False, "bin": True},
+        {"rotary_pct": 1.0, "tie_word_embeddings": True},
+        {"rotary_emb_base": 500, "use_parallel_residual": False, "tie_word_embeddings": True},
+        {"hidden_act": "gelu_fast", "attention_bias": False, "layer_norm_eps": 0.1},
+        {"dtype": "bfloat16", "shard": "300KB"},
+        {"dtype": "float16", "bin": True, "tie_word_embeddings": True, "rotary_pct": 0.5},
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_torch(tmp_path, own):
+    import torch
+
+    model = checkpoint(tmp_path / "model", **own)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(IDS)).logits[0].numpy()
+    xml = exported(tmp_path / "model")
+    paged = PagedModel(xml, ModelSettings("CPU", tuple(EXACT.items())))
+    with paged.new_sequence() as sequence:
+        [logits] = paged.forward([Run(sequence, IDS[0].tolist(), IDS.shape[1])])
+        found = [logits.rows, logits_of(xml, IDS)]
+    found.append(logits_of(xml, IDS[:, :5], IDS[:, 5:6], IDS[:, 6:]))
+    for one in found:
+        assert abs(one - expected).max() < 1e-4
+
+
+def test_int8_logits_are_those_of_optimum_intels_export(tiny_home, tmp_path):
+    (tmp_path / "dolly").symlink_to(tiny_home / "dolly")
+    own = logits_of(exported(tmp_path / "dolly", "int8"), IDS)
+    theirs = logits_of(tiny_home / "dolly-int8" / ir.MODEL, IDS)
+    assert theirs.std() > 0.5
+    assert abs(own - theirs).max() < 1e-3
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_int4_weights_are_those_that_nncf_chooses(tmp_path, group):
+    import nncf
+
+    checkpoint(tmp_path / "model")
+    own = exported(tmp_path / "model", "int4", group_size=group)
+    model = ov.Core().read_model(exported(tmp_path / "model", "fp16"))
+    theirs = nncf.compress_weights(
+        model, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=group, ratio=1.0
+    )
+    assert packed(ov.Core().read_model(own)) == packed(theirs)
+
+
+def packed(model: ov.Model) -> list[bytes]:
+    """The matrices of 4 bits, embedding and head not among them."""
+    found = [
+        node.get_tensor_view().data.tobytes()
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.i4
+    ]
+    assert len(found) == 8
+    return found
+
+
+def test_16_bit_weights_are_marked_to_stay_so_in_memory(saved):
+    text = exported(saved / "safetensors").read_text()
+    assert text.count('name="decompression"') == 10
+
+
+def test_where_transformers_is_the_tokenizer_is_added_as_ir(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_NEEDED", ("transformers",))
+    source = shutil.copytree(saved / "safetensors", tmp_path / "model")
+    data, words = trained_words()
+    data["added_tokens"] = [special(len(words), "<end>")]
+    save_tokenizer(source, data, "PreTrainedTokenizerFast", eos_token="<end>")
+    export.export(source, tmp_path / "out", "int8")
+    added = {path.name for path in (tmp_path / "out").iterdir()} - {ir.MODEL, ir.WEIGHTS}
+    assert added >= {"openvino_tokenizer.xml", "openvino_detokenizer.bin", "tokenizer.json"}
+
+
+def test_a_checkpoint_drafts_without_torch(tiny, tiny_home, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
+    options = ["--model", str(tiny.dolly), "--assistant-model", str(tiny_home / "pythia")]
+    assert cli.main(["run", "Hi", *options, "--max-new-tokens", "12", "--json", "-"]) == 0
+    [made] = (tmp_path / "exported").glob("pythia-int8-*")
+    names = {path.name for path in made.iterdir()}
+    assert names >= {ir.MODEL, ir.WEIGHTS, "config.json", "tokenizer.json", "sha256.json"}
+
+
+class Evil:
+    def __init__(self, call, *arguments):
+        self.call = call, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def write_bin(folder: Path, content: object) -> None:
+    with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(content, 2))
+
+
+@pytest.mark.parametrize(
+    "evil", [Evil(os.mkdir, "ran"), Evil(eval, "__import__('os').mkdir('ran')")]
+)
+def test_a_pickle_that_names_more_than_tensors_is_refused_and_runs_nothing(
+    tmp_path, monkeypatch, evil
+):
+    monkeypatch.chdir(tmp_path)
+    write_bin(tmp_path, {"embed_out.weight": evil})
+    with pytest.raises(FetchError, match=r"more than tensors \(its pickle names \w+\.(mkdir|eval)"):
+        stored_tensors(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A checkpoint as safetensors and as pytorch_model.bin, in two folders."""
+    folder = tmp_path_factory.mktemp("saved")
+    checkpoint(folder / "safetensors")
+    checkpoint(folder / "bin", bin=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("kept", [0, 5, 300, 0.5, 0.999])
+def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(saved, tmp_path, kind, kept):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in (saved / kind).iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    [weights] = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
+    size = int(kept if kept > 1 else kept * weights.stat().st_size)
+    os.truncate(weights, size)
+    with pytest.raises(FetchError, match="truncated|damaged"):
+        export.export(folder, tmp_path / "out", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_old_pickle_is_one_sentence(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"weights": 1}))
+    with pytest.raises(FetchError, match="old format"):
+        stored_tensors(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_go_with_its_configuration_is_refused(saved, tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(saved / "safetensors" / "model.safetensors")
+    config = json.loads((saved / "safetensors" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 999}))
+    with pytest.raises(FetchError, match=r"should be \[999, 128\], and it is \[1000"):
+        export.export(tmp_path, tmp_path / "out", "int8")
+
+
+def test_an_interrupted_conversion_leaves_nothing(saved, tmp_path):
+    def interrupt(progress) -> None:
+        if progress.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export.export(saved / "bin", tmp_path / "out", "int4", interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_reaches_the_end(saved, tmp_path):
+    seen = []
+    export.export(saved / "safetensors", tmp_path / "out", "int8", seen.append)
+    assert seen[-1].fraction == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "llama"},
+        {"hidden_act": "relu"},
+        {"rope_scaling": {"type": "linear", "factor": 2}},
+    ],
+    ids=str,
+)
+def test_other_models_are_left_to_optimum_intel(change):
+    config = {**TINY, "model_type": "gpt_neox"}
+    assert neox.shape_of(config)
+    assert neox.shape_of({**config, **change}) is None
