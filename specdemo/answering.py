@@ -14,6 +14,8 @@ from specdemo.engine.rounds import Round
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace
 
+OnWait = Callable[[Waiting], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -25,7 +27,7 @@ class Question:
     certify: bool = False
     baseline: bool = False
     stop: threading.Event | None = None
-    on_wait: Callable[[Waiting], None] | None = None
+    on_wait: OnWait | None = None
 
 
 class Answering(AbstractContextManager):
@@ -39,7 +41,7 @@ class Answering(AbstractContextManager):
         prompt: tuple[int, ...] | None = None,
         certify: bool = False,
         stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
+        on_wait: OnWait | None = None,
     ) -> Iterator[Round | Trace]:
         """Answer an instruction; yields each Round as it is made, and last the finished Trace.
 
@@ -48,8 +50,8 @@ class Answering(AbstractContextManager):
         greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
         about as long as prefilling it. While the request waits for its turn, `on_wait` is told its
         place about once a second. Raises BadInput, before anything runs, for an instruction or a
-        setting that cannot be used, and Busy when too many are waiting. Setting `stop` or closing
-        the iterator ends it within one round.
+        setting that cannot be used, and Busy when too many are waiting. Setting `stop` ends it
+        within one round; closing the iterator too, and sets `stop`.
         """
         return self.ask(Question(instruction, settings, prompt, certify, False, stop, on_wait))
 
@@ -59,7 +61,7 @@ class Answering(AbstractContextManager):
         settings: Settings,
         *,
         stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
+        on_wait: OnWait | None = None,
     ) -> Iterator[Round | BaselineToken | Trace]:
         """Answer, then decode the same prompt autoregressively; yields the rounds of the first, the
         tokens of the second, and last the Trace with `baseline` and `identical` set. Waits until
@@ -69,12 +71,12 @@ class Answering(AbstractContextManager):
         """
         return self.ask(Question(instruction, settings, None, False, True, stop, on_wait))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @abstractmethod
+    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        """As `answer`, or as `race` for a question with `baseline`."""
 
     @abstractmethod
     def close(self) -> None: ...
 
-    @abstractmethod
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        """As `answer`, or as `race` for a question with `baseline`."""
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,27 +1,12 @@
 """The kinds of error of the whole project, each with its exit code and its HTTP status."""
 
-from specdemo.engine.errors import (
-    BadInput,
-    Busy,
-    CacheFull,
-    ModelError,
-    NoPagedAttention,
-    RequestFailed,
-    SpecdemoError,
-)
-
-__all__ = [
-    "BadInput",
-    "Busy",
-    "CacheFull",
-    "DamagedModel",
-    "FetchError",
-    "MissingPackage",
-    "ModelError",
-    "NoPagedAttention",
-    "RequestFailed",
-    "SpecdemoError",
-]
+from specdemo.engine.errors import BadInput as BadInput
+from specdemo.engine.errors import Busy as Busy
+from specdemo.engine.errors import CacheFull as CacheFull
+from specdemo.engine.errors import ModelError as ModelError
+from specdemo.engine.errors import NoPagedAttention as NoPagedAttention
+from specdemo.engine.errors import RequestFailed as RequestFailed
+from specdemo.engine.errors import SpecdemoError as SpecdemoError
 
 
 class FetchError(SpecdemoError):

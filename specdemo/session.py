@@ -14,10 +14,10 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
-from specdemo.answering import Answering, Question
+from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
-from specdemo.engine.handle import Load, Waiting
+from specdemo.engine.handle import Load
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
@@ -25,13 +25,12 @@ from specdemo.engine.scheduler import QUEUED
 from specdemo.errors import BadInput, ModelError
 from specdemo.models import machine, profiles
 from specdemo.models.load import LoadedPair
+from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
 
 ACTIVE_REQUESTS = 16
 """Requests that run at once, unless told otherwise."""
-
-OnWait = Callable[[Waiting], None]
 
 
 class Session(Answering):
@@ -73,6 +72,7 @@ class Session(Answering):
             loaded.draft_head_tokens,
             loaded.template.opening(loaded.tokenizer),
             draft_later=loaded.ngrams is not None,
+            head=loaded.head_xml,
         )
         profile = profiles.find(files, threads, loaded.typical_profile)
         try:
@@ -105,7 +105,7 @@ class Session(Answering):
 
     @property
     def load(self) -> Load:
-        """How many requests are active and waiting, and what became of those before."""
+        """How many requests are active and waiting."""
         return self._engine.load
 
     def cache_blocks(self) -> dict[str, CacheUse]:
@@ -120,16 +120,80 @@ class Session(Answering):
     ) -> None:
         """Wait until everything is compiled and measured that makes answers fast; `on_wait` is told
         place 0 while it takes."""
-        for _ in self._engine.prepare(numerics, stop):
-            if on_wait is not None:
-                on_wait(Waiting(0, None))
+        self._engine.prepare(numerics, stop, on_wait)
 
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
         self._engine.close()
 
+    def result_of(
+        self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
+    ) -> Any:
+        """The result of a request of this kind about the prompt and the answer's `tokens`. Raises
+        what `answer` does."""
+        request = self._request(instruction, settings, kind=kind, answer=list(tokens))
+        handle = self._engine.submit(request, self._engine.target(settings.numerics))
+        list(handle.events())
+        return handle.result
+
+    def next_distribution(
+        self, instruction: str, settings: Settings, tokens: tuple[int, ...] = ()
+    ) -> Distribution:
+        """The target model's distribution of the token after the prompt and the answer's `tokens`,
+        in `settings` (temperature above 0). Raises what `answer` does."""
+        return self.result_of(NextToken, instruction, settings, tokens)
+
+    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+        certified = question.certify and not question.baseline
+        asked = question.instruction, question.settings, question.prompt
+        return self._answer(question, self._request(*asked, certified=certified))
+
+    def _answer(
+        self, question: Question, request: Request
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        settings, stop, on_wait = question.settings, question.stop, question.on_wait
+        if question.baseline or settings.drafter == "model":
+            self.prepare(settings.numerics, stop, on_wait)  # a race is timed on a quiet machine
+        target = self._engine.target(settings.numerics)
+        handle = self._engine.submit(request, target, stop=stop)
+        rounds: list[Round] = []
+        text = self._tokenizer.stream()
+        with closing(handle.events(on_wait)) as events:
+            for event in events:
+                rounds.append(_with_texts(event, text, self._tokenizer))
+                yield rounds[-1]
+        decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        certificate = None
+        if request.certificate_seconds is not None and not handle.stopped:
+            place, checked = request.difference, len(request.answer)
+            certificate = Certificate(place is None, checked, place, request.certificate_seconds)
+        trace = Trace(
+            instruction=question.instruction,
+            prompt_tokens=len(request.tokens),
+            prompt_reused=request.reused,
+            pair=dataclasses.replace(self.info, numerics_found=target.found),
+            settings=settings,
+            prefill_seconds=request.prefill,
+            rounds=tuple(rounds),
+            finish_reason="cancelled" if handle.stopped else handle.result,
+            cpu_seconds=request.cpu,
+            outside_seconds=max(decoding - request.inference, 0.0),
+            certificate=certificate,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine.describe(),
+            shared_with=handle.most_others,
+        )
+        if question.baseline and not handle.stopped:
+            yield from self.baseline(trace, stop=stop, on_wait=on_wait)
+        else:
+            yield trace
+
     def baseline(
-        self, trace: Trace, *, stop: threading.Event | None = None, on_wait: OnWait | None = None
+        self,
+        trace: Trace,
+        *,
+        stop: threading.Event | None = None,
+        on_wait: OnWait | None = None,
     ) -> Iterator[BaselineToken | Trace]:
         """Decode a trace's instruction again with the target model alone, one token a forward, each
         its own choice; yields each token as it is made, and last the Trace with `baseline` and
@@ -140,98 +204,9 @@ class Session(Answering):
         for their turn.
         """
         settings = dataclasses.replace(trace.settings, drafter="none")
-        if trace.finish_reason == "cancelled":
-            settings = dataclasses.replace(settings, max_new_tokens=max(len(trace.token_ids), 1))
-        tokens = self._prompt(trace.instruction, settings, None)
-        request = self._request(tokens, settings, prefill_seconds=trace.prefill_seconds)
-        return self._baseline(trace, request, stop, on_wait)
-
-    def next_distribution(
-        self, instruction: str, settings: Settings, tokens: tuple[int, ...] = ()
-    ) -> Distribution:
-        """The target model's distribution of the token after the prompt and the answer's `tokens`,
-        in `settings` (temperature above 0). Raises what `answer` does."""
-        return self.result_of(NextToken, instruction, settings, tokens)
-
-    def result_of(
-        self,
-        kind: type[Request],
-        instruction: str,
-        settings: Settings,
-        tokens: tuple[int, ...],
-    ) -> Any:
-        """The result of a request of this kind about the prompt and the answer's `tokens`. Raises
-        what `answer` does."""
-        prompt = self._prompt(instruction, settings, None)
-        request = kind(**vars(self._request(prompt, settings)))
-        request.answer = list(tokens)
-        handle = self._engine.submit(request, self._engine.target(settings.numerics))
-        list(handle.events())
-        return handle.result
-
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        tokens = self._prompt(question.instruction, question.settings, question.prompt)
-        certified = question.certify and not question.baseline
-        request = self._request(tokens, question.settings, certified=certified)
-        answer = self._answer(question, request)
-        return self._race(question, answer) if question.baseline else answer
-
-    def _race(
-        self, question: Question, answer: Iterator[Round | Trace]
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        # Both are timed on a quiet machine.
-        self.prepare(question.settings.numerics, question.stop, question.on_wait)
-        with closing(answer):
-            for event in answer:
-                if isinstance(event, Trace):
-                    break
-                yield event
-        if event.finish_reason == "cancelled":
-            yield event
-        else:
-            yield from self.baseline(event, stop=question.stop, on_wait=question.on_wait)
-
-    def _answer(self, question: Question, request: Request) -> Iterator[Round | Trace]:
-        numerics = question.settings.numerics
-        if question.settings.drafter == "model":
-            self.prepare(numerics, question.stop, question.on_wait)
-        target = self._engine.target(numerics)
-        handle = self._engine.submit(request, target, stop=question.stop)
-        rounds: list[Round] = []
-        text = self._tokenizer.stream()
-        with closing(handle.events(question.on_wait)) as events:
-            for event in events:
-                rounds.append(_with_texts(event, text, self._tokenizer))
-                yield rounds[-1]
-        decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-        certificate = None
-        if request.certificate_seconds is not None and not handle.stopped:
-            place, checked = request.difference, len(request.answer)
-            certificate = Certificate(place is None, checked, place, request.certificate_seconds)
-        yield Trace(
-            instruction=question.instruction,
-            prompt_tokens=len(request.tokens),
-            prompt_reused=request.reused,
-            pair=dataclasses.replace(self.info, numerics_found=target.found),
-            settings=question.settings,
-            prefill_seconds=request.prefill,
-            rounds=tuple(rounds),
-            finish_reason="cancelled" if handle.stopped else handle.result,
-            cpu_seconds=request.cpu,
-            outside_seconds=max(decoding - request.inference, 0.0),
-            certificate=certificate,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            machine=machine.describe(),
-            shared_with=handle.sharing.most_others,
-        )
-
-    def _baseline(
-        self, trace: Trace, request: Request, stop, on_wait
-    ) -> Iterator[BaselineToken | Trace]:
-        if not trace.rounds:
-            yield trace
-            return
-        target = self._engine.target(trace.settings.numerics)
+        prefill = trace.prefill_seconds
+        request = self._request(trace.instruction, settings, prefill_seconds=prefill)
+        target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop, first=True)
         shown: list[BaselineToken] = []
         text = self._tokenizer.stream()
@@ -241,45 +216,35 @@ class Session(Answering):
                 piece = text(token.id)
                 shown.append(BaselineToken(token.id, event.shown_at, piece, token.margin))
                 yield shown[-1]
-        others = handle.sharing.most_others
-        baseline = Baseline(tuple(shown), trace.prefill_seconds, request.cpu, others)
+        baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
         identical = None if handle.stopped else same
         yield dataclasses.replace(trace, baseline=baseline, identical=identical)
 
-    def _request(self, tokens: tuple[int, ...], settings: Settings, **options) -> Request:
-        return Request(
-            tokens,
-            Sampling(
-                settings.temperature,
-                settings.top_p,
-                settings.top_k,
-                settings.seed,
-                settings.coupling,
-            ),
-            Limits(settings.max_new_tokens, self.context_limit, self._loaded.stop_ids),
-            settings.drafter,
-            settings.draft_tokens,
-            self._loaded.draft_window,
-            self._loaded.ngrams,
-            **options,
-        )
-
-    def _prompt(
-        self, instruction: str, settings: Settings, prompt: tuple[int, ...] | None
-    ) -> tuple[int, ...]:
-        """The prompt's token ids. Raises BadInput for what this pair cannot answer, DamagedModel
-        once its files are known to be damaged."""
+    def _request(
+        self,
+        instruction: str,
+        settings: Settings,
+        prompt: tuple[int, ...] | None = None,
+        kind: type[Request] = Request,
+        **options: Any,
+    ) -> Request:
+        """Raises BadInput for what this pair cannot answer, DamagedModel once its files are known
+        to be damaged."""
         self.require_intact(0)
+        loaded = self._loaded
         if prompt == ():
             raise BadInput("The prompt is empty.")
         if prompt is None and not instruction.strip():
             raise BadInput("The instruction is empty; write a question or a task.")
-        if settings.drafter == "model" and self._loaded.draft_xml is None:
+        if settings.drafter == "model" and not self._engine.drafts:
+            missing = "no draft model"
+            if loaded.head_xml is not None:
+                missing = "a draft head, which needs a target model with a paged KV cache"
             raise BadInput(
-                f"The pair {self.info.name} has no draft model; choose the drafter lookup or auto."
+                f"The pair {self.info.name} has {missing}; choose the drafter lookup or auto."
             )
-        tokens = prompt or tuple(self._loaded.template.render(instruction, self._tokenizer))
+        tokens = prompt or tuple(loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:
             what = "instruction" if prompt is None else "prompt"
             raise BadInput(
@@ -287,17 +252,29 @@ class Session(Answering):
                 f"fewer than {self.context_limit}: shorten it.",
                 code="context_length_exceeded",
             )
-        return tokens
+        names = ("temperature", "top_p", "top_k", "seed", "coupling")
+        return kind(
+            tokens,
+            Sampling(**{name: getattr(settings, name) for name in names}),
+            Limits(settings.max_new_tokens, self.context_limit, loaded.stop_ids),
+            settings.drafter,
+            settings.draft_tokens,
+            loaded.draft_window,
+            loaded.ngrams,
+            **options,
+        )
 
 
-def _with_texts(round_: Round, text, tokenizer) -> Round:
+def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> Round:
     """The round with every token's text: kept tokens as the stream shows them, rejected ones on
     their own."""
-    drafted = []
-    for token in round_.drafted:
-        piece = text(token.id) if token.accepted else tokenizer.decode([token.id])
-        drafted.append(dataclasses.replace(token, text=piece))
+    drafted = tuple(
+        dataclasses.replace(
+            token, text=text(token.id) if token.accepted else tokenizer.decode([token.id])
+        )
+        for token in round_.drafted
+    )
     emitted = round_.emitted
     if emitted is not None:
         emitted = dataclasses.replace(emitted, text=text(emitted.id))
-    return dataclasses.replace(round_, drafted=tuple(drafted), emitted=emitted)
+    return dataclasses.replace(round_, drafted=drafted, emitted=emitted)

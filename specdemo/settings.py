@@ -168,14 +168,14 @@ def bounds(kind: type, name: str) -> str:
     """What a number may be, for a help text: "  [1<=x<=64]", "" for other fields."""
     schema = _adapter(kind).json_schema()["properties"][name]
     schema = {**schema, **schema.get("anyOf", [{}])[0]}
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    above = "exclusiveMinimum" in schema
+    low = schema.get("exclusiveMinimum" if above else "minimum")
     high = schema.get("maximum", 1e9)
     if low is None:
         return ""
-    sign = "<=" if "minimum" in schema else "<"
     if high < 1e6:
-        return f"  [{low:g}{sign}x<={high:g}]"
-    return f"  [x{sign.replace('<', '>')}{low:g}]"
+        return f"  [{low:g}{'<' if above else '<='}x<={high:g}]"
+    return f"  [x{'>' if above else '>='}{low:g}]"
 
 
 def sentence(error: ValidationError) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,6 @@ SCHEMA = 1
 """Version of the JSON written by `to_json`."""
 
 MAX_JSON_BYTES = 20_000_000
-MAX_TOKENS = 200_000
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -189,8 +189,7 @@ class Summary:
     def speedup(self) -> float | None:
         """Baseline over speculative seconds, each for one token after the first: both start from
         the same prefill."""
-        baseline = over(self.baseline_decode_seconds, self.baseline_decoded)
-        return over(baseline, over(self.decode_seconds, self.decoded))
+        return over(over(self.decoded, self.decode_seconds), self.baseline_tokens_per_second)
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -199,10 +198,6 @@ class Summary:
     @property
     def tokens_per_round(self) -> float:
         return over(self.decoded, self.decode_rounds) or 0.0
-
-    @property
-    def outside_fraction(self) -> float:
-        return over(self.outside_seconds, self.decode_seconds) or 0.0
 
     @property
     def cpu_seconds_per_token(self) -> float:
@@ -258,22 +253,16 @@ def over(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
-def acceptance_by_position(traces: list[Trace] | tuple[Trace, ...]) -> list[tuple[int, int]]:
+def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
     """(accepted, examined) for the first, second, ... draft token of a round, over all the
     traces."""
-    counts: list[list[int]] = []
-    for trace in traces:
-        for round_ in trace.rounds:
-            for position, token in enumerate(round_.drafted):
-                if token.target_probability is None and not token.accepted:
-                    break
-                if position == len(counts):
-                    counts.append([0, 0])
-                counts[position][0] += token.accepted
-                counts[position][1] += 1
-                if not token.accepted:
-                    break
-    return [(accepted, examined) for accepted, examined in counts]
+    accepted: Counter[int] = Counter()
+    examined: Counter[int] = Counter()
+    for round_ in (round_ for trace in traces for round_ in trace.rounds):
+        for position, token in enumerate(round_.drafted[: round_.accepted + 1]):
+            accepted[position] += token.accepted
+            examined[position] += token.accepted or token.target_probability is not None
+    return [(accepted[at], count) for at, count in sorted(examined.items()) if count]
 
 
 def to_json(trace: Trace, *, indent: int | None = None) -> str:
@@ -289,21 +278,17 @@ def to_json(trace: Trace, *, indent: int | None = None) -> str:
 def from_json(text: str | bytes) -> Trace:
     """Read a trace written by `to_json`, of this version or an earlier one.
 
-    Bounded: raises BadInput, naming the field, for a wrong type, a missing or non-finite value, a
-    text over 20 MB or more than 200,000 tokens. Unknown and derived fields are ignored.
+    Raises BadInput, naming the field, for a wrong type, a missing or non-finite value, or a text
+    over 20 MB. Unknown and derived fields are ignored.
     """
     if len(text) > MAX_JSON_BYTES:
-        megabytes = MAX_JSON_BYTES // 1_000_000
-        raise BadInput(f"The trace is larger than {megabytes} MB; a run never writes that much.")
+        raise BadInput("The trace is larger than 20 MB; a run never writes that much.")
     try:
-        trace = _adapter().validate_json(text, strict=True)
+        return _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
         raise BadInput(f"The file is not a trace of schema {SCHEMA}: {sentence(error)}") from None
-    if len(trace.token_ids) > MAX_TOKENS:
-        raise BadInput(f"The trace has more than {MAX_TOKENS} tokens.")
-    return trace
 
 
 @cache

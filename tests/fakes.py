@@ -61,7 +61,7 @@ class FakeSession(Answering):
 
     @property
     def load(self) -> Load:
-        return Load(self.active, 0, 0, 0, 0, 0, 0)
+        return Load(self.active)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         return {"target": CacheUse(3, 3, 10)}

@@ -172,10 +172,10 @@ def test_a_greedy_choice_holds_for_all_logits_nearer_than_half_its_margin(seed, 
 
 def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
-    verdict = decode.verify(Logits.of(rows), Draft((1, 2)), 7, toy.GREEDY)
+    verdict = decode.verify(Logits.of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
     assert (verdict.accepted, verdict.token) == (2, 0)
     assert (verdict.margin, verdict.least_margin) == (2, 0.25)
-    rejected = decode.verify(Logits.of(rows), Draft((0, 2)), 7, toy.GREEDY)
+    rejected = decode.verify(Logits.of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
     assert rejected.least_margin == 3, "rows after a rejection decide nothing"
 
 

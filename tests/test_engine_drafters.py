@@ -74,7 +74,7 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
             return context[-1] + 1, 0.9
 
     policy = Policy(fixed=3)
-    drafter = AdaptiveDrafter(Ngrams(Next()), policy, Sampling())
+    drafter = AdaptiveDrafter(Ngrams(Next()), policy)
     counted = []
     policy.accepted("ngrams").saw = lambda confidence, accepted: counted.append(accepted)
     context = [1]
@@ -85,8 +85,8 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
         context.extend(tokens)
         return proposed.value.value.tokens
 
-    assert answered(2, 9) == (2, 3, 4)
-    assert answered(10) == (10, 11, 12)
+    assert answered(2, 9) == [2, 3, 4]
+    assert answered(10) == [10, 11, 12]
     assert counted == [True, False], "2 was right, 3 wrong, 4 never reached"
 
 
@@ -148,7 +148,7 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     for size in range(1, 17):
         policy.costs.saw_verify(size, 1.0 + size / 100)
     policy.costs.saw_draft(0.1)
-    drafter = AdaptiveDrafter(Ngrams(), policy, Sampling())
+    drafter = AdaptiveDrafter(Ngrams(), policy)
     drafter.model = DraftModel(None, policy, Sampling())
     drafter.model.catching_up = lambda context, drafted: 0.0
     drafter.ngrams.read([1, 2, 9, 1])

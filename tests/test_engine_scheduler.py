@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import ToyModel, alone, blocks_for, request
+from toy import ToyModel, alone, answer_ids, blocks_for, request
 
-from specdemo.engine import scheduler as scheduling
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.scheduler import Scheduler
+from specdemo.engine.scheduler import MERGED_TOKENS, Scheduler
 
 
 @pytest.fixture
@@ -30,26 +30,27 @@ def one_at_a_time():
     made.close()
 
 
-def models(limit: int | None = None, draft_seed: int = 0) -> dict[str, ToyModel]:
-    return {"target": ToyModel(limit=limit), "draft": ToyModel(seed=draft_seed)}
+@pytest.fixture
+def shared() -> dict[str, ToyModel]:
+    return models()
 
 
-def endless() -> dict[str, ToyModel]:
+@pytest.fixture
+def endless(shared) -> dict[str, ToyModel]:
     """Models that never choose the stop token and take a millisecond a forward."""
-    shared = models()
     row = shared["target"].row
     shared["target"].row = lambda tokens: row(tokens) * [0, 1, 1, 1, 1, 1, 1]
     shared["target"].fault = lambda batch: time.sleep(0.001)
     return shared
 
 
+def models(limit: int | None = None, draft_seed: int = 0) -> dict[str, ToyModel]:
+    return {"target": ToyModel(limit=limit), "draft": ToyModel(seed=draft_seed)}
+
+
 def submit(scheduler, models, prompt=(1, 2, 3), new_tokens=20, draft_tokens=0, **options):
-    work = lambda _: request(models, prompt, new_tokens, draft_tokens)  # noqa: E731
+    work = lambda: request(models, prompt, new_tokens, draft_tokens)  # noqa: E731
     return scheduler.submit(work, models, **options)
-
-
-def ids(events) -> tuple[int, ...]:
-    return tuple(token.id for round_ in events for token in round_.tokens)
 
 
 def eventually(condition) -> None:
@@ -59,36 +60,35 @@ def eventually(condition) -> None:
         time.sleep(0.01)
 
 
-def in_threads(*calls) -> None:
-    """Run every call in a thread of its own and wait for all."""
-    threads = [threading.Thread(target=call) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+def in_threads(*calls) -> list:
+    """What every call returns or raises, each in a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        done = [pool.submit(call) for call in calls]
+        return [one.exception(20) or one.result() for one in done]
 
 
 def collect(handles: list, leave_after: dict[int, int] | None = None) -> list:
     """Every handle's tokens, or the error that it raised; `leave_after` closes some after so many
     events."""
-    found: list = [()] * len(handles)
 
-    def consume(at: int) -> None:
-        events = []
-        iterator = iter(handles[at])
-        try:
-            for event in iterator:
-                events.append(event)
-                if leave_after and leave_after.get(at) == len(events):
-                    iterator.close()
-                    break
-            found[at] = ids(events)
-        except Exception as error:
-            found[at] = error
+    def consume(at: int) -> tuple[int, ...]:
+        seen = []
+        events = handles[at].events()
+        for event in events:
+            seen.append(event)
+            if leave_after and leave_after.get(at) == len(seen):
+                events.close()
+        return answer_ids(seen)
 
-    in_threads(*(lambda at=at: consume(at) for at in range(len(handles))))
-    return found
+    return in_threads(*(lambda at=at: consume(at) for at in range(len(handles))))
+
+
+def answer(*request, **options) -> tuple[int, ...]:
+    return answer_ids(list(submit(*request, **options).events()))
+
+
+def holds_nothing(shared) -> bool:
+    return shared["target"].pool.used == shared["draft"].pool.used == 0
 
 
 PROMPTS = st.lists(st.integers(1, 6), min_size=1, max_size=90).map(tuple)
@@ -112,31 +112,21 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
     shared = models(limit, draft_seed=seed)
     scheduler = Scheduler(most_active=most)
     try:
-        handles = [
-            submit(
-                scheduler,
-                shared,
-                prompt,
-                new,
-                draft,
-                blocks={shared["target"]: blocks_for(len(prompt), new, draft)},
-            )
-            for prompt, new, draft, _ in asked
-        ]
+        handles = []
+        for prompt, new, draft, _ in asked:
+            blocks = {shared["target"]: blocks_for(len(prompt), new, draft)}
+            handles.append(submit(scheduler, shared, prompt, new, draft, blocks=blocks))
         leaving = {at: leave for at, (*_, leave) in enumerate(asked) if leave}
         for (prompt, new, _, leave), got in zip(asked, collect(handles, leaving), strict=True):
             expected = alone(0, prompt, new)
             assert got == expected or leave and got == expected[: len(got)]
-        assert limit is None or len(shared["target"].pool.references) <= limit
-        assert shared["target"].pool.used == shared["draft"].pool.used == 0
-        load = scheduler.load
-        assert (load.active, load.waiting, load.failed) == (0, 0, 0)
+        assert holds_nothing(shared)
+        assert (scheduler.load.active, scheduler.load.waiting) == (0, 0)
     finally:
         scheduler.close()
 
 
-def test_requests_share_forwards_of_the_target_and_of_the_draft(scheduler):
-    shared = models()
+def test_requests_share_forwards_of_the_target_and_of_the_draft(scheduler, shared):
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 2, at), 16, 3) for at in range(1, 7)]
     shared["target"].gate.set()
@@ -146,35 +136,29 @@ def test_requests_share_forwards_of_the_target_and_of_the_draft(scheduler):
     assert max(map(len, shared["draft"].batches)) >= 2
 
 
-def test_a_shared_forward_is_bounded_and_a_larger_one_is_run_alone(scheduler):
-    shared = models()
+def test_a_shared_forward_is_bounded_and_a_larger_one_is_run_alone(scheduler, shared):
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 2) * (5 + 10 * at), 30, 4) for at in range(8)]
     shared["target"].gate.set()
     collect(handles)
     for sizes in shared["target"].batches:
-        assert sum(sizes) <= scheduling.MERGED_TOKENS or len(sizes) == 1
+        assert sum(sizes) <= MERGED_TOKENS or len(sizes) == 1
 
 
-def test_where_sharing_is_not_exact_every_request_has_its_own_forwards(scheduler):
-    shared = models()
+def test_where_sharing_is_not_exact_every_request_has_its_own_forwards(scheduler, shared):
     handles = [submit(scheduler, shared, (1, at), 12, merged_tokens=0) for at in range(1, 5)]
-    assert [len(got) > 0 for got in collect(handles)] == [True] * 4
+    assert all(collect(handles))
     assert all(len(sizes) == 1 for sizes in shared["target"].batches)
 
 
-def test_a_long_prompt_does_not_hold_up_other_requests(scheduler):
-    shared = models()
+def test_a_long_prompt_does_not_hold_up_other_requests(scheduler, shared):
     shared["target"].gate.clear()
     long = submit(scheduler, shared, (1,) * 2000, 1)
     short = submit(scheduler, shared, (2, 3), 30)
     shared["target"].gate.set()
     collect([long, short])
-    large = [
-        at
-        for at, sizes in enumerate(shared["target"].batches)
-        if max(sizes) > scheduling.MERGED_TOKENS
-    ]
+    batches = shared["target"].batches
+    large = [at for at, sizes in enumerate(batches) if max(sizes) > MERGED_TOKENS]
     between = [later - sooner for sooner, later in zip(large, large[1:], strict=False)]
     answered = len(alone(0, (2, 3), 30)) - 2
     assert len(large) > 5
@@ -186,155 +170,133 @@ def test_requests_are_admitted_only_as_far_as_their_worst_cases_fit_the_cache(sc
     blocks = {shared["target"]: 5}
     handles = [submit(scheduler, shared, (1, 2, at), 12, blocks=blocks) for at in range(1, 8)]
     assert collect(handles) == [alone(0, (1, 2, at), 12) for at in range(1, 8)]
-    assert len(shared["target"].pool.references) <= 12
     assert max(map(len, shared["target"].batches)) == 2, "two worst cases fit"
+    with pytest.raises(CacheFull, match="52 tokens"):
+        submit(scheduler, shared, blocks={shared["target"]: 13})
 
 
-def test_what_could_never_fit_is_refused_at_once(scheduler):
-    shared = models(limit=4)
-    with pytest.raises(CacheFull, match="20 tokens"):
-        submit(scheduler, shared, blocks={shared["target"]: 5})
-
-
-def test_a_full_queue_refuses_and_a_waiting_request_is_told_its_place_and_the_wait(one_at_a_time):
-    scheduler, shared = one_at_a_time, models()
-    list(submit(scheduler, shared, (3, 1), 2))
+def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(one_at_a_time, shared):
+    scheduler = one_at_a_time
+    answer(scheduler, shared, (3, 1), 2)
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 1), 9)]
     eventually(lambda: scheduler.load.active)
-    handles += [submit(scheduler, shared, (1, at), 9) for at in (2, 3)]
+    handles += [submit(scheduler, shared, (1, at), 9, first=at == 3) for at in (2, 3)]
     with pytest.raises(Busy, match="2 requests are waiting"):
         submit(scheduler, shared)
-    places = []
+    told = {handle: [] for handle in handles}
 
-    def told():
-        eventually(lambda: len(places) > 2)
+    def go_on():
+        eventually(lambda: told[handles[1]] and told[handles[2]])
         shared["target"].gate.set()
 
-    last = handles[2].events(places.append, every=0.01)
-    in_threads(lambda: collect(handles[:2]), lambda: list(last), told)
-    assert places[0].place == 2 and places[0].seconds > 0
+    events = [handle.events(seen.append, every=0.01) for handle, seen in told.items()]
+    in_threads(go_on, *(lambda one=one: list(one) for one in events))
+    places = [told[handle][0] for handle in handles[1:]]
+    assert [place.place for place in places] == [2, 1], "the last was put first"
+    assert places[0].seconds > 0
 
 
-def test_a_request_submitted_first_goes_before_those_that_wait(one_at_a_time):
-    scheduler, shared = one_at_a_time, models()
-    shared["target"].gate.clear()
-    running = submit(scheduler, shared, (1, 1), 4)
-    eventually(lambda: scheduler.load.active)
-    later = submit(scheduler, shared, (1, 2), 4)
-    first = submit(scheduler, shared, (1, 3), 4, first=True)
-    places = {later: [], first: []}
+def test_background_work_is_done_while_nothing_is_asked_or_beside_requests_in_a_hurry(endless):
+    done = []
 
-    def told():
-        eventually(lambda: all(places.values()))
-        shared["target"].gate.set()
+    def work():
+        for step in range(3):
+            done.append(step)
+            yield
 
-    waiting = [handle.events(seen.append, every=0.01) for handle, seen in places.items()]
-    in_threads(told, lambda: list(running), *(lambda one=one: list(one) for one in waiting))
-    assert (places[first][0].place, places[later][0].place) == (1, 2)
+    scheduler = Scheduler(background=False)
+    try:
+        handle = submit(scheduler, endless, (1, 2), 100_000)
+        scheduler.run_in_background(work())
+        events = handle.events()
+        next(events)
+        assert scheduler.load.preparing and not done
+        scheduler.hurry()
+        eventually(lambda: len(done) == 3 and not scheduler.load.preparing)
+        assert scheduler.load.active == 1
+    finally:
+        scheduler.close()
 
 
 # Stopping
 
 
-def test_stop_ends_a_request_within_one_round_and_gives_everything_back(scheduler):
-    shared = endless()
+def test_stop_ends_a_request_within_one_round_and_gives_everything_back(scheduler, endless):
     stop = threading.Event()
-    handle = submit(scheduler, shared, (1, 2), 5000, 2, stop=stop)
+    handle = submit(scheduler, endless, (1, 2), 5000, 2, stop=stop)
     seen = []
-    for event in handle:
+    for event in handle.events():
         seen.append(event)
         if len(seen) == 3:
             stop.set()
-            forwards = len(shared["target"].batches)
+            forwards = len(endless["target"].batches)
     assert handle.stopped and len(seen) == 3
-    assert len(shared["target"].batches) <= forwards + 3
-    assert shared["target"].pool.used == shared["draft"].pool.used == 0
+    assert len(endless["target"].batches) <= forwards + 3
+    assert holds_nothing(endless)
 
 
-def test_a_request_that_waits_can_be_stopped_before_it_began(one_at_a_time):
-    scheduler, shared = one_at_a_time, models()
+def test_a_request_that_waits_can_be_stopped_before_it_began(one_at_a_time, shared):
     shared["target"].gate.clear()
-    running = submit(scheduler, shared, (1, 1), 4)
+    running = submit(one_at_a_time, shared, (1, 1), 4)
     stop = threading.Event()
-    waiting = submit(scheduler, shared, (1, 2), 4, stop=stop)
+    waiting = submit(one_at_a_time, shared, (1, 2), 4, stop=stop)
     stop.set()
     shared["target"].gate.set()
-    assert list(waiting) == [] and waiting.stopped
-    assert ids(running) == alone(0, (1, 1), 4)
+    assert collect([waiting, running]) == [(), alone(0, (1, 1), 4)] and waiting.stopped
 
 
-def test_a_request_whose_events_are_not_collected_is_paused_and_cancelled(scheduler, monkeypatch):
-    monkeypatch.setattr(scheduling, "UNDELIVERED", 3)
-    monkeypatch.setattr(scheduling, "ABANDONED_AFTER", 0.2)
-    shared = endless()
-    submit(scheduler, shared, (1, 2), 100_000)
-    eventually(lambda: scheduler.load.cancelled)
-    assert scheduler.load.cancelled == 1 and shared["target"].pool.used == 0
-    assert len(shared["target"].batches) < 20
-    assert ids(submit(scheduler, shared, (1, 2), 4))
-
-
-def test_closing_ends_what_runs_and_refuses_what_comes(scheduler):
-    shared = endless()
-    handle = submit(scheduler, shared, (1, 2), 5000)
-    events = iter(handle)
+def test_closing_ends_what_runs_and_refuses_what_comes(scheduler, endless):
+    handle = submit(scheduler, endless, (1, 2), 5000)
+    events = handle.events()
     next(events)
     scheduler.close()
     list(events)
-    assert handle.stopped and shared["target"].pool.used == 0
+    assert handle.stopped and holds_nothing(endless)
     with pytest.raises(Busy, match="closed"):
-        submit(scheduler, shared)
+        submit(scheduler, endless)
 
 
 # Failures
 
 
-def fail_on(prompt: tuple[int, ...], error: Exception):
-    def fault(batch):
-        if any(tuple(run.sequence.tokens[: len(prompt)]) == prompt for run in batch):
-            raise error
-
-    return fault
-
-
 @pytest.mark.parametrize(
     "error", [ModelError("The inference failed: x"), CacheFull("full"), MemoryError()]
 )
-def test_of_a_forward_that_fails_only_the_request_that_made_it_fail_is_lost(scheduler, error):
-    shared = models()
+def test_of_a_forward_that_fails_only_the_request_that_made_it_fail_is_lost(
+    scheduler, shared, error
+):
+    def fault(batch):
+        if any(run.sequence.tokens[:3] == [1, 2, 3] for run in batch):
+            raise error
+
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 2, at), 15, 2) for at in range(1, 5)]
-    shared["target"].fault = fail_on((1, 2, 3), error)
+    shared["target"].fault = fault
     shared["target"].gate.set()
     got = collect(handles)
     assert got[2] is error
     assert [got[at] for at in (0, 1, 3)] == [alone(0, (1, 2, at + 1), 15) for at in (0, 1, 3)]
-    assert shared["target"].pool.used == shared["draft"].pool.used == 0
+    assert holds_nothing(shared)
     shared["target"].fault = None
-    assert ids(submit(scheduler, shared, (1, 2, 3), 5)) == alone(0, (1, 2, 3), 5)
+    assert answer(scheduler, shared, (1, 2, 3), 5) == alone(0, (1, 2, 3), 5)
 
 
-def test_a_request_that_raises_by_itself_fails_alone(scheduler):
-    shared = models()
-
-    def broken(_):
+def test_a_request_that_raises_by_itself_fails_alone(scheduler, shared):
+    def broken():
         yield from request(shared, (1, 2), 1)
         raise ZeroDivisionError("a bug")
 
     handle, other = scheduler.submit(broken, shared), submit(scheduler, shared, (2, 2), 9)
-    with pytest.raises(ZeroDivisionError):
-        list(handle)
-    assert ids(other) == alone(0, (2, 2), 9)
+    failed, answered = collect([handle, other])
+    assert isinstance(failed, ZeroDivisionError) and answered == alone(0, (2, 2), 9)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug in the loop"), SystemExit()])
 def test_when_the_engines_loop_fails_its_requests_are_told_and_the_next_one_is_answered(
-    scheduler, monkeypatch, error
+    scheduler, endless, monkeypatch, error
 ):
-    shared = endless()
-    handle = submit(scheduler, shared, (1, 2), 5000)
-    events = iter(handle)
+    events = submit(scheduler, endless, (1, 2), 5000).events()
     next(events)
     step = Scheduler.step
 
@@ -345,7 +307,6 @@ def test_when_the_engines_loop_fails_its_requests_are_told_and_the_next_one_is_a
     monkeypatch.setattr(Scheduler, "step", failing)
     with pytest.raises(RequestFailed, match="ask again"):
         list(events)
-    assert shared["target"].pool.used == 0
-    others = models()
-    assert ids(submit(scheduler, others, (1, 2), 6)) == alone(0, (1, 2), 6)
+    assert holds_nothing(endless)
+    assert answer(scheduler, models(), (1, 2), 6) == alone(0, (1, 2), 6)
     assert scheduler.load.restarts == 1

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -75,6 +76,9 @@ def text(target, tmp_path_factory) -> Path:
     return folder / "text.jsonl"
 
 
+HEAD = {"kind": "head", "width": 32, "batch_tokens": 512, "passes": 8}
+
+
 def settings(target: Path, text: Path, out: Path, **changes) -> TrainSettings:
     values = {"layers": 1, "passes": 12, "batch_tokens": 1024, "parts": 2, "device": "cpu"}
     return TrainSettings(target=str(target), out=out, text=text, **values | changes)
@@ -122,16 +126,16 @@ def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained, draft):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from specdemo.training.distil import Distillation
+from specdemo.training import distil
 from specdemo.training.run import train_draft
 from test_training import settings
-class Killed(Distillation):
-    def _save(self):
-        super()._save()
-        if self._progress.steps == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-import specdemo.training.distil
-specdemo.training.distil.Distillation = Killed
+gradients, calls = distil._gradients, []
+def killed(*arguments):
+    calls.append(1)
+    if len(calls) == 2 * 20 + 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return gradients(*arguments)
+distil._gradients = killed
 target, text, out = map(Path, sys.argv[1:])
 train_draft(settings(target, text, out, checkpoint_seconds=0.0))
 """
@@ -142,23 +146,89 @@ def test_a_killed_run_resumes_to_the_same_draft(
 ):
     import torch
 
-    from specdemo.training.distil import Distillation
+    from specdemo.training import distil
 
     out, here = tmp_path / "draft", Path(__file__).parent
     paths = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", KILLED, str(target), str(text), str(out)]
     assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
-    steps = []
-    step = Distillation._step
+    calls = []
+    gradients = distil._gradients
     monkeypatch.setattr(
-        Distillation, "_step", lambda *arguments: steps.append(1) or step(*arguments)
+        distil, "_gradients", lambda *arguments: calls.append(1) or gradients(*arguments)
     )
     again = train_draft(settings(target, text, out))
-    assert len(steps) == trained.progress.steps - 20
+    assert len(calls) == 2 * (trained.progress.steps - 20)
     assert again.after == trained.after
     weights = [torch.load(folder / "work" / "state.pt")["averages"] for folder in (out, draft)]
     assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
+@pytest.fixture(scope="module")
+def head(target, text, tmp_path_factory):
+    """The folder of a draft head, and the result of the run that made it."""
+    out = tmp_path_factory.mktemp("head") / "head"
+    return out, train_draft(settings(target, text, out, **HEAD))
+
+
+def test_a_head_proposes_chains_of_the_tokens_that_its_target_gives(head, target, text):
+    import openvino as ov
+
+    from specdemo.models import heads
+    from specdemo.training import states
+    from specdemo.training.target import open_target
+
+    out, result = head
+    assert result.after.agreement > result.before.agreement + 0.2
+    assert result.after.by_position[1] > 0.3
+    network = ov.Core().compile_model(out / heads.XML, "CPU")
+    tokens = np.load(out / heads.TOKENS)
+    opened = open_target(str(target), out)
+    read = states.of(opened, opened.load(), "cpu", states.whole_layers(3))
+    right = []
+    for one in corpus.read(text)[::16]:
+        hidden = read(one.prompt, one.answer).hidden.astype(np.float32)
+        state = np.zeros((len(one.answer) - 2, 32), np.float32)
+        for depth in range(2):
+            given = np.array(one.answer[depth : len(state) + depth])
+            found = network({"hidden": hidden[:-2], "state": state, "token": given})
+            state = found["next_state"]
+            likeliest = tokens[found["logits"].argmax(1)]
+            right.append(likeliest == one.answer[depth + 1 : len(state) + depth + 1])
+    assert np.concatenate(right).mean() > 0.3
+
+
+def test_an_interrupted_head_resumes_to_the_same_weights(head, target, text, tmp_path, monkeypatch):
+    from specdemo.models import heads
+    from specdemo.training import head as training
+    from specdemo.training import states
+
+    class Interrupted(Exception):
+        pass
+
+    calls = []
+    gradients = training._gradients
+
+    def once(*arguments):
+        calls.append(1)
+        if len(calls) == 30:
+            raise Interrupted
+        return gradients(*arguments)
+
+    chosen = settings(target, text, tmp_path / "head", checkpoint_seconds=0.0, **HEAD)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_gradients", once)
+        with pytest.raises(Interrupted):
+            train_draft(chosen)
+    monkeypatch.setattr(
+        states, "of_torch", lambda _: (None, (1 / 3, 2 / 3))
+    )  # nothing left to read
+    train_draft(chosen)
+    again, whole = (
+        heads.load(folder / "head.npz").weights for folder in (tmp_path / "head", head[0])
+    )
+    assert all(np.array_equal(again[name].values, whole[name].values) for name in whole)
 
 
 def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(
@@ -169,23 +239,26 @@ def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(
     assert "when sampling" in (tmp_path / "draft" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_target_that_runs_as_ir_is_asked_as_ir(embedded_pair):
+def test_the_states_of_ir_times_its_output_matrix_are_its_answer(embedded_pair, tmp_path):
+    from specdemo.models import heads
     from specdemo.session import Session
     from specdemo.settings import Settings
-    from specdemo.training.target import TOP, ask_ir
+    from specdemo.training import states
+    from specdemo.training.target import open_target
 
     question = "Name three colours."
     with Session(embedded_pair) as session:
         *_, trace = session.answer(question, Settings(max_new_tokens=24))
     prompt = tuple(embedded_pair.template.render(question, embedded_pair.tokenizer))
-    soft = ask_ir(embedded_pair.target_xml)(prompt, trace.token_ids)
-    assert soft.tokens.shape == soft.probabilities.shape == (len(trace.token_ids), TOP)
-    assert tuple(soft.tokens[:, 0]) == trace.token_ids
-    assert (np.diff(soft.probabilities, axis=1) <= 0).all()
-    assert (soft.probabilities.sum(1, dtype=np.float64) <= 1.005).all()
-    emitted = [one.emitted.target_probability for one in trace.rounds if one.emitted]
-    places = np.cumsum([len(one.tokens) for one in trace.rounds])[: len(emitted)] - 1
-    assert soft.probabilities[places, 0] == pytest.approx(emitted, abs=2e-3)
+    target = open_target("embedded", tmp_path)
+    found = states.of(target, None, "cpu", states.THIRDS)(prompt, trace.token_ids)
+    _, output = heads.tables(embedded_pair.target_xml)
+    width = output.shape[1]
+    assert found.hidden.shape == (len(trace.token_ids), 3 * width)
+    logits = found.hidden[:, :width].astype(np.float32) @ output.T
+    assert (logits.argmax(1) == trace.token_ids).mean() > 0.9
+    sums = np.exp(logits - found.log_sums[:, None]).sum(1)
+    assert sums == pytest.approx(np.ones(len(sums)), abs=0.1)
 
 
 def test_a_gguf_target_continues_prompts_the_same_in_any_batch(embedded_pair, tmp_path):
@@ -202,24 +275,26 @@ def test_a_gguf_target_continues_prompts_the_same_in_any_batch(embedded_pair, tm
     assert all(0 < len(answer) <= 12 for answer in together)
 
 
-def test_soft_labels_are_asked_for_once_and_with_the_whole_prompt(tmp_path):
-    from specdemo.training.generate import add_soft_labels
+def test_states_are_read_once_and_with_the_whole_prompt(tmp_path):
+    from specdemo.training import states
 
     asked = []
 
-    def ask(prompt, answer):
+    def read(prompt, answer):
         asked.append((prompt, answer))
-        ones = np.ones((len(answer), 2))
-        return corpus.SoftLabels(ones.astype(np.int32), ones.astype(np.float16))
+        rows = np.arange(len(answer))
+        return corpus.States(rows[:, None].astype(np.float16), rows.astype(np.float32))
 
-    said = Conversation("", True, tuple(range(200)), (1, 2, 3))
-    lesson = corpus.lesson(said, prompt_tokens=8)
+    said = [
+        Conversation("", True, tuple(range(200)), (1, 2, 3)),
+        Conversation("", True, (1,), (4,)),
+    ]
     for _ in range(2):
-        [labelled] = add_soft_labels(ask, [said], [lesson], tmp_path / "kept")
-    assert asked == [(said.prompt, lesson.answer)], "what is on disk is not asked for again"
-    assert labelled.prompt == lesson.prompt
-    batch = corpus.make_batch([labelled], 640)
-    assert len(batch.soft.tokens) == len(batch.labels) == 3
+        found = states.read_all(read, said, tmp_path / "kept")
+    assert sorted(asked) == sorted((one.prompt, one.answer) for one in said)
+    lesson = replace(corpus.lesson(said[0], prompt_tokens=8), states=found[0])
+    batch = corpus.make_batch([lesson], 640)
+    assert batch.states.hidden[:, 0].tolist() == batch.states.log_sums.tolist() == [0, 1, 2]
 
 
 def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp_path):
@@ -267,9 +342,10 @@ def test_held_back_prompts_are_greedy_and_never_trained_on():
 
 def test_rounds_are_counted_as_greedy_decoding_would_emit_them():
     hit = np.array([True, True, False, True, False, False, True])
-    assert evaluate.rounds(hit, 2) == [2, 1, 0, 1]
-    assert evaluate.tokens_per_round([hit], 2) == 7 / 4
-    assert evaluate.acceptance_by_position([hit], 2) == (3 / 4, 1 / 3)
+    hits = evaluate.chains(hit, 2)
+    assert evaluate.rounds(hits) == [2, 1, 0, 1]
+    assert evaluate.tokens_per_round([hits]) == 7 / 4
+    assert evaluate.acceptance_by_position([hits]) == (3 / 4, 1 / 3)
 
 
 def test_a_loop_is_cut_and_what_lookup_guesses_weighs_little():

@@ -12,7 +12,7 @@ import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
 from specdemo.engine.decode import Decoding, Limits, Prompt, decode, prefill
-from specdemo.engine.drafters import Draft, Reply, make_drafter
+from specdemo.engine.drafters import Draft, Proposal, Reply, make_drafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.instance import Logits
 from specdemo.engine.model import Run
@@ -162,11 +162,14 @@ class ScriptDrafter:
         self.length = length
         self.guess = guess
 
-    def propose(self, context, limit):
+    def propose(self, context, limit, state=None):
         size = min(self.length, limit)
-        tokens = tuple(self.guess(context, len(context) + at) for at in range(size))
-        return Draft(tokens, ("script",) * size, (None,) * size)
+        return drafted(*(self.guess(context, len(context) + at) for at in range(size)))
         yield
+
+
+def drafted(*tokens: int) -> Draft:
+    return Draft(tuple(Proposal(token, "script", 1.0) for token in tokens))
 
 
 def request(

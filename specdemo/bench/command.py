@@ -72,7 +72,7 @@ class BenchOptions(PromptOptions):
         metavar="NAME|FILE",
         unset="all",
     )
-    without: listed("model", "ngrams", "table") | None = option(
+    without: listed("head", "model", "ngrams", "table") | None = option(
         None, "leave sources of draft tokens out of --replay", metavar="NAME[,NAME]"
     )
 

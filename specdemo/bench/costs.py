@@ -84,7 +84,7 @@ def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
         for round_ in trace.decoding_rounds:
             verify.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds)
             if round_.draft_seconds:
-                from_model = sum(token.source == "model" for token in round_.drafted)
+                from_model = sum(token.draft_probability is not None for token in round_.drafted)
                 steps.append(round_.draft_seconds / max(from_model, 1))
         if trace.baseline:
             shown = [token.shown_at for token in trace.baseline.tokens]

@@ -19,16 +19,25 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.engine import cache, decode, drafters
-from specdemo.engine.handle import Sharing
-from specdemo.engine.instance import Logits
+from specdemo.engine import cache, decode
+from specdemo.engine.drafters import (
+    FEW,
+    AdaptiveDrafter,
+    DraftHead,
+    DraftModel,
+    Drawing,
+    Forward,
+    Reply,
+)
+from specdemo.engine.head import DEPTH, Head, HeadStep
 from specdemo.engine.model import Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
 from specdemo.engine.open import Model
 from specdemo.engine.policy import Policy
+from specdemo.engine.prefix_cache import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
-from specdemo.engine.sampling import TOKEN, Distribution, Sampling, distribution, draw
+from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
 from specdemo.session import Session
@@ -39,28 +48,33 @@ COST_TABLES = Path(__file__).with_name("cost_tables.json")
 SAMPLED = 0.7
 """Temperature of the second half of a recording, unless the settings name one."""
 
-LIKELIEST = 8
-"""Tokens of each row of the target's logits that a recording keeps."""
-
 CHUNK = 16
 """Tokens that the target model reads at once while it is recorded."""
 
 READ_TOGETHER = 8
 """Tokens of a text that the draft model reads in the time of one step."""
 
-SOURCES = ("model", "ngrams", "table")
+GREEDY = Sampling()
+
+WRONG = (-2, 0.3)
+"""What a model says off the recorded answer, and with which probability."""
+
+SOURCES = ("head", "model", "ngrams", "table")
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
     """What forwards take on one processor: `ms`, milliseconds of the target model's by its number
-    of tokens, each size an instance of its own, and of a draft step."""
+    of tokens, each size an instance of its own, and of a step of the draft model and of a draft
+    head."""
 
     processor: str
     threads: int
     model: str
     ms: Annotated[dict[int, float], Field(min_length=1)]
     draft_step_ms: float
+    head_step_ms: float = 0.5
+    note: str = ""
 
     def seconds(self) -> list[float]:
         """Of forwards of 0, 1, ... tokens up to the largest, each padded to the cheapest size that
@@ -71,9 +85,9 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer, token ids; by answer position the draft model's token and its probability, and
-    the target's likeliest tokens with theirs at temperature 1. What a model without recording says
-    is empty."""
+    """One answer, token ids. `draft` holds by answer position the draft model's token and its
+    probability, `head` the chain of them that a draft head proposes from there on, along the
+    answer; empty without one."""
 
     id: str
     task: str
@@ -82,7 +96,7 @@ class Record:
     prompt: list[int]
     answer: list[int]
     draft: list[tuple[int, float]]
-    likely: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    head: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,53 +171,52 @@ def record(
 
 
 class _Along(Request):
-    """Asks both models for what they say along the prompt and `answer`."""
+    """Asks the models for what they say along the prompt and `answer`."""
 
     def work(
-        self, target: Target, sharing: Sharing, draft_model: Model | None = None
-    ) -> Generator[drafters.Forward, drafters.Reply, Record]:
-        known = yield from self._prompt(target.prefixes)
-        answer, length = self.answer, len(self.tokens)
-        likely, draft = [_likeliest(known.prompt.logits, 0)], []
-        try:
-            with target.model.fork(known.target, length) as sequence:
-                for begin in range(0, len(answer) - 1, CHUNK):
-                    tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
-                    run = Run(sequence, tokens, len(tokens), stepwise=True)
-                    reply = yield drafters.Forward("target", run)
-                    likely += [_likeliest(reply.logits, at) for at in range(len(tokens))]
-            if draft_model is not None:
-                text = [*self.tokens[-(self.window or length) :], *answer[:-1]]
-                with draft_model.new_sequence() as sequence:
-                    reply = yield drafters.Forward("draft", Run(sequence, text, len(answer)))
-                    draft = [
-                        _said(reply.logits, at, draft_model.head_tokens, self.sampling, length + at)
-                        for at in range(len(answer))
-                    ]
-        finally:
-            target.prefixes.unpin(known)
+        self, target: Target, draft: PrefixCache | Head | None = None
+    ) -> Generator[Forward, Reply, Record]:
+        prompt, sequence = yield from self._prompt(target.prefixes)
+        answer, said, head = self.answer, [], []
+        states = [prompt.logits.state_of(-1)]
+        with sequence:
+            for begin in range(0, len(answer) - 1, CHUNK):
+                tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
+                run = Run(sequence, tokens, len(tokens), stepwise=True)
+                reply = yield Forward("target", run)
+                states += [reply.logits.state_of(at) for at in range(len(tokens))]
+        if isinstance(draft, Head):
+            head = yield from self._chains(draft, states)
+        elif draft is not None:
+            said = yield from self._draft(draft.model)
         temperature, seed = self.sampling.temperature, self.sampling.seed
-        return Record("", "", temperature, seed, list(self.tokens), answer, draft, likely)
+        return Record("", "", temperature, seed, list(self.tokens), answer, said, head)
 
+    def _draft(self, model: Model) -> Generator[Forward, Reply, list[tuple[int, float]]]:
+        length = len(self.tokens)
+        drafting = Drawing(Policy(), self.sampling, model.head_tokens)
+        text = [*self.tokens[-(self.window or length) :], *self.answer[:-1]]
+        with model.new_sequence() as sequence:
+            reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
+            said = [
+                drafting.choose(reply.logits.part(at, at + 1), length + at)
+                for at in range(len(self.answer))
+            ]
+        return [(one.token, one.probability) for one in said]
 
-def _likeliest(logits: Logits, at: int) -> tuple[list[int], list[float]]:
-    row = logits.rows[at]
-    ids = np.argpartition(row, -LIKELIEST)[-LIKELIEST:]
-    ids = ids[np.argsort(-row[ids], kind="stable")].tolist()
-    return ids, [round(logits.probability(at, token), 6) for token in ids]
-
-
-def _said(
-    logits: Logits, at: int, head_tokens: np.ndarray | None, sampling: Sampling, position: int
-) -> tuple[int, float]:
-    ids = np.arange(logits.rows.shape[1]) if head_tokens is None else head_tokens
-    if sampling.greedy:
-        column = int(logits.best[at])
-        return int(ids[column]), logits.probability(at, column)
-    source = distribution(logits.rows[at], sampling)
-    source = Distribution(ids[source.ids], source.probabilities)
-    token = draw(source, sampling.seed, position, TOKEN)
-    return token, source.probability(token)
+    def _chains(
+        self, head: Head, states: list[np.ndarray]
+    ) -> Generator[Forward, Reply, list[list[tuple[int, float]]]]:
+        """By answer position; none for the first token, which the prompt gives."""
+        drafting, chains = DraftHead(Policy(), self.sampling, head.head_tokens), [[]]
+        for begin in range(1, len(self.answer)):
+            context, chain = [*self.tokens, *self.answer[:begin]], []
+            drafting.start(context, states[begin - 1])
+            for end in range(begin, min(begin + DEPTH, len(self.answer))):
+                said, _ = yield from drafting.step(context, self.answer[begin:end])
+                chain.append((said.token, said.probability))
+            chains.append(chain)
+        return chains
 
 
 # Replaying
@@ -244,97 +257,96 @@ def replay(
 ) -> dict[str, Replayed]:
     """By task, what these answers take, decoded one after another in this order: each learns from
     those before it. `table` and `window` are the pair's; `without` leaves out some of SOURCES."""
-    seconds, step = costs.seconds(), costs.draft_step_ms / 1000
+    seconds = costs.seconds()
     shared = Policy(limit=len(seconds) - 2)
     for size in costs.ms:
         shared.costs.saw_verify(size, seconds[size])
-    shared.costs.saw_draft(step)
     found: dict[str, Replayed] = defaultdict(Replayed)
     for one in records:
-        policy, sampling = shared.for_request(None), Sampling(one.temperature, seed=one.seed)
+        policy, model, step = shared.for_request(None), None, 0.0
+        if one.head and "head" not in without:
+            model, step = DraftHead(policy, GREEDY, None), costs.head_step_ms / 1000
+        elif one.draft and "model" not in without:
+            sequence = cache.Sequence(cache.BlockPool(0), 32)
+            model = DraftModel(sequence, policy, GREEDY, None, window)
+            step = costs.draft_step_ms / 1000
+        if model is not None:
+            policy.costs.saw_draft(step)
         ngrams = None if "ngrams" in without else Ngrams(None if "table" in without else table)
-        model = _RecordedDraftModel(one, step, policy, sampling, window)
-        kept = model if one.draft and "model" not in without else None
-        drafter = drafters.AdaptiveDrafter(ngrams, policy, sampling, kept)
-        rounds, spent = _decode(one, drafter, policy, seconds)
+        drafter = AdaptiveDrafter(ngrams, policy, model)
         tokens = len(one.answer) - 1
-        found[one.task] += Replayed(tokens, rounds, tokens * seconds[1], spent + model.seconds)
+        found[one.task] += _decode(one, drafter, policy, seconds, step) + Replayed(
+            tokens, 0, tokens * seconds[1]
+        )
     return dict(found)
 
 
 def _decode(
-    one: Record, drafter: drafters.Drafter, policy: Policy, seconds: list[float]
-) -> tuple[int, float]:
-    """Decode one answer again; gives its rounds and the target model's seconds."""
+    one: Record, drafter: AdaptiveDrafter, policy: Policy, seconds: list[float], step: float
+) -> Replayed:
+    """Decode one answer again, draft steps taking `step` seconds; gives its rounds and seconds."""
     text = [*one.prompt, *one.answer]
     target = cache.Sequence(cache.BlockPool(0), 32)
     target.tokens = list(one.prompt)
     decoding = decode.decode(
-        decode.Prompt(tuple(one.prompt), _RecordedLogits(one, 0, 1)),
+        decode.Prompt(tuple(one.prompt), _Recorded(one.answer[:1])),
         target=target,
         drafter=drafter,
         policy=policy,
-        sampling=Sampling(),  # the recorded choices are the target model's, however they were made
+        sampling=GREEDY,  # the recorded choices are the models', however they were made
         limits=decode.Limits(len(one.answer), len(text) + 1),
     )
     rounds, spent, reply = 0, 0.0, None
+    read: list[int] = []
     while True:
         try:
             event = decoding.send(reply)
         except StopIteration:
-            return rounds - 1, spent  # the first token is the prompt's
+            # The first round is the prompt's.
+            return Replayed(rounds=rounds - 1, speculative_s=spent)
         reply = None
         if isinstance(event, Round):
             rounds += 1
             continue
-        count = len(event.run.tokens)
-        target.tokens.extend(event.run.tokens)
-        spent += seconds[count]
-        at = len(target.tokens) - count + 1 - len(one.prompt)
-        logits = _RecordedLogits(one, at, count)
-        reply = drafters.Reply(logits, seconds[count], count)
+        run, count = event.run, len(event.run.tokens)
+        begin = target.length + 1  # of the draft
+        if event.model == "target":
+            target.tokens.extend(run.tokens)
+            choices = text[begin : begin + count]
+            logits, took, read = (
+                _Recorded([*choices, *[-1] * (count - len(choices))]),
+                seconds[count],
+                [],
+            )
+        else:
+            took = step if count <= FEW else step * (1 + count / READ_TOGETHER)
+            if isinstance(run, HeadStep):
+                read.append(run.tokens[0])
+                end, drafted = begin + len(read) - 1, read[1:]
+                chain = one.head[begin - len(one.prompt)]
+                said = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
+            else:
+                run.sequence.tokens.extend(run.tokens)
+                end = drafter.model._skipped + run.sequence.length
+                drafted = run.sequence.tokens[run.sequence.length - max(end - begin, 0) :]
+                said = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
+            token, probability = said if drafted == text[begin:end] else WRONG
+            logits = _Recorded([token], probability)
+        spent += took
+        reply = Reply(logits, took, count)
 
 
-class _RecordedLogits:
-    """Stands in for rows of the target model's logits, from answer position `at` on: its recorded
-    choices, all of them clear."""
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Stands in for rows of logits: recorded choices, all of them clear."""
 
-    def __init__(self, one: Record, at: int, rows: int):
-        self.best = [*one.answer[at : at + rows], *[-1] * rows][:rows]
-        self.margin = [1e9] * rows
+    best: list[int]
+    chance: float = 0.5
+    margin: tuple[float, ...] = (1e9,) * 99
+    state: None = None
 
     def probability(self, at: int, column: int) -> float:
-        return 0.5
+        return self.chance
 
-
-class _RecordedDraftModel(drafters.DraftModel):
-    """Says what the draft model said after the same text, and something wrong after any other."""
-
-    def __init__(self, one: Record, step: float, policy, sampling, window: int | None):
-        pool = cache.BlockPool(0)
-        super().__init__(cache.Sequence(pool, 32), policy, sampling, None, window)
-        self.text = [*one.prompt, *one.answer]
-        self.begin = len(one.prompt)
-        self.said = one.draft
-        self.seconds_per_step = step
-        self.seconds = 0.0
-
-    def step(self, context, drafted):
-        whole = [*context, *drafted]
-        start = self._rewind(context, drafted)
-        if self.window is not None and len(context) - start > self.window:
-            self.sequence.truncate(0)
-            start = self._skipped = len(context) - self.window
-        self.sequence.tokens.extend(whole[start:])
-        unread = len(whole) - start
-        seconds = self.seconds_per_step
-        if unread > drafters.FEW:
-            seconds *= 1 + unread / READ_TOGETHER
-            self.policy.costs.saw_reading(unread, seconds)
-        else:
-            self.policy.costs.saw_draft(seconds)
-        self.seconds += seconds
-        same = whole == self.text[: len(whole)] and len(whole) < len(self.text)
-        token, probability = self.said[len(whole) - self.begin] if same else (-2, 0.3)
-        return self._proposal(token, probability), seconds
-        yield
+    def state_of(self, at: int) -> None:
+        return None

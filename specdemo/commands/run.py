@@ -59,17 +59,20 @@ def run(
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
 
+    from specdemo.answering import Question
     from specdemo.session import Session  # imports openvino: not before what may be refused
     from specdemo.trace import to_json
 
     screen = Screen(sys.stderr if json_file == "-" else sys.stdout)
     with Session(loaded, background=False) as session:
         screen.line(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
-        screen.legend()
-        if baseline:
-            trace = show(session.race(instruction, settings), screen)
-        else:
-            trace = show(session.answer(instruction, settings, certify=True), screen)
+        if screen.styled:
+            for origin, (name, _) in STYLES.items():
+                screen.text(name, origin)
+                screen.text("   ")
+            screen.line("\n")
+        asked = Question(instruction, settings, certify=not baseline, baseline=baseline)
+        trace = show(session.ask(asked), screen)
         session.require_intact(CHECK_SECONDS)
     screen.line("\n" + "\n".join(report(trace)))
     if json_file:
@@ -82,7 +85,7 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        self._styled = stream.isatty() and not plain
+        self.styled = stream.isatty() and not plain
 
     def line(self, text: str = "") -> None:
         click.echo(text, file=self._stream)
@@ -90,17 +93,9 @@ class Screen:
     def text(self, text: str, origin: str = "plain") -> None:
         """Generated text, its control characters escaped: they could command the terminal."""
         text = printable(text)
-        if text and self._styled and origin in STYLES:
+        if text and self.styled and origin in STYLES:
             text = click.style(text, **STYLES[origin][1])
         click.echo(text, nl=False, file=self._stream, color=True)
-
-    def legend(self) -> None:
-        """The names of the styles, if there are styles."""
-        if self._styled:
-            for origin, (name, _) in STYLES.items():
-                self.text(name, origin)
-                self.text("   ")
-            self.line("\n")
 
 
 def show(events: Iterable[Round | BaselineToken | Trace], screen: Screen) -> Trace:

@@ -1,5 +1,4 @@
-"""Who holds which blocks of the KV cache: the pool of blocks, and sequences as tables of them.
-Holds no tensors."""
+"""Which blocks of the KV cache are free, and the sequences that hold the others. No tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from .errors import CacheFull
 
 
 class BlockPool:
-    """Which of `limit` cache blocks are free, and how many sequences share each used one. Holds no
-    tensors. The block given back last is taken first: what was never taken takes no memory."""
+    """Which of `limit` cache blocks are free, and how many sequences share each used one. The block
+    given back last is taken first: what was never taken takes no memory."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -58,10 +57,8 @@ class Sequence:
         return len(self.tokens)
 
     def truncate(self, length: int) -> None:
-        """Forget every token past the first `length`: O(tokens forgotten), whatever the context.
-
-        Blocks stay in the table: the next forward writes over the forgotten slots.
-        """
+        """Forget every token past the first `length`, whose blocks stay: the next forward writes
+        over the forgotten slots."""
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot truncate a sequence of {len(self.tokens)} tokens to {length}")
         del self.tokens[length:]

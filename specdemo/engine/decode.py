@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
 
 from .cache import Sequence
-from .drafters import Draft, Drafter, Forward, Reply
+from .drafters import AdaptiveDrafter, Draft, Forward, Reply
 from .guard import Guard
 from .model import Logits, Run, prefill_chunks
 from .policy import Policy
@@ -75,7 +78,7 @@ def decode(
     prompt: Prompt,
     *,
     target: Sequence,
-    drafter: Drafter | None,
+    drafter: AdaptiveDrafter | None,
     policy: Policy,
     sampling: Sampling,
     limits: Limits,
@@ -94,7 +97,7 @@ def decode(
             f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}"
         )
     exhausted = "length" if budget == limits.max_new_tokens else "context"
-    context = list(prompt.tokens)
+    context, state = list(prompt.tokens), prompt.logits.state_of(-1)
     first = verify(prompt.logits, Draft(), len(context), sampling)
     token = first.token
     context.append(token)
@@ -108,21 +111,10 @@ def decode(
             policy.context = len(context)
             draft = Draft()
             if drafter is not None and budget > 1:
-                draft = yield from drafter.propose(context, budget - 1)
-            tokens = [token, *draft.tokens]
-            unpadded = guard is not None and not draft.tokens
-            run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
-            reply = yield Forward("target", run)
-            seconds = reply.seconds
-            if reply.first:
-                policy.costs.saw_verify(reply.tokens, seconds, policy.context)
-            verdict = verify(reply.logits, draft, len(context), sampling)
-            if guard is not None and guard.doubts(
-                run, reply, len(context) - 1, verdict.least_margin
-            ):
-                reply, repeated = yield from guard.repeat(context, run)
-                seconds += repeated
-                verdict = verify(reply.logits, draft, len(context), sampling)
+                draft = yield from drafter.propose(context, budget - 1, state)
+            verdict, state, seconds = yield from _verified(
+                context, draft, target, policy, sampling, guard
+            )
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
             context += added
             budget -= len(added) - 1
@@ -133,6 +125,31 @@ def decode(
         return "stop"
     finally:
         target.truncate(min(target.length, len(context) - 1))
+
+
+def _verified(
+    context: list[int],
+    draft: Draft,
+    target: Sequence,
+    policy: Policy,
+    sampling: Sampling,
+    guard: Guard | None,
+) -> Generator[Forward, Reply, tuple[Verdict, np.ndarray | None, float]]:
+    """Run the last token of `context` and the draft; gives the verdict, the state of the row that
+    gave the added token, and the seconds that took."""
+    tokens = [context[-1], *draft.tokens]
+    unpadded = guard is not None and not draft.tokens
+    run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
+    reply = yield Forward("target", run)
+    seconds = reply.seconds
+    if reply.first:
+        policy.costs.saw_verify(reply.tokens, seconds, policy.context)
+    verdict = verify(reply.logits, draft, len(context), sampling)
+    if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
+        reply, repeated = yield from guard.repeat(context, run)
+        seconds += repeated
+        verdict = verify(reply.logits, draft, len(context), sampling)
+    return verdict, reply.logits.state_of(verdict.accepted), seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +204,7 @@ def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampl
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
         q = distribution(logits.rows[at], sampling)
-        p = draft.distributions[at] if draft.distributions else point_mass(drafted)
+        p = draft.proposals[at].distribution or point_mass(drafted)
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
         if not accepts(chance, sampling.seed, position + at):
@@ -203,19 +220,12 @@ def settle(
     draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: float
 ) -> tuple[Round, list[int]]:
     """The round that a verdict makes, ended at the first stop token, and the tokens it adds."""
-    accepted = list(draft.tokens[: verdict.accepted])
+    accepted = draft.tokens[: verdict.accepted]
     stopped = next((at for at, token in enumerate(accepted) if token in stop_ids), None)
     kept = verdict.accepted if stopped is None else stopped + 1
-    known = len(verdict.probabilities)
     drafted = tuple(
-        DraftToken(
-            id=token,
-            draft_probability=draft.probabilities[at],
-            target_probability=verdict.probabilities[at] if at < known else None,
-            accepted=at < kept,
-            source=draft.sources[at],
-        )
-        for at, token in enumerate(draft.tokens)
+        DraftToken(one.token, one.probability, probability, at < kept, one.source)
+        for at, (one, probability) in enumerate(zip_longest(draft.proposals, verdict.probabilities))
     )
     if stopped is not None:
         return Round(drafted, None, draft.seconds, seconds, 0.0), accepted[:kept]

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from .cache import Sequence
+from .head import DEPTH, Head, HeadStep
 from .model import Logits, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
-from .policy import UNLIKELY, Policy
-from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw, point_mass
+from .policy import MAX_DRAFT, UNLIKELY, Policy
+from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
 
 FEW = 4
 """Tokens that a draft model reads in the time of one."""
@@ -29,10 +30,10 @@ expected of the n-grams'."""
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request: run this on the `target` or the `draft` model."""
+    """A request: run this on the `target` or the `draft` model, which may be a draft head."""
 
     model: str
-    run: Run
+    run: Run | HeadStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +48,10 @@ class Reply:
     first: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Draft tokens, the source of each, and the draft model's probability of it (None for what no
-    model drew). `distributions` are those that the tokens were drawn from, only where the coupling
-    needs them. `seconds` is the draft model's time."""
-
-    tokens: tuple[int, ...] = ()
-    sources: tuple[str, ...] = ()
-    probabilities: tuple[float | None, ...] = ()
-    distributions: tuple[Distribution, ...] = ()
-    seconds: float = 0.0
-
-
-class Drafter(Protocol):
-    """Proposes a continuation of `context`, which only ever grows from call to call."""
-
-    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
-        """At most `limit` tokens; the empty Draft when nothing is worth it."""
-        ...
-
-
 class Proposal(NamedTuple):
     """A token that a source proposes, with a confidence in [0, 1]; `acceptance` is the chance that
-    it is accepted if all before it are. `probability` and `distribution` are the draft model's."""
+    it is accepted if all before it are. `probability` is the draft model's, None for n-grams, and
+    `distribution` what it was drawn from, where the coupling needs that."""
 
     token: int
     source: str
@@ -80,17 +61,96 @@ class Proposal(NamedTuple):
     distribution: Distribution | None = None
 
 
-class DraftModel:
-    """Proposes the tokens of a second, smaller model.
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is put to the target, and the `seconds` that a draft model spent on it."""
+
+    proposals: tuple[Proposal, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        return [one.token for one in self.proposals]
+
+
+class Drawing:
+    """What draft models and draft heads share: a Proposal from their logits.
 
     `head_tokens` maps the columns of a trimmed head to token ids: that is also how ids that the
-    target lacks are masked out and the rest renormalised. The sequence may hold any text; what it
+    target lacks are masked out and the rest renormalised. `depth` is the most tokens of one draft
+    that it can propose in.
+    """
+
+    name = "model"
+    depth = MAX_DRAFT
+
+    def __init__(self, policy: Policy, sampling: Sampling, head_tokens: np.ndarray | None):
+        self.policy = policy
+        self.sampling = sampling
+        self.head_tokens = head_tokens
+        # The classic acceptance rule gives the target's distribution only if no draft token is
+        # dropped for its value.
+        self.binding = not sampling.greedy and sampling.coupling == "maximal"
+
+    def start(self, context: list[int], state: np.ndarray | None) -> None:
+        """A draft begins."""
+
+    def choose(self, logits: Logits, position: int) -> Proposal:
+        if self.sampling.greedy:
+            column = int(logits.best[0])
+            token = column if self.head_tokens is None else int(self.head_tokens[column])
+            return self.proposal(token, logits.probability(0, column))
+        source = distribution(logits.rows[0], self.sampling)
+        if self.head_tokens is not None:
+            source = Distribution(self.head_tokens[source.ids], source.probabilities)
+        stream = DRAFT if self.binding else TOKEN
+        token = draw(source, self.sampling.seed, position, stream)
+        return self.proposal(token, source.probability(token), source if self.binding else None)
+
+    def proposal(
+        self, token: int, probability: float, source: Distribution | None = None
+    ) -> Proposal:
+        acceptance = self.policy.accepted(self.name)(probability)
+        return Proposal(token, self.name, probability, acceptance, probability, source)
+
+
+class DraftHead(Drawing):
+    """Proposes the tokens of a draft head, which reads the target's hidden state of the last
+    verified token and the tokens since."""
+
+    name = "head"
+    depth = DEPTH
+
+    def start(self, context: list[int], state: np.ndarray | None) -> None:
+        self._hidden, self._state, self._read = state, None, 0
+
+    def step(
+        self, context: list[int], drafted: list[int]
+    ) -> Generator[Forward, Reply, tuple[Proposal, float]]:
+        """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
+        seconds = 0.0
+        for token in [context[-1], *drafted][self._read :]:
+            run = HeadStep(self._hidden, self._state, (token,))
+            reply = yield Forward("draft", run)
+            self.policy.costs.saw_draft(reply.seconds)
+            self._state = reply.logits.state_of(0)
+            seconds += reply.seconds
+        self._read = len(drafted) + 1
+        return self.choose(reply.logits, len(context) + len(drafted)), seconds
+
+    def catching_up(self, context: list[int], drafted: list[int]) -> float:
+        """Seconds of reading the draft tokens of other sources, before its next step."""
+        return (len(drafted) - self._read) * self.policy.costs.draft_step
+
+
+class DraftModel(Drawing):
+    """Proposes the tokens of a second, smaller model.
+
+    The sequence may hold any text; what it
     shares with the context is kept. Of a text that it falls more than `window` tokens behind, the
     model reads the last `window` tokens only (None: all): a small draft model predicts no better
     for what it read long ago, and reading costs time.
     """
-
-    name = "model"
 
     def __init__(
         self,
@@ -100,14 +160,9 @@ class DraftModel:
         head_tokens: np.ndarray | None = None,
         window: int | None = None,
     ):
+        super().__init__(policy, sampling, head_tokens)
         self.sequence = sequence
-        self.policy = policy
-        self.sampling = sampling
-        self.head_tokens = head_tokens
         self.window = window
-        # The classic acceptance rule gives the target's distribution only if no draft token is
-        # dropped for its value.
-        self.binding = not sampling.greedy and sampling.coupling == "maximal"
         self._skipped = 0
         self._agreed = 0
 
@@ -128,7 +183,7 @@ class DraftModel:
             self.policy.costs.saw_draft(seconds)
         else:
             self.policy.costs.saw_reading(len(pending), seconds)
-        return self._choose(reply.logits, len(context) + len(drafted)), seconds
+        return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
     def catching_up(self, context: list[int], drafted: list[int]) -> float:
         """Seconds of reading what the model has not seen, before its next step; 0 for a few
@@ -153,28 +208,10 @@ class DraftModel:
         self._agreed = min(same, known)
         return self._skipped + self.sequence.length
 
-    def _choose(self, logits: Logits, position: int) -> Proposal:
-        if self.sampling.greedy:
-            column = int(logits.best[0])
-            token = column if self.head_tokens is None else int(self.head_tokens[column])
-            return self._proposal(token, logits.probability(0, column))
-        source = distribution(logits.rows[0], self.sampling)
-        if self.head_tokens is not None:
-            source = Distribution(self.head_tokens[source.ids], source.probabilities)
-        stream = DRAFT if self.binding else TOKEN
-        token = draw(source, self.sampling.seed, position, stream)
-        return self._proposal(token, source.probability(token), source if self.binding else None)
-
-    def _proposal(
-        self, token: int, probability: float, source: Distribution | None = None
-    ) -> Proposal:
-        acceptance = self.policy.accepted(self.name)(probability)
-        return Proposal(token, self.name, probability, acceptance, probability, source)
-
 
 class AdaptiveDrafter:
-    """Token by token the proposal that is likeliest to be accepted: of `ngrams`, which cost
-    nothing, or of the draft model where it is expected to save more than its time. Either may be
+    """Proposes, token by token, what is likeliest to be accepted: of `ngrams`, which cost nothing,
+    or of the draft model (or head) where it is expected to save more than its time. Either may be
     None.
 
     What is proposed is counted wherever it was asked for, as far as the answer went along with the
@@ -185,18 +222,22 @@ class AdaptiveDrafter:
         self,
         ngrams: Ngrams | None,
         policy: Policy,
-        sampling: Sampling,
-        model: DraftModel | None = None,
+        model: DraftModel | DraftHead | None = None,
     ):
         self.ngrams = ngrams
         self.policy = policy
         self.model = model
-        self.sampling = sampling
         self._read = 0
         self._asked: list[tuple[int, list[Proposal]]] = []
 
-    def propose(self, context: list[int], limit: int) -> Generator[Forward, Reply, Draft]:
+    def propose(
+        self, context: list[int], limit: int, state: np.ndarray | None = None
+    ) -> Generator[Forward, Reply, Draft]:
+        """A continuation of `context`, which only ever grows, of at most `limit` tokens; none
+        where nothing is worth it. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
+        if self.model is not None:
+            self.model.start(context, state)
         remaining, limit = limit, min(limit, policy.fixed or policy.limit)
         self._learn(context)
         proposals: list[Proposal] = []
@@ -225,7 +266,7 @@ class AdaptiveDrafter:
             drafted.append(best.token)
             survival *= best.acceptance
         length = policy.best_length([one.acceptance for one in proposals], seconds)
-        return _draft(proposals[: max(length, bound)], seconds)
+        return Draft(tuple(proposals[: max(length, bound)]), seconds)
 
     def _model_pays(
         self,
@@ -236,21 +277,20 @@ class AdaptiveDrafter:
         remaining: int,
     ) -> bool:
         """Whether to ask the draft model for the next token: where what it adds to the acceptance
-        of the `best` guess is expected to save more than its step takes (without a guess: where
-        drafting on with it is), and, within the `remaining` tokens of the answer, the time of
-        catching up as well."""
+        of the `best` guess is expected to save more than its step takes, and, within the
+        `remaining` tokens of the answer, the time of catching up as well."""
         policy = self.policy
-        free, expected = 0.0, policy.accepted(self.model.name).total.hopeful
-        if best is not None:
-            free = best.acceptance
-            expected = policy.accepted(EITHER)(free)
-        if policy.fixed is not None:
-            return expected > free
-        step = policy.costs.draft_step
+        if len(drafted) >= self.model.depth:
+            return False
+        cost = policy.costs.draft_step
         if best is None:
-            saved = policy.gain(len(drafted), survival, expected, step)
+            added = policy.accepted(self.model.name).total.hopeful
+            cost += policy.rows[len(drafted) + 2] - policy.rows[len(drafted) + 1]
         else:
-            saved = survival * (expected - free) * policy.pace - step
+            added = policy.accepted(EITHER)(best.acceptance) - best.acceptance
+        if policy.fixed is not None:
+            return added > 0
+        saved = survival * added * policy.pace - cost
         if saved <= 0 and drafted:
             return False
         reading = self.model.catching_up(context, drafted)
@@ -286,30 +326,20 @@ def make_drafter(
     policy: Policy,
     sampling: Sampling,
     *,
+    head: Head | None = None,
     sequence: Sequence | None = None,
     head_tokens: np.ndarray | None = None,
     window: int | None = None,
     table: NgramTable | None = None,
-) -> Drafter | None:
-    """The drafter of this `name` (as in settings); `sequence` is the draft model's, None for no
-    model."""
+) -> AdaptiveDrafter | None:
+    """The drafter of this `name` (as in settings): with a draft head, or a draft model whose
+    sequence is `sequence`, or neither."""
     if name == "none":
         return None
     model = None
-    if sequence is not None and name != "lookup":
+    if head is not None and name != "lookup":
+        model = DraftHead(policy, sampling, head.head_tokens)
+    elif sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling, head_tokens, window)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
-    return AdaptiveDrafter(ngrams, policy, sampling, model)
-
-
-def _draft(proposals: list[Proposal], seconds: float) -> Draft:
-    # Where one token's distribution matters, so do the others': tokens without one get a point
-    # mass.
-    drawn = any(one.distribution is not None for one in proposals)
-    return Draft(
-        tuple(one.token for one in proposals),
-        tuple(one.source for one in proposals),
-        tuple(one.probability for one in proposals),
-        tuple(one.distribution or point_mass(one.token) for one in proposals) if drawn else (),
-        seconds,
-    )
+    return AdaptiveDrafter(ngrams, policy, model)

@@ -3,21 +3,24 @@ only."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 
 from . import numerics
-from .checkpoint import Checkpoint
-from .errors import BadInput, CacheFull, ModelError
-from .handle import Handle, Load, Sharing
+from .checkpoint import Checkpoint, weights_size
+from .errors import BadInput, Busy, CacheFull
+from .handle import Handle, Load, Waiting
+from .head import Head, fractions
 from .memory import release_file
-from .model import PagedModel
+from .model import PREFILL_CHUNK, PagedModel
 from .open import Model
 from .policy import MAX_DRAFT, Acceptance
 from .prefix_cache import PrefixCache
@@ -32,7 +35,7 @@ WAIT_STEP = 0.2
 """Seconds between two looks at whether a preparation has ended."""
 
 OLD = timedelta(days=30)
-"""Age from which a cost table is measured again."""
+"""Age from which a profile is measured again."""
 
 PASSED_SPEED = (0.5, 2.0)
 """Relative to the table: a machine whose speed left this range is measured again at the next
@@ -43,7 +46,8 @@ start."""
 class PairFiles:
     """What an engine compiles: IR files or (on torch devices) checkpoints, devices, the KV cache's
     precision, the token ids that a trimmed draft head keeps, the tokens that most prompts begin
-    with, and whether answers can begin before the draft model is there."""
+    with, and whether answers can begin before the draft model is there. A draft `head` (IR) takes
+    the draft model's place where the target model has a paged cache."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -53,6 +57,7 @@ class PairFiles:
     draft_head_tokens: np.ndarray | None = None
     opening: tuple[int, ...] = ()
     draft_later: bool = False
+    head: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,92 +103,94 @@ class Engine:
         self._context_limit = context_limit
         self._available_bytes = available_bytes
         self._cache_mb = cache_mb
-        self._cache_tokens: int | None = None
+        self._cache_tokens = 0
         self._active = active
         self._remember = remember
         self._known = profile or Profile()
-        self._background = False
         self._lock = threading.Lock()
         self._targets: dict[str, Target] = {}
-        self._preparing: set[str] = set()
-        self._draft: Model | None = None
-        self._scheduler = Scheduler(most_active=active, queued=waiting, make_room=self._make_room)
-        exact = self.target("exact")
-        if files.draft is not None and not files.draft_later:
+        self._draft: PrefixCache | Head | None = None
+        self._hidden = fractions(files.head, self.core) if files.head else None
+        exact = self._targets["exact"] = self._compile("exact")
+        if self.drafts and not files.draft_later:
             self._open_draft(exact)
         self._release_files()
-        self._background = background
-        if background:
-            self._prepare_later("exact")
+        self._scheduler = Scheduler(
+            most_active=active, queued=waiting, make_room=self._make_room, background=background
+        )
+        self._scheduler.run_in_background(self._preparation(exact))
 
     @property
     def load(self) -> Load:
-        """How many requests are active and waiting, and what became of those before."""
+        """What the scheduler is doing."""
         return self._scheduler.load
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the pair has a draft model, or a draft head that its target model can feed."""
+        return self._reads_hidden or self._files.draft is not None
+
+    @property
+    def _reads_hidden(self) -> bool:
+        exact = self._targets["exact"].model
+        return self._hidden is not None and isinstance(exact, PagedModel)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""
-        targets = dict(self._targets)
-        names = {"exact": "target", "fast": "target fast"}
-        models = {names[name]: target.model for name, target in targets.items()}
-        if self._draft is not None:
-            models["draft"] = self._draft
-        uses = {}
-        for name, model in models.items():
-            kept = set().union(*(one.prefixes.kept_blocks(model) for one in targets.values()))
-            uses[name] = CacheUse(model.pool.used, len(kept), model.pool.limit)
-        return uses
+        return {
+            name: CacheUse(cache.model.pool.used, len(cache.blocks()), cache.model.pool.limit)
+            for name, cache in self._caches().items()
+        }
 
-    def target(self, numerics_name: str) -> Target:
-        """The target model in these numerics, "exact" or "fast", compiled when first asked for.
-        Raises ModelError, and BadInput where it would not fit into memory a second time."""
+    def target(self, name: str) -> Target:
+        """The target model in the numerics "exact" or "fast", compiled when first asked for. Raises
+        ModelError, BadInput where it would not fit into memory a second time, Busy when closed."""
         with self._lock:
-            if numerics_name not in self._targets:
-                try:
-                    if self._targets:
-                        self._require_room()
-                    self._targets[numerics_name] = self._compile(numerics_name)
-                except OSError as error:
-                    raise ModelError(
-                        f"{self._files.target.name} cannot be read; fetch or export it again."
-                    ) from error
-                if self._background:
-                    self._prepare_later(numerics_name)
-            return self._targets[numerics_name]
+            if not self._targets:
+                raise Busy("The models have been closed.")
+            if name not in self._targets:
+                self._require_room()
+                target = self._targets[name] = self._compile(name)
+                self._scheduler.run_in_background(self._preparation(target))
+            return self._targets[name]
 
     def prepare(
-        self, numerics_name: str = "exact", stop: threading.Event | None = None
-    ) -> Iterator[None]:
-        """Finish, beside what is being answered, what was left for later; yields while it takes."""
-        target = self.target(numerics_name)
-        with self._lock:
-            self._prepare_later(numerics_name)
-        with self._scheduler.hurry():
-            while not target.prepared.wait(WAIT_STEP) and not (stop and stop.is_set()):
-                yield
+        self,
+        name: str = "exact",
+        stop: threading.Event | None = None,
+        on_wait: Callable[[Waiting], None] | None = None,
+    ) -> None:
+        """Finish, beside what is being answered, what was left for later; `on_wait` is told place 0
+        while it takes."""
+        target = self.target(name)
+        self._scheduler.hurry()
+        while self._targets and not target.prepared.wait(WAIT_STEP):
+            if stop is not None and stop.is_set():
+                return
+            if on_wait is not None:
+                on_wait(Waiting(0, None))
 
     @property
     def profile(self) -> Profile:
         """What is known of the pair now, for the next start."""
-        exact, targets = self._targets["exact"], dict(self._known.targets)
+        known, targets = self._known, dict(self._known.targets)
         for name, target in list(self._targets.items()):
             costs = target.policy.costs
             low, high = PASSED_SPEED
-            measured = target.measured if low < costs.level < high else ""
             targets[name] = TargetProfile(
                 target.model.settings.properties,
                 target.invariance,
                 {} if costs.assumed else costs.seconds,
                 costs.growth,
-                measured,
+                target.measured if low < costs.level < high else "",
             )
+        policy = self._targets["exact"].policy
+        draft = self._caches().get("draft")
         return Profile(
             targets,
-            self._known.draft_properties
-            if self._draft is None
-            else self._draft.settings.properties,
-            exact.policy.costs.draft_step or self._known.draft_step,
-            {source: rates.counts for source, rates in dict(exact.policy.acceptance).items()},
+            draft.model.settings.properties if draft else known.draft_properties,
+            policy.costs.draft_step or known.draft_step,
+            {source: rates.counts for source, rates in dict(policy.acceptance).items()},
         )
 
     def submit(
@@ -196,17 +203,18 @@ class Engine:
     ) -> Handle:
         """Hand a request to the scheduler (`Scheduler.submit`); its events are Rounds. Raises
         BadInput for one that could never fit into the KV cache, Busy when too many wait."""
-        prompt = len(request.tokens)
+        prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
-        models = target.models
-        blocks = {model: _blocks(model, tokens, prompt) for model in models.values()}
-
-        def begin(sharing: Sharing) -> Generator:
-            return request.work(target, sharing, models.get("draft"))
-
+        models = target.models(draft)
+        caches = [model for model in models.values() if not isinstance(model, Head)]
         try:
             return self._scheduler.submit(
-                begin, models, blocks=blocks, stop=stop, first=first, merged_tokens=target.merged
+                partial(request.work, target, draft),
+                models,
+                blocks={model: _blocks(model, tokens, prompt) for model in caches},
+                stop=stop,
+                first=first,
+                merged_tokens=target.merged,
             )
         except CacheFull as error:
             limit = target.model.pool.limit * target.model.block_size
@@ -221,25 +229,33 @@ class Engine:
         if self._targets:
             self._remember(self.profile)
         with self._lock:
-            for target in self._targets.values():
-                target.prefixes.clear()
+            for cache in self._caches().values():
+                cache.make_room(0)
             self._targets.clear()
             self._draft = None
+
+    def _caches(self) -> dict[str, PrefixCache]:
+        names = {"exact": "target", "fast": "target fast"}
+        caches = {names[name]: one.prefixes for name, one in dict(self._targets).items()}
+        return caches | ({"draft": self._draft} if isinstance(self._draft, PrefixCache) else {})
+
+    def _make_room(self, model: Model, blocks: int) -> None:
+        for cache in self._caches().values():
+            if cache.model is model:
+                cache.make_room(blocks)
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
         where = files.target, files.device, self.core, files.kv_cache
-        found = None
         if name == "exact":
-            model, found = numerics.exact_model(*where, known)
+            model, invariance = numerics.exact_model(*where, known, self._hidden)
         else:
-            model = numerics.fast_model(*where)
-        words = f"{name} ({_how(model)})" + (f": {found}" if found else "")
-        prefixes = PrefixCache(model, self._draft, files.opening)
-        target = Target(model, words, prefixes, found)
-        if target.checked:
-            target.policy.limit = min(MAX_DRAFT, target.checked - 1)
+            model, invariance = numerics.fast_model(*where, self._hidden), None
         self._fix_cache(model)
+        prefixes = PrefixCache(model, PREFILL_CHUNK, files.opening)
+        target = Target(name, model, prefixes)
+        if invariance is not None:
+            target.adopt(invariance)
         policy = target.policy
         if known is not None and known.costs:
             policy.costs.learn(known.costs, known.growth)
@@ -254,46 +270,46 @@ class Engine:
         return target
 
     def _open_draft(self, target: Target) -> None:
-        """Compile the draft model, and give it to every target."""
+        """Compile the draft head or model."""
         files = self._files
-        draft = numerics.fastest_model(
-            files.draft,
-            files.draft_device,
-            self.core,
-            files.kv_cache,
-            head_tokens=files.draft_head_tokens,
-            vocabulary=target.model.vocabulary_size,
-            known=self._known.draft_properties,
-        )
-        self._fix_cache(draft)
-        step = self._known.draft_step or numerics.step_seconds(draft, target.model, steps=5)
-        self._draft = draft
-        for one in self._targets.values():
+        if self._reads_hidden:
+            head = self._draft = Head(files.head, self.core)
+            step = self._known.draft_step or head.step_seconds()
+        else:
+            model = numerics.fastest_model(
+                files.draft,
+                files.draft_device,
+                self.core,
+                files.kv_cache,
+                head_tokens=files.draft_head_tokens,
+                vocabulary=target.model.vocabulary_size,
+                known=self._known.draft_properties,
+            )
+            self._fix_cache(model)
+            step = self._known.draft_step or numerics.step_seconds(model, target.model, steps=5)
+            self._draft = PrefixCache(model)
+        for one in list(self._targets.values()):
             one.policy.costs.saw_draft(step)
-            one.prefixes.draft = draft
-
-    def _prepare_later(self, name: str) -> None:
-        """Hand the rest of a target's preparation to the scheduler, once. The caller holds the
-        lock."""
-        if name not in self._preparing:
-            self._preparing.add(name)
-            self._scheduler.run_in_background(self._preparation(self._targets[name]))
 
     def _preparation(self, target: Target) -> Generator[None]:
+        """What the first token does not need, a step at a time."""
         model = target.model
         try:
-            exact = target.checked > 0
-            while model.compile_next(COMPILED_TOGETHER, exact=exact):
+            while model.compile_next(COMPILED_TOGETHER, exact=target.checked > 0):
                 target.steady = 0
                 model.least_tokens = target.invariance.least_tokens if target.invariance else 1
                 yield
-            if self._files.draft is not None and self._draft is None:
+            if self.drafts and self._draft is None:
                 self._open_draft(target)
                 yield
-            while self._draft is not None and self._draft.compile_next(exact=False):
-                yield
-            old = (datetime.now(UTC) - OLD).date().isoformat()
-            if target.measured < old:
+            if isinstance(self._draft, PrefixCache):
+                while self._draft.model.compile_next(exact=False):
+                    yield
+            if target.measured < (datetime.now(UTC) - OLD).date().isoformat():
+                known = self._known.targets.get(target.name)
+                if target.invariance and known and known.invariance is target.invariance:
+                    target.adopt(numerics.measure_invariance(model))
+                    yield
                 unpadded = target.guard is not None
                 yield from numerics.learn_costs(model, target.policy.costs, unpadded=unpadded)
                 target.measured = datetime.now(UTC).date().isoformat()
@@ -303,17 +319,14 @@ class Engine:
             target.prepared.set()
 
     def _release_files(self) -> None:
-        for xml in (self._files.target, self._files.draft):
+        for xml in (self._files.target, self._files.draft, self._files.head):
             if isinstance(xml, Path):
                 release_file(xml.with_suffix(".bin"))
 
     def _require_room(self) -> None:
         """Raise BadInput if the target model cannot be held once more, compiled for other numerics:
         a large one would get this process killed."""
-        target = self._files.target
-        in_torch = isinstance(target, Checkpoint)
-        needed = target.size if in_torch else target.with_suffix(".bin").stat().st_size
-        free = self._available_bytes()
+        needed, free = weights_size(self._files.target), self._available_bytes()
         if needed > free:
             raise BadInput(
                 f"The target model compiled for other numerics takes {needed / 1e9:.1f} GB more "
@@ -321,22 +334,16 @@ class Engine:
             )
 
     def _fix_cache(self, model: Model) -> None:
-        if self._cache_tokens is None:
+        """Bound the KV cache of a model; the first one's bound is everyone's."""
+        if not self._cache_tokens:
             least = self._context_limit + 2 * model.block_size
             if self._cache_mb is None:
                 bound, most = self._available_bytes() // 2, (self._active + 1) * least
             else:
-                bound, most = self._cache_mb * 1_000_000, None
+                bound, most = self._cache_mb * 1_000_000, sys.maxsize
             fitting = bound // model.block_bytes * model.block_size
-            self._cache_tokens = max(least, fitting if most is None else min(fitting, most))
+            self._cache_tokens = max(least, min(fitting, most))
         model.resize_cache(-(-self._cache_tokens // model.block_size))
-
-    def _make_room(self, model: Model, blocks: int) -> None:
-        caches = [target.prefixes for target in list(self._targets.values())]
-        caches = [cache for cache in caches if model in (cache.target, cache.draft)]
-        for cache in caches:
-            others = sum(other.held(model) for other in caches if other is not cache)
-            cache.make_room(model, max(blocks - others, 0))
 
 
 def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
@@ -346,9 +353,3 @@ def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
     size = model.block_size
     shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
     return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
-
-
-def _how(model: Model) -> str:
-    """What a model was compiled with, and the path it runs on where that is not the usual one."""
-    properties = ", ".join(f"{key}={value}" for key, value in model.settings.properties)
-    return "; ".join(filter(None, [properties or "the plugin's own choice", model.note]))

@@ -1,7 +1,5 @@
-"""What can go wrong, and how it is reported: every error carries its exit code and its HTTP status.
-
-The message of each is one sentence for the person who caused it or who can mend it.
-"""
+"""What can go wrong: every error carries its exit code and its HTTP status, and its message is one
+sentence for the person who caused it or who can mend it."""
 
 from __future__ import annotations
 
@@ -16,11 +14,8 @@ class SpecdemoError(Exception):
 
 class BadInput(SpecdemoError, ValueError):
     """An option, a file or a request that cannot be used; the message names it and says what would
-    be accepted.
-
-    `param` is the request's field and `code` the short name of the problem, as OpenAI's clients
-    read them.
-    """
+    be accepted. `param` is the request's field and `code` the problem's short name, as OpenAI's
+    clients read them."""
 
     exit_code = 2
     http_status = 400

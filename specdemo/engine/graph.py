@@ -7,6 +7,7 @@ Knows numpy and OpenVINO only.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,17 @@ does not matter, and the joined weights would be a second copy of what else is r
 ROWS_INPUT = "logits_rows"
 """Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
 
+HIDDEN = "hidden"
+"""Name of the added output of hidden states."""
 
-def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
+
+def to_paged(
+    model: ov.Model,
+    head_tokens: np.ndarray | None = None,
+    hidden: tuple[float, ...] | None = None,
+) -> None:
     """Turn a stateful decoder IR into a paged one, in place, whose head computes only the rows
-    asked for and whose small products are joined.
+    asked for and whose small products are joined; with `hidden` as `add_hidden` does.
 
     Raises ModelError when the graph is not a decoder with scaled dot-product attention and a
     language-model head.
@@ -39,7 +47,56 @@ def to_paged(model: ov.Model, head_tokens: np.ndarray | None = None) -> None:
             f"the IR cannot be turned to paged attention: {last_line(error)}"
         ) from error
     shape_head(model, head_tokens, 0)
+    if hidden is not None:
+        add_hidden(model, hidden)
     join_products(model)
+
+
+def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
+    """Let a decoder whose head was shaped give the hidden states of the rows of logits as one more
+    output HIDDEN (float32 [rows, H]): what its head reads, and behind it the residual stream at
+    these fractions of its additions.
+
+    Raises ModelError when the graph has no residual stream.
+    """
+    gather = _head(model).input_value(0).get_node()
+    width = gather.get_output_partial_shape(0)[-1]
+    parts = [gather]
+    if fractions:
+        stream = _residual_stream(model, width)
+        additions = [stream[max(round(share * len(stream)), 1) - 1] for share in fractions]
+        rows, axis = gather.input_value(1), gather.input_value(2)
+        parts += [ops.gather(one.output(0), rows, axis) for one in additions]
+    shape = ops.constant(np.array([-1, width.get_length()]))
+    flat = [ops.reshape(ops.convert(part.output(0), "f32"), shape, False) for part in parts]
+    hidden = ops.concat(flat, -1)
+    hidden.output(0).get_tensor().set_names({HIDDEN})
+    model.add_results([ops.result(hidden.output(0))])
+    model.validate_nodes_and_infer_types()
+
+
+def _residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
+    """The additions of a decoder's residual stream, in order: the longest chain of sums of two
+    activations of this width."""
+    chains: dict[str, list[ov.Node]] = {}
+    for node in model.get_ordered_ops():
+        shape = node.get_output_partial_shape(0) if node.get_type_name() == "Add" else []
+        if len(shape) != 3 or shape[-1] != width:
+            continue
+        sources = [_through_casts(value) for value in node.input_values()]
+        if all(source.get_type_name() != "Constant" for source in sources):
+            before = [chains.get(source.get_name(), []) for source in sources]
+            chains[node.get_name()] = [*max(before, key=len), node]
+    if not chains:
+        raise ModelError("The IR has no residual stream, which this draft head reads.")
+    return max(chains.values(), key=len)
+
+
+def _through_casts(value: ov.Output) -> ov.Node:
+    node = value.get_node()
+    while node.get_type_name() in ("Reshape", "Convert", "Squeeze", "Unsqueeze"):
+        node = node.input_value(0).get_node()
+    return node
 
 
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
@@ -82,12 +139,11 @@ def join_products(model: ov.Model) -> int:
             sharing[source.get_node().get_name(), source.get_index()].append(node)
     joined = 0
     for products in sharing.values():
-        weights = (
-            _stacked([product.input_value(1) for product in products])
-            if len(products) > 1
-            else None
-        )
-        if weights is None:
+        if len(products) < 2:
+            continue
+        try:
+            weights = _rebuilt([product.input_value(1) for product in products], _stacked)
+        except ModelError:  # not stored alike, or too many
             continue
         together = ops.matmul(products[0].input_value(0), weights, False, True)
         sizes = [product.input_value(1).get_partial_shape()[0].get_length() for product in products]
@@ -110,49 +166,49 @@ def _rows_times_weights(product: ov.Node) -> bool:
     return weights[0].get_length() * weights[1].get_length() <= JOINED_BYTES
 
 
-def _stacked(weights: list[ov.Output]) -> ov.Output | None:
-    """The expression of all these weights, one below the other; None where they are not stored
-    alike or are too many."""
+def _rebuilt(weights: list[ov.Output], combine: Callable[[list[ov.Node]], ov.Output]) -> ov.Output:
+    """One expression in place of several alike (constant, zero point, scale, converts), as it
+    stands but for its constants, which `combine` makes one: so the plugin still sees compressed
+    weights. Raises ModelError for expressions that it does not know or that differ."""
     nodes = [output.get_node() for output in weights]
     kind = nodes[0].get_type_name()
-    types = {
-        node.get_element_type() if kind == "Constant" else node.get_type_name() for node in nodes
-    }
-    if len({node.get_type_name() for node in nodes}) > 1 or len(types) > 1:
-        return None
+    if any(node.get_type_name() != kind for node in nodes):
+        raise ModelError("The weights are not stored alike.")
     if kind == "Constant":
-        return _stacked_constants(nodes)
-    if kind not in ("Convert", "Multiply", "Subtract"):
-        return None
+        return combine(nodes)
+    if kind not in ("Convert", "Reshape", "Multiply", "Subtract"):
+        raise ModelError(f"The weights pass through a {kind}.")
     inputs = [
-        _stacked(list(values))
+        _rebuilt(list(values), combine)
         for values in zip(*(node.input_values() for node in nodes), strict=True)
     ]
-    if None in inputs:
-        return None
     if kind == "Convert":
         return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string()).output(0)
+    if kind == "Reshape":
+        return ops.reshape(inputs[0], inputs[1], False).output(0)
     return {"Multiply": ops.multiply, "Subtract": ops.subtract}[kind](*inputs).output(0)
 
 
-def _stacked_constants(constants: list[ov.Node]) -> ov.Output | None:
+def _stacked(constants: list[ov.Node]) -> ov.Output:
+    """Constants [rows, width] of one type, one below the other."""
+    kinds = {str(constant.get_output_element_type(0)) for constant in constants}
     shapes = [list(constant.get_output_shape(0)) for constant in constants]
     memories = [raw_bytes(constant.get_tensor_view()) for constant in constants]
-    whole = all(
-        len(shape) == 2 and memory.size % shape[0] == 0
-        for shape, memory in zip(shapes, memories, strict=True)
-    )
-    if (
-        not whole
-        or len({shape[1] for shape in shapes}) > 1
-        or sum(map(len, memories)) > JOINED_BYTES
-    ):
-        return None
-    stacked = ov.Tensor(
-        constants[0].get_output_element_type(0), ov.Shape([sum(s[0] for s in shapes), shapes[0][1]])
-    )
-    raw_bytes(stacked)[:] = np.concatenate(memories)
-    return ops.constant(stacked).output(0)
+    widths = {tuple(shape[1:]) for shape in shapes}
+    whole = all(memory.size % shape[0] == 0 for shape, memory in zip(shapes, memories, strict=True))
+    size = sum(memory.size for memory in memories)
+    if len(kinds) > 1 or len(widths) > 1 or len(shapes[0]) != 2 or not whole or size > JOINED_BYTES:
+        raise ModelError("The weights are not stored alike, or too many.")
+    rows = sum(shape[0] for shape in shapes)
+    return _constant(constants[0], rows, np.concatenate(memories))
+
+
+def _constant(like: ov.Node, rows: int, memory: np.ndarray) -> ov.Output:
+    """A constant like another one but for its number of rows and its bytes."""
+    shape = [rows, *list(like.get_output_shape(0))[1:]]
+    tensor = ov.Tensor(like.get_output_element_type(0), ov.Shape(shape))
+    raw_bytes(tensor)[:] = memory.reshape(-1)
+    return ops.constant(tensor).output(0)
 
 
 def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
@@ -169,6 +225,11 @@ def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> No
         ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0)
     )
     model.add_parameters([rows])
+    add_summaries(model)
+
+
+def add_summaries(model: ov.Model) -> None:
+    """Add what `Logits` holds of each row beside the logits, the first output, as outputs."""
     logits = model.get_results()[0].input_value(0)
     two = ops.topk(logits, ops.constant(2), -1, "max", "value")
     first, second = (
@@ -203,56 +264,30 @@ def _trim_head(model: ov.Model, head: ov.Node, tokens: np.ndarray) -> None:
     """Keep the logits of `tokens` only: by rows of the head's weights, which makes it that much
     cheaper, or where the weights are stored in a way that cannot be cut, by picking columns of its
     result."""
+    size = head.input_value(1).get_partial_shape()[0].get_length()
+
+    def cut(constants: list[ov.Node]) -> ov.Output:
+        [constant] = constants
+        shape = list(constant.get_output_shape(0))
+        if constant.get_output_element_type(0) == ov.Type.i64:  # what a Reshape makes of them
+            wanted = constant.get_data().copy()
+            wanted[wanted == size] = len(tokens)
+            return ops.constant(wanted).output(0)
+        if shape[:1] != [size]:
+            return constant.output(0)
+        raw = raw_bytes(constant.get_tensor_view())
+        if raw.size % size:
+            raise ModelError("The head's rows do not end on whole bytes and cannot be trimmed.")
+        return _constant(constant, len(tokens), raw.reshape(size, -1)[tokens])
+
     try:
-        head.input(1).replace_source_output(_trim_rows(head.input_value(1), tokens))
+        head.input(1).replace_source_output(_rebuilt([head.input_value(1)], cut))
     except ModelError:
         result = model.get_results()[0]
         picked = ops.gather(
             result.input_value(0), ops.constant(tokens.astype(np.int32)), ops.constant(-1)
         )
         result.input(0).replace_source_output(picked.output(0))
-
-
-def _trim_rows(weights: ov.Output, rows: np.ndarray) -> ov.Output:
-    """The head's weight expression with every [vocabulary, ...] constant in it cut down to `rows`.
-
-    The expression (constant, zero point, scale, converts) is rebuilt as it stands, so that the
-    plugin still sees compressed weights. Raises ModelError for an expression that it does not know.
-    """
-    size = weights.get_partial_shape()[0].get_length()
-
-    def cut(output: ov.Output) -> ov.Output:
-        node = output.get_node()
-        kind = node.get_type_name()
-        if kind == "Constant":
-            return (
-                output
-                if node.get_output_shape(0)[:1] != [size]
-                else _constant_rows(node, rows).output(0)
-            )
-        inputs = [cut(value) for value in node.input_values()]
-        if kind == "Convert":
-            return ops.convert(inputs[0], node.get_output_element_type(0).to_string()).output(0)
-        if kind == "Reshape":
-            shape = node.input_value(1).get_node().get_data().copy()
-            shape[shape == size] = len(rows)
-            return ops.reshape(inputs[0], ops.constant(shape), False).output(0)
-        if kind in ("Multiply", "Subtract"):
-            return {"Multiply": ops.multiply, "Subtract": ops.subtract}[kind](*inputs).output(0)
-        raise ModelError(f"The head's weights pass through a {kind}, which cannot be trimmed.")
-
-    return cut(weights)
-
-
-def _constant_rows(constant: ov.Node, rows: np.ndarray) -> ov.Node:
-    """Some rows of a constant of any element type, as long as its rows are whole bytes."""
-    shape = list(constant.get_output_shape(0))
-    raw = raw_bytes(constant.get_tensor_view())
-    if raw.size % shape[0]:
-        raise ModelError("The head's rows do not end on whole bytes and cannot be trimmed.")
-    trimmed = ov.Tensor(constant.get_output_element_type(0), ov.Shape([len(rows), *shape[1:]]))
-    raw_bytes(trimmed)[:] = raw.reshape(shape[0], -1)[rows].reshape(-1)
-    return ops.constant(trimmed)
 
 
 def raw_bytes(tensor: ov.Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A submitted request: what the scheduler knows of it, and the handle for whoever submitted it."""
+"""A submitted request: what the scheduler knows of it, and what is iterated over for its events."""
 
 from __future__ import annotations
 
@@ -6,28 +6,20 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 from .drafters import Forward, Reply
-from .model import PagedModel
+from .open import Model
 
 COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
 """Seconds between two looks of a consumer that has caught up, for each active request, and at most:
 woken for each round, it would contend for the GIL just when the engine's thread comes back from an
 inference."""
 
+END = object()
+
 Work = Generator[Any, Reply | None, Any]
-
-
-@dataclass(slots=True)
-class Sharing:
-    """What a request may know of the others: `rows` that they brought to the last target forward,
-    how many `others` were active then, and `most_others` so far."""
-
-    rows: int = 0
-    others: int = 0
-    most_others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +33,48 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler is doing: requests `active` and `waiting`, what became of those before,
-    and whether work is left for when there are none."""
+    """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
+    begin anew, and whether work is left for when there are no requests."""
 
-    active: int
-    waiting: int
-    admitted: int
-    finished: int
-    failed: int
-    cancelled: int
-    restarts: int
+    active: int = 0
+    waiting: int = 0
+    restarts: int = 0
     preparing: bool = False
 
 
-END = object()
-
-
 @dataclass(eq=False, slots=True)
-class ScheduledRequest:
-    """A request inside the scheduler. `work` is None until it is admitted."""
+class Handle:
+    """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`.
 
-    start: Callable[[Sharing], Work]
-    models: Mapping[str, PagedModel]
-    blocks: list[tuple[PagedModel, int]]
-    stop: threading.Event | None
+    Of other requests, `others` are active now, `most_others` were at once. `blocks` are the most
+    cache blocks it can come to hold of each model; `start` gives its generator `work`, None until
+    it is admitted, which waits for the forward `pending`.
+    """
+
+    start: Callable[[], Work]
+    models: Mapping[str, Model]
+    blocks: Mapping[Model, int]
+    stop: threading.Event
     merged_tokens: int
-    sharing: Sharing = field(default_factory=Sharing)
-    events: SimpleQueue = field(default_factory=SimpleQueue)
+    waiting: Callable[[Handle], Waiting]
+    queue: SimpleQueue = field(default_factory=SimpleQueue)
     done: threading.Event = field(default_factory=threading.Event)
     work: Work | None = None
     pending: Forward | None = None
+    others: int = 0
+    most_others: int = 0
     served_at: int = 0
     admitted_at: float = 0.0
-    collected_at: float = field(default_factory=monotonic)
-    unwanted: bool = False
-    cancelled: bool = False
     error: BaseException | None = None
+    stopped: bool = False
     result: Any = None
-
-    def stopping(self) -> bool:
-        return self.unwanted or (self.stop is not None and self.stop.is_set())
 
     def waits_for(self, draft: bool) -> bool:
         """Whether its next forward is the draft model's, or else the target model's."""
         return self.pending is not None and (self.pending.model == "draft") == draft
 
     @property
-    def model(self) -> PagedModel:
+    def model(self) -> Model:
         return self.models[self.pending.model]
 
     @property
@@ -95,69 +82,36 @@ class ScheduledRequest:
         """Tokens that its waiting forward runs."""
         return len(self.pending.run.tokens)
 
-
-class Handle:
-    """Handle to a submitted request: iterate over it for its events; then `result` is what the
-    request returned.
-
-    The iteration raises what the request raised. It ends early when `stop` is set: events not
-    collected by then are dropped, `stopped` is true, and the request has given back all it held.
-    """
-
-    def __init__(
-        self,
-        request: ScheduledRequest,
-        cancel: Callable[[ScheduledRequest], None],
-        waiting: Callable[[ScheduledRequest], Waiting],
-    ):
-        self._cancel = cancel
-        self._waiting = waiting
-        self._request = request
-        self.result: Any = None
-        self.stopped = False
-
-    @property
-    def sharing(self) -> Sharing:
-        return self._request.sharing
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.events()
-
     def events(
         self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
     ) -> Iterator[Any]:
-        """The events. While the request waits to be admitted, `on_wait` is called about `every`
-        seconds."""
-        request = self._request
+        """What the request yields; raises what it raised. While it waits to be admitted, `on_wait`
+        is called about `every` seconds.
+
+        Once `stop` is set the rest is dropped; leaving the iteration sets it. The request has then
+        given back all it held.
+        """
         collected = False
         try:
             while True:
-                if collected and request.events.empty():
-                    sleep(min(COLLECT_EVERY * (1 + request.sharing.others), MOST_BETWEEN))
+                if collected and self.queue.empty():
+                    sleep(min(COLLECT_EVERY * (1 + self.others), MOST_BETWEEN))
                 try:
-                    event = request.events.get(timeout=every)
+                    event = self.queue.get(timeout=every)
                 except Empty:
-                    if on_wait is not None and request.work is None and not request.done.is_set():
-                        on_wait(self._waiting(request))
+                    if on_wait is not None and self.work is None and not self.done.is_set():
+                        on_wait(self.waiting(self))
                     continue
                 collected = True
-                request.collected_at = monotonic()
                 if event is END:
                     break
-                if request.stop is not None and request.stop.is_set():
+                if self.stop.is_set():
                     self.stopped = True
-                    continue
-                yield event
+                else:
+                    yield event
         finally:
-            self.close()
-        if request.error is not None:
-            raise request.error
-        self.stopped = self.stopped or request.cancelled
-        self.result = request.result
-
-    def close(self, timeout: float = 30.0) -> None:
-        """Cancel what is left of the request, and wait until it has given back what it held. Twice
-        is harmless."""
-        if not self._request.done.is_set():
-            self._cancel(self._request)
-            self._request.done.wait(timeout)
+            if not self.done.is_set():
+                self.stop.set()
+                self.done.wait(30.0)
+        if self.error is not None:
+            raise self.error

@@ -15,15 +15,13 @@ from .graph import ROWS_INPUT
 FEW_VALUES = 24
 """Up to so many values the call overhead of numpy exceeds that of a loop."""
 
-OUTPUTS = 4
-"""Of a graph with a shaped head: the fields of `Logits`, in their order."""
-
 
 @dataclass(frozen=True, slots=True)
 class Logits:
     """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `best` int32 [n],
     each row's argmax; `log_sum` float32 [n], its log-sum-exp; `margin` float32 [n], by how much the
-    best logit exceeds every other.
+    best logit exceeds every other. `state` float32 [n, H] is what a draft head reads: hidden states
+    of a target model compiled for one, of a draft head its own next state.
 
     All but the rows are computed in the graph, where the rows are still in the processor's cache.
     """
@@ -32,6 +30,7 @@ class Logits:
     best: np.ndarray
     log_sum: np.ndarray
     margin: np.ndarray
+    state: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Logits:
@@ -44,8 +43,9 @@ class Logits:
     @classmethod
     def views(cls, outputs: list[ov.Tensor], rows: int) -> Logits:
         """Views of a request's output tensors, valid until the request runs again."""
-        values, *others = (tensor.data for tensor in outputs)
-        return cls(values.reshape(rows, -1), *(other.reshape(-1) for other in others))
+        values, best, log_sum, margin, *state = (tensor.data for tensor in outputs)
+        others = (other.reshape(-1) for other in (best, log_sum, margin))
+        return cls(values.reshape(rows, -1), *others, *state)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,21 +58,19 @@ class Logits:
         """Some of the rows: views."""
         if begin == 0 and end == len(self.best):
             return self
-        return Logits(
-            self.rows[begin:end],
-            self.best[begin:end],
-            self.log_sum[begin:end],
-            self.margin[begin:end],
-        )
+        return Logits(*(None if one is None else one[begin:end] for one in self._fields))
 
     def last(self) -> Logits:
         """A copy of the last row, which later forwards leave alone."""
-        return Logits(
-            self.rows[-1:].copy(),
-            self.best[-1:].copy(),
-            self.log_sum[-1:].copy(),
-            self.margin[-1:].copy(),
-        )
+        return Logits(*(None if one is None else one[-1:].copy() for one in self._fields))
+
+    @property
+    def _fields(self) -> tuple[np.ndarray | None, ...]:
+        return self.rows, self.best, self.log_sum, self.margin, self.state
+
+    def state_of(self, at: int) -> np.ndarray | None:
+        """A copy of one row's state."""
+        return None if self.state is None else self.state[at].copy()
 
 
 @dataclass(slots=True)
@@ -103,6 +101,7 @@ class Instance:
 
     def __init__(self, compiled: ov.CompiledModel, tokens: int | None = None):
         self._tokens = tokens
+        self._outputs = range(len(compiled.outputs))
         self.request = compiled.create_infer_request()
         inputs = {port.any_name: port for port in compiled.inputs}
         self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
@@ -129,7 +128,7 @@ class Instance:
         self.seconds = perf_counter() - before
         if self._logits is not None:
             return self._logits
-        outputs = [self.request.get_output_tensor(index) for index in range(OUTPUTS)]
+        outputs = [self.request.get_output_tensor(index) for index in self._outputs]
         if self._tokens is None:
             return Logits.views(outputs, len(wanted))
         # Every run gives as many rows: from now on they are written to these tensors.

@@ -32,11 +32,9 @@ CACHE_TOKENS = 16_384
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
-    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: the
-    kernel for one query reads the cache as it lies, the one for several first rearranges all of it,
-    which for few tokens at a long context takes longer than the attention itself
-    (docs/reference/numerics.md). For prompts the latter is faster. `unpadded` runs a single token
-    by itself even where the model pads (`least_tokens`).
+    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: for
+    few tokens at a long context faster than the kernel for several (docs/reference/numerics.md).
+    `unpadded` runs a single token by itself even where the model pads (`least_tokens`).
     """
 
     sequence: Sequence
@@ -53,6 +51,7 @@ class ModelSettings:
     `properties` go to the OpenVINO plugin as they are. `cache_tokens` bounds the KV cache. `paged`
     False asks `engine.open` for the stateful path. `fixed_shapes` are numbers of tokens for which
     the model can be compiled once more each, those that pay most first (see `PagedModel`).
+    `hidden` names the hidden states that a draft head reads (`graph.add_hidden`), None for none.
     """
 
     device: str = "CPU"
@@ -60,6 +59,7 @@ class ModelSettings:
     cache_tokens: int = CACHE_TOKENS
     paged: bool = True
     fixed_shapes: tuple[int, ...] = ()
+    hidden: tuple[float, ...] | None = None
 
 
 class PagedModel:
@@ -69,19 +69,15 @@ class PagedModel:
     have h columns, column j standing for token `head_tokens[j]`. `vocabulary` does the same for the
     ids below it, where the model has more. Thread safe: forwards are serialised by a lock.
 
-    Every forward ends with an empty sub-sequence. The plugin chooses between two attention kernels,
-    which round differently, by the number of sub-sequences against the number of threads; a
-    sub-sequence that does not have exactly one token makes it take the same kernel always
-    (docs/reference/numerics.md).
+    Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
+    kernel always (docs/reference/numerics.md). `least_tokens` is set by whoever measured that a
+    forward of one token still rounds differently: smaller forwards are padded to it, but for runs
+    that ask to be `unpadded`.
 
-    `least_tokens` is set by whoever measured that a forward of one token still rounds differently:
-    smaller forwards are padded to it, but for runs that ask to be `unpadded`.
-
-    Whenever a forward has another number of tokens than the one before, the plugin prepares every
-    layer anew, which for a small model takes half a step or more. So once `compile_next` has made
-    them, stepwise forwards of 2 up to the largest of `settings.fixed_shapes` tokens go to an
-    instance of the compiled model that sees one number of tokens only, padded to it; prompts and
-    single tokens go to the first one. All instances share the cache.
+    Another number of tokens than in the forward before makes the plugin prepare every layer anew,
+    which for a small model takes half a step or more. So once `compile_next` has made them,
+    stepwise forwards of 2 up to the largest of `settings.fixed_shapes` tokens go to an instance
+    that sees one number of tokens only, padded to it. All instances share the cache.
 
     Raises ModelError when the file is not such a decoder, NoPagedAttention when it cannot be had on
     this device.
@@ -104,7 +100,7 @@ class PagedModel:
         core = core or ov.Core()
         model = read_decoder(core, xml)
         self.head_tokens = kept_tokens(model, head_tokens, vocabulary)
-        to_paged(model, self.head_tokens)
+        to_paged(model, self.head_tokens, settings.hidden)
         self._compile = lambda: core.compile_model(
             model, settings.device, dict(settings.properties)
         )
@@ -125,7 +121,6 @@ class PagedModel:
         self.threads = threads_of(compiled)
         self.resize_cache(-(-settings.cache_tokens // self.block_size))
         self.seconds = 0.0
-        self.forwards = 0
         self._takes_empty = True
         self._takes_empty = self._accepts_empty_part()
 
@@ -141,26 +136,19 @@ class PagedModel:
         return True
 
     def keeps_its_cache(self) -> bool:
-        """Whether the device writes keys and values where we can keep them: found by running two
-        tokens.
-
-        The CPU does. A device that works on a copy of its inputs would lose them without an error.
-        """
+        """Whether the device writes keys and values where we can keep them, found by running two
+        tokens: one that works on a copy of its inputs would lose them without an error."""
         with self.new_sequence() as sequence:
             self.forward([Run(sequence, [0, 0], 1)])
             caches = (raw_bytes(cache).reshape(cache.shape[0], -1) for cache in self._caches)
             return any(cache[sequence.blocks].any() for cache in caches)
 
-    # Sequences
-
     def new_sequence(self) -> Sequence:
         return Sequence(self.pool, self.block_size)
 
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """A new sequence that starts as the first `length` tokens of `source`.
-
-        Their blocks are shared; whoever first writes to a shared block gets a copy of it.
-        """
+        """A new sequence that starts as the first `length` tokens of `source`, whose blocks it
+        shares: whoever first writes to a shared block gets a copy of it."""
         if not 0 <= length <= source.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {source.length}")
         with self._lock:
@@ -176,8 +164,6 @@ class PagedModel:
         measure what a forward costs after a text of that length."""
         sequence.tokens.extend([0] * count)
 
-    # Forwards
-
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences.
 
@@ -186,9 +172,9 @@ class PagedModel:
         inference fails).
         """
         with self._lock:
-            return self._forward(batch)
+            return self._run(batch)
 
-    def _forward(self, batch: list[Run]) -> list[Logits]:
+    def _run(self, batch: list[Run]) -> list[Logits]:
         inputs = Inputs()
         wanted: list[int] = []
         longest = 0
@@ -216,7 +202,6 @@ class PagedModel:
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds
-        self.forwards += 1
         results = []
         begin = 0
         for run in batch:
@@ -241,8 +226,6 @@ class PagedModel:
         # those before it.
         for at, token in enumerate(tokens, start):
             inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
-
-    # Fixed-shape instances
 
     def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
         """Compile `count` more of the fixed shapes, side by side; gives whether any was left. With
@@ -270,8 +253,6 @@ class PagedModel:
             if same or not exact:
                 fixed = sorted([*fixed, (size, instance)], key=lambda one: one[0])
             self._fixed = fixed
-
-    # Cache memory
 
     @property
     def block_bytes(self) -> int:

@@ -8,16 +8,20 @@ candidates.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import openvino as ov
 
 from .cache import Sequence
-from .checkpoint import TORCH, Checkpoint
+from .checkpoint import TORCH, Checkpoint, weights_size
 from .errors import CacheFull, ModelError
 from .model import ModelSettings, Run
 from .open import Model, open_model
@@ -58,29 +62,26 @@ _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 
 
 def exact_candidates(
-    xml: Path | Checkpoint, kv_cache: str = "auto", device: str = "CPU"
+    source: Path | Checkpoint, kv_cache: str = "auto", device: str = "CPU"
 ) -> list[Properties]:
     """Plugin properties to try for exact numerics, the best first. Any `kv_cache` but "auto" is
     taken as asked for: whether logits are invariant with it is what the measurement is for."""
-    if isinstance(xml, Checkpoint):
+    if isinstance(source, Checkpoint):
         from . import torch_model
 
         return [torch_model.properties(device, exact=True)]
-
-    def candidate(precision: str, *others: tuple[str, str]) -> Properties:
-        return (_F32, ("KV_CACHE_PRECISION", precision), *others)
-
-    if kv_cache == "u8":
-        # Its scales depend on what else is in a block, whatever is done about the activations.
-        return [candidate("u8")]
     if kv_cache != "auto":
-        return [candidate(kv_cache), candidate(kv_cache, _NO_DYNAMIC)]
-    if xml.with_suffix(".bin").stat().st_size >= LARGE_WEIGHTS:
-        return [candidate("f16"), candidate("f16", _NO_DYNAMIC)]
-    return [candidate("f16"), candidate("f32"), candidate("f32", _NO_DYNAMIC)]
+        precisions = [kv_cache]
+    elif weights_size(source) >= LARGE_WEIGHTS:
+        precisions = ["f16"]
+    else:
+        precisions = ["f16", "f32"]
+    candidates = [(_F32, ("KV_CACHE_PRECISION", one)) for one in precisions]
+    # The scales of u8 depend on what else is in a block, whatever is done about the activations.
+    return candidates if kv_cache == "u8" else [*candidates, (*candidates[-1], _NO_DYNAMIC)]
 
 
-def fast_properties(kv_cache: str = "auto", device: str = "CPU") -> tuple[tuple[str, str], ...]:
+def fast_properties(kv_cache: str = "auto", device: str = "CPU") -> Properties:
     """The plugin's own choice, but for a precision of the KV cache that was asked for."""
     if device.startswith(TORCH):
         from . import torch_model
@@ -89,19 +90,26 @@ def fast_properties(kv_cache: str = "auto", device: str = "CPU") -> tuple[tuple[
     return () if kv_cache == "auto" else (("KV_CACHE_PRECISION", kv_cache),)
 
 
-def _fixed_shapes(xml: Path, device: str, sizes: tuple[int, ...] = FIXED_SHAPES) -> tuple[int, ...]:
-    """The fixed shapes that a model is compiled for: only where a change of shape takes a time that
-    counts."""
-    worth_it = device == "CPU" and xml.with_suffix(".bin").stat().st_size in FIXED_SHAPE_WEIGHTS
-    return sizes if worth_it else ()
+def _settings(
+    source: Path | Checkpoint,
+    device: str,
+    properties: Properties,
+    sizes: tuple[int, ...] = FIXED_SHAPES,
+    hidden: tuple[float, ...] | None = None,
+) -> ModelSettings:
+    """With fixed shapes only where a change of shape takes a time that counts."""
+    worth_it = device == "CPU" and weights_size(source) in FIXED_SHAPE_WEIGHTS
+    shapes = sizes if worth_it else ()
+    return ModelSettings(device, properties, fixed_shapes=shapes, hidden=hidden)
 
 
 def exact_model(
-    xml: Path,
+    source: Path | Checkpoint,
     device: str,
     core: ov.Core,
     kv_cache: str = "auto",
     known: TargetProfile | None = None,
+    hidden: tuple[float, ...] | None = None,
 ) -> tuple[Model, Invariance]:
     """Compile a target model in the first candidate setting that is invariant here; in the last one
     if none is. With `known` in the setting that was found before, if it was for as many threads.
@@ -110,62 +118,60 @@ def exact_model(
     more than a guard can make up for where they do not. The candidates are the CPU's settings. A
     device that refuses them all runs in its own. Raises ModelError.
     """
-    candidates = exact_candidates(xml, kv_cache, device)
-    if device != "CPU" and not isinstance(xml, Checkpoint):
-        candidates.append(fast_properties(kv_cache))
     if known is not None and known.invariance is not None:
-        candidates.insert(0, known.properties)
-    model = found = None
+        settings = _settings(source, device, known.properties, hidden=hidden)
+        model = open_model(source, settings, core=core)
+        if model.threads == known.invariance.threads:
+            return model, known.invariance
+    candidates = exact_candidates(source, kv_cache, device)
+    spare = len(candidates) > 2
+    if device != "CPU" and not isinstance(source, Checkpoint):
+        candidates.append(fast_properties(kv_cache))
     for properties in candidates:
         model = None  # before the next is made: two at once may not fit into memory
-        settings = ModelSettings(device, properties, fixed_shapes=_fixed_shapes(xml, device))
+        settings = _settings(source, device, properties, hidden=hidden)
         try:
-            model = open_model(xml, settings, core=core)
+            model = open_model(source, settings, core=core)
         except ModelError:
             if properties is candidates[-1] or device == "CPU":
                 raise
             continue
-        if known is not None and known.invariance is not None:
-            found, known = known.invariance, None
-            if found.threads == model.threads:
-                model.least_tokens = found.least_tokens
-                break
         found = measure_invariance(model)
-        spare = len(candidates) > 2 and dict(properties).get("KV_CACHE_PRECISION") == "f16"
-        if found.tokens >= LEAST_USEFUL and not (spare and found.one_token and not found.guard):
+        differs = spare and properties == candidates[0] and found.one_token and not found.guard
+        if found.tokens >= LEAST_USEFUL and not differs:
             break
     return model, found
 
 
-def fast_model(xml: Path, device: str, core: ov.Core, kv_cache: str = "auto") -> Model:
+def fast_model(
+    source: Path | Checkpoint,
+    device: str,
+    core: ov.Core,
+    kv_cache: str = "auto",
+    hidden: tuple[float, ...] | None = None,
+) -> Model:
     """Compile a target model in the plugin's own setting. Raises ModelError."""
-    settings = ModelSettings(
-        device, fast_properties(kv_cache, device), fixed_shapes=_fixed_shapes(xml, device)
-    )
-    return open_model(xml, settings, core=core)
+    properties = fast_properties(kv_cache, device)
+    return open_model(source, _settings(source, device, properties, hidden=hidden), core=core)
 
 
 def fastest_model(
-    xml: Path,
+    source: Path | Checkpoint,
     device: str,
     core: ov.Core,
     kv_cache: str = "auto",
     *,
-    head_tokens: np.ndarray | None = None,
-    vocabulary: int | None = None,
     known: Properties | None = None,
+    **head: Any,
 ) -> Model:
     """Compile a draft model in the setting whose step is fastest here, or in the one `known` to be;
-    exactness does not matter for a draft."""
-    settings = [fast_properties(kv_cache, device), exact_candidates(xml, kv_cache, device)[0]]
+    exactness does not matter for a draft. `head` goes to `open_model`."""
     best: tuple[float, Model] | None = None
-    for properties in settings if known is None else [known]:
-        shapes = _fixed_shapes(xml, device, DRAFT_FIXED_SHAPES)
-        wanted = ModelSettings(device, properties, fixed_shapes=shapes)
+    tried = [fast_properties(kv_cache, device), exact_candidates(source, kv_cache, device)[0]]
+    for properties in tried if known is None else [known]:
+        settings = _settings(source, device, properties, DRAFT_FIXED_SHAPES)
         try:
-            model = open_model(
-                xml, wanted, head_tokens=head_tokens, vocabulary=vocabulary, core=core
-            )
+            model = open_model(source, settings, core=core, **head)
         except ModelError:
             if best is None:
                 raise
@@ -184,69 +190,62 @@ def measure_invariance(model: Model) -> Invariance:
     sizes = sorted({*CHECKED_SIZES, *([threads] if 1 < threads <= max(CHECKED_SIZES) else [])})
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(sizes)).tolist()
+    context, rest = text[:_CONTEXT], text[_CONTEXT:]
     model.least_tokens = 1
     with model.new_sequence() as base:
-        model.forward([Run(base, text[:_CONTEXT], 1)])
-        rest = text[_CONTEXT:]
-        reference = _logits_in_pieces(model, base, rest, _REFERENCE, total=16)
-        one = _logits_in_pieces(model, base, rest, 1, total=8)
+        model.forward([Run(base, context, 1)])
+
+        def in_pieces(size: int, total: int) -> np.ndarray:
+            """Logits [total, vocabulary] of the rest, run `size` tokens a forward."""
+            rows = []
+            with model.fork(base, _CONTEXT) as sequence:
+                for begin in range(0, total - total % size, size):
+                    run = Run(sequence, rest[begin : begin + size], size, stepwise=True)
+                    rows.append(model.forward([run])[0].rows.copy())
+            return np.concatenate(rows)
+
+        reference = in_pieces(_REFERENCE, 16)
+        one_token = float(np.abs(in_pieces(1, 8) - reference[:8]).max())
         reached = 0
         for size in sizes:
             # Of larger forwards only the first rows are compared.
-            got = _logits_in_pieces(model, base, rest, size, total=max(size, 16))[:16]
+            got = in_pieces(size, max(size, 16))[:16]
             if not np.array_equal(got, reference[: len(got)]):
                 break
             reached = size
-    found = Invariance(reached, float(np.abs(one - reference[:8]).max()), threads)
+    found = Invariance(reached, one_token, threads)
     model.least_tokens = found.least_tokens
-    merging = reached > 0 and merging_is_exact(model, reached)
-    return Invariance(reached, found.one_token, threads, merging)
+    return replace(found, merging=reached > 0 and _merging_is_exact(model, text, reached))
 
 
-def _logits_in_pieces(
-    model: Model, base: Sequence, text: list[int], size: int, total: int
-) -> np.ndarray:
-    """Logits [total, vocabulary] of `text` after `base`, run `size` tokens a forward."""
-    rows = []
-    with model.fork(base, base.length) as sequence:
-        for begin in range(0, total - total % size, size):
-            piece = text[begin : begin + size]
-            run = Run(sequence, piece, len(piece), stepwise=True)
-            rows.append(model.forward([run])[0].rows.copy())
-    return np.concatenate(rows)
-
-
-def merging_is_exact(model: Model, tokens: int) -> bool:
+def _merging_is_exact(model: Model, text: list[int], tokens: int) -> bool:
     """Whether sequences that share a forward of `tokens` tokens in all get bitwise the logits that
     each gets alone.
 
     One of them is a prompt that starts in that forward, the others are verified at different
     contexts, one of them a single token.
     """
-    rng = np.random.default_rng(1)
     sizes = [2, 1, 5, tokens - 8] if tokens >= 16 else [2, 1, 2, 2]
-    contexts = [_CONTEXT, _CONTEXT // 2 + 1, 2 * _CONTEXT, 0]
-    bases = [model.new_sequence() for _ in contexts]
-    for base, context in zip(bases, contexts, strict=True):
-        if context:
-            text = rng.integers(0, model.vocabulary_size, context).tolist()
-            model.forward([Run(base, text, 0)])
-    pieces = [rng.integers(0, model.vocabulary_size, size).tolist() for size in sizes]
+    bases = [model.new_sequence() for _ in sizes]
+    for base, context in zip(bases, (40, 21, 80), strict=False):
+        model.forward([Run(base, text[-context:], 0)])
 
-    def runs() -> list[Run]:
+    def rows(together: bool) -> list[np.ndarray]:
         forks = [model.fork(base, base.length) for base in bases]
-        parts = zip(forks, pieces, sizes, strict=True)
-        return [
-            Run(fork, piece, size if fork.length else 1, bool(fork.length))
-            for fork, piece, size in parts
+        runs = [
+            Run(fork, text[:size], size if fork.length else 1, stepwise=bool(fork.length))
+            for fork, size in zip(forks, sizes, strict=True)
         ]
+        batches = [runs] if together else [[run] for run in runs]
+        found = [logits.rows.copy() for batch in batches for logits in model.forward(batch)]
+        for fork in forks:
+            fork.release()
+        return found
 
-    alone, together = runs(), runs()
-    separate = [model.forward([run])[0].rows.copy() for run in alone]
-    merged = [logits.rows.copy() for logits in model.forward(together)]
-    for sequence in [*bases, *(run.sequence for run in [*alone, *together])]:
-        sequence.release()
-    return all(np.array_equal(one, other) for one, other in zip(separate, merged, strict=True))
+    same = all(map(np.array_equal, rows(together=False), rows(together=True)))
+    for base in bases:
+        base.release()
+    return same
 
 
 def step_seconds(model: Model, target: Model | None = None, steps: int = 9) -> float:
@@ -283,24 +282,20 @@ def learn_costs(
             sequence.truncate(sequence.length - size)
         return seconds
 
+    short: dict[int, float] = {}
+    long: dict[int, float] = {}
     with model.new_sequence() as sequence:
         model.skip(sequence, SHORT)
-        short: dict[int, list[float]] = {size: [] for size in WARM_UP_SIZES}
         for _ in range(repeats + 1):  # the first ones compile
             for size in WARM_UP_SIZES:
-                short[size].append(timed(sequence, size))
+                short[size] = min(timed(sequence, size), short.get(size, math.inf))
                 yield
-        long: dict[int, float] = {}
-        try:
+        with suppress(CacheFull):  # a small cache: its contexts are short
             model.skip(sequence, LONG - SHORT)
             for size in GROWTH_SIZES:
                 long[size] = min(timed(sequence, size) for _ in range(repeats))
                 yield
-        except CacheFull:  # a small cache: its contexts are short
-            long = {}
-    growth = 0.0
-    if long:
-        # Every size grows alike; a measured growth beyond MOST_GROWTH was something else running.
-        growths = (seconds / min(short[size]) - 1 for size, seconds in long.items())
-        growth = min(max(statistics.median(growths) / (LONG - SHORT), 0.0), MOST_GROWTH)
-    costs.learn({size: min(times) / (1 + growth * SHORT) for size, times in short.items()}, growth)
+    # Every size grows alike; a measured growth beyond MOST_GROWTH was something else running.
+    growths = [seconds / short[size] - 1 for size, seconds in long.items()] or [0.0]
+    growth = min(max(statistics.median(growths) / (LONG - SHORT), 0.0), MOST_GROWTH)
+    costs.learn({size: one / (1 + growth * SHORT) for size, one in short.items()}, growth)

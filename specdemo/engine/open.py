@@ -38,19 +38,11 @@ def open_model(
         return TorchModel(xml, settings, **options)
     reason = "it was asked for"
     if settings.paged:
-        found = _paged(xml, settings, options)
-        if isinstance(found, PagedModel):
-            return found
-        reason = found
+        try:
+            model = PagedModel(xml, settings, **options)
+            if settings.device == "CPU" or model.keeps_its_cache():
+                return model
+            reason = f"{settings.device} does not write to a paged cache in main memory"
+        except NoPagedAttention as error:
+            reason = str(error)
     return StatefulModel(xml, settings, **options, reason=reason)
-
-
-def _paged(xml: Path | str, settings: ModelSettings, options: dict) -> PagedModel | str:
-    """The model with paged attention, or why it cannot be had."""
-    try:
-        model = PagedModel(xml, settings, **options)
-    except NoPagedAttention as error:
-        return str(error)
-    if settings.device == "CPU" or model.keeps_its_cache():
-        return model
-    return f"{settings.device} does not write to a paged cache in main memory"

@@ -18,6 +18,9 @@ those that were seen are extrapolated with it."""
 MAX_DRAFT = 15
 """Longest draft, tokens: with the token before it, 16 rows of verification."""
 
+_SIZES = np.arange(MAX_DRAFT + 2)
+_TYPICAL = np.interp(_SIZES, list(TYPICAL), list(TYPICAL.values()))
+
 LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
 """Weights of a new measurement: in the machine's present speed, and in the cost of its size
 relative to others."""
@@ -52,8 +55,9 @@ class Costs:
         """Seconds of decoding since a source that does not seem to pay was asked all the same."""
         self.version = 0
         """Changes whenever the costs do."""
+        self.level = 1.0
+        """The machine's present speed, as a multiple of the seconds that were learnt."""
         self._known: dict[int, float] = {}
-        self._level = 1.0
         self._read_seconds = self._read_tokens = 0.0
         self._table = [0.0] * (self.LARGEST + 1)
 
@@ -62,36 +66,28 @@ class Costs:
         if tokens > self.LARGEST:
             return
         usual = seconds / (1 + self.growth * context)
-        known = self._known.setdefault(tokens, usual / self._level)
-        ratio = min(max(usual / known, self._level / 2), self._level * 2)
-        self._level += LEVEL_RATE * (ratio - self._level)
-        self._known[tokens] += SHAPE_RATE * (usual / self._level - known)
+        known = self._known.setdefault(tokens, usual / self.level)
+        ratio = min(max(usual / known, self.level / 2), self.level * 2)
+        self.level += LEVEL_RATE * (ratio - self.level)
+        self._known[tokens] += SHAPE_RATE * (usual / self.level - known)
         self._draw_up()
 
     def learn(self, seconds: dict[int, float], growth: float) -> None:
         """Replace the table: `seconds` by number of tokens, at no context."""
-        self._known, self._level, self.growth = dict(seconds), 1.0, growth
+        self._known, self.level, self.growth = dict(seconds), 1.0, growth
         self.assumed = False
         self._draw_up()
 
     @property
-    def level(self) -> float:
-        """The machine's present speed, as a multiple of the seconds that were learnt."""
-        return self._level
-
-    @property
     def seconds(self) -> dict[int, float]:
         """The table as it is now, to be learnt again another time."""
-        return {size: seconds * self._level for size, seconds in self._known.items()}
+        return {size: seconds * self.level for size, seconds in self._known.items()}
 
     def _draw_up(self) -> None:
-        every = range(self.LARGEST + 1)
-        typical = np.interp(every, list(TYPICAL), list(TYPICAL.values()))
         sizes = sorted(self._known)
-        table = np.interp(every, sizes, [self._known[size] for size in sizes])
-        for size in every[sizes[-1] :]:
-            table[size] *= typical[size] / typical[sizes[-1]]
-        self._table = (np.minimum.accumulate(table[::-1])[::-1] * self._level).tolist()
+        table = np.interp(_SIZES, sizes, [self._known[size] for size in sizes])
+        table[sizes[-1] :] *= _TYPICAL[sizes[-1] :] / _TYPICAL[sizes[-1]]
+        self._table = (np.minimum.accumulate(table[::-1])[::-1] * self.level).tolist()
         self.version += 1
 
     def saw_draft(self, seconds: float) -> None:
@@ -254,22 +250,6 @@ class Policy:
             return False
         self.costs.since_probe = 0.0
         return True
-
-    def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
-        """Seconds that drafting on is expected to save: after `drafted` tokens, all accepted
-        with chance `survival`, by tokens accepted with chance `acceptance` each that take `step`
-        seconds each to draft. 0 if none pays. Looks as far ahead as drafts may go, since costs
-        rise in steps."""
-        rows, pace = self.rows, self.pace
-        here = rows[drafted + 1]
-        best = worth = 0.0
-        for count in range(drafted + 1, self.limit + 1):
-            survival *= acceptance
-            worth += survival * pace - step
-            best = max(best, worth - rows[count + 1] + here)
-            if survival < UNLIKELY:
-                break
-        return best
 
     def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
         """How many of these drafted tokens to have verified, given each one's chance to be

@@ -1,7 +1,4 @@
-"""What was measured of a pair on one machine: what a later start need not measure again.
-
-Holds figures only; where they are kept is not its business.
-"""
+"""What was measured of a pair on one machine: what a later start need not measure again."""
 
 from __future__ import annotations
 

@@ -8,17 +8,16 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-
-from .decode import Decoding, Limits, certify, decode, prefill
+from .cache import Sequence
+from .decode import Decoding, Limits, Prompt, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
-from .handle import Sharing
+from .head import Head
 from .model import PagedModel, Run
 from .ngrams import NgramTable
 from .open import Model
-from .policy import Policy
-from .prefix_cache import KnownPrompt, PrefixCache
+from .policy import MAX_DRAFT, Policy
+from .prefix_cache import PrefixCache, common
 from .profile import Invariance
 from .sampling import Distribution, Sampling, distribution
 from .scheduler import MERGED_TOKENS
@@ -28,20 +27,27 @@ from .scheduler import MERGED_TOKENS
 class Target:
     """A target model in one setting of numerics, with what decoding on it has taught so far.
 
-    `found` says in words what was measured, `invariance` (None in fast numerics) in figures.
-    `measured` is the date of its cost table, empty until there is one. `steady` is the number of
-    tokens of every forward of decoding while there is only one instance, where changing it costs
-    time; 0 afterwards. `prepared` is set when everything is compiled and measured.
+    `prefixes` has the prompts that were run. `invariance` is None in fast numerics. `measured` is
+    the date of the cost table, empty until there is one. `steady` is the number of tokens of every
+    forward of decoding while there is only one instance, where changing it costs time; 0
+    afterwards. `prepared` is set when everything is compiled and measured.
     """
 
+    name: str
     model: Model
-    found: str
     prefixes: PrefixCache
     invariance: Invariance | None = None
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
     steady: int = 0
     prepared: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def found(self) -> str:
+        """In words: the setting, the path where that is not the usual one, and its exactness."""
+        properties = ", ".join(f"{key}={value}" for key, value in self.model.settings.properties)
+        how = "; ".join(filter(None, [properties or "the plugin's own choice", self.model.note]))
+        return f"{self.name} ({how})" + (f": {self.invariance}" if self.invariance else "")
 
     @property
     def checked(self) -> int:
@@ -62,11 +68,16 @@ class Target:
         """The margin in logits of `engine.guard`; None where none is needed."""
         return self.invariance.guard if self.invariance and not self.steady else None
 
-    @property
-    def models(self) -> dict[str, Model]:
+    def models(self, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
         """The models that forwards name."""
-        draft = self.prefixes.draft
-        return {"target": self.model, **({} if draft is None else {"draft": draft})}
+        model = draft.model if isinstance(draft, PrefixCache) else draft
+        return {"target": self.model} | ({} if model is None else {"draft": model})
+
+    def adopt(self, invariance: Invariance) -> None:
+        """Decode by what was measured."""
+        self.invariance = invariance
+        self.policy.limit = min(MAX_DRAFT, (invariance.tokens or MAX_DRAFT + 1) - 1)
+        self.model.least_tokens = invariance.least_tokens
 
 
 @dataclass
@@ -98,85 +109,81 @@ class Request:
     difference: int | None = None
     certificate_seconds: float | None = None
 
-    def work(self, target: Target, sharing: Sharing, draft_model: Model | None = None) -> Decoding:
-        """The generator that the scheduler runs, which may use this draft model. Yields rounds;
-        returns why the answer finished."""
+    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Decoding:
+        """The generator that the scheduler runs, which may use this draft model or head. Yields
+        rounds; returns why the answer finished."""
         since = perf_counter()
-        prefixes, length = target.prefixes, len(self.tokens)
-        known = yield from self._prompt(prefixes)
-        draft = None
+        prompt, sequence = yield from self._prompt(target.prefixes)
+        reading: Sequence | None = None
         try:
-            self.prefill = known.prompt.seconds
+            self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
             policy = target.policy.for_request(self.draft_tokens)
             if target.steady:
                 policy.limit = min(policy.limit, target.steady - 1)
-            head_tokens: np.ndarray | None = None
-            if draft_model is not None and self.drafter in ("auto", "model"):
-                draft = prefixes.start_draft(self.tokens)
-                head_tokens = draft_model.head_tokens
-            drafter = make_drafter(
-                self.drafter,
-                policy,
-                self.sampling,
-                sequence=draft,
-                head_tokens=head_tokens,
-                window=self.window,
-                table=self.table,
-            )
+            if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
+                reading, _ = draft.find(self.tokens)
             # The classic rule's answer depends on the draft anyway; only its distribution counts.
             guarded = target.guard and (self.sampling.greedy or self.sampling.coupling == "shared")
-            with target.model.fork(known.target, length) as sequence:
-                decoding = decode(
-                    known.prompt,
-                    target=sequence,
-                    drafter=drafter,
-                    policy=policy,
-                    sampling=self.sampling,
-                    limits=self.limits,
-                    guard=Guard(target.guard) if guarded else None,
-                )
-                reason = yield from self._timed(decoding, target, since, policy, sharing)
+            decoding = decode(
+                prompt,
+                target=sequence,
+                drafter=make_drafter(
+                    self.drafter,
+                    policy,
+                    self.sampling,
+                    head=draft if isinstance(draft, Head) else None,
+                    sequence=reading,
+                    head_tokens=reading and draft.model.head_tokens,
+                    window=self.window,
+                    table=self.table,
+                ),
+                policy=policy,
+                sampling=self.sampling,
+                limits=self.limits,
+                guard=Guard(target.guard) if guarded else None,
+            )
+            reason = yield from self._timed(decoding, target.models(draft), since, policy)
             if self.certified and target.checked and self.sampling.greedy:
-                with target.model.fork(known.target, length) as sequence:
-                    checking = certify(known.prompt, tuple(self.answer), sequence, target.checked)
-                    self.difference, self.certificate_seconds = yield from checking
+                sequence.truncate(len(self.tokens))
+                checking = certify(prompt, tuple(self.answer), sequence, target.checked)
+                self.difference, self.certificate_seconds = yield from checking
             return reason
         finally:
-            if draft is not None:
-                prefixes.keep_draft(known, draft)
-            prefixes.unpin(known)
+            sequence.release()
+            if reading is not None:
+                reading.truncate(common(self.tokens, tuple(reading.tokens)))
+                draft.keep(reading)
 
-    def _prompt(self, prefixes: PrefixCache) -> Generator[Forward, Reply, KnownPrompt]:
-        """The prompt, run and in use (unpin it)."""
-        known = prefixes.pin(self.tokens)
-        if known is not None:
-            self.reused = len(self.tokens)
-            return known
-        sequence = prefixes.start(self.tokens)
+    def _prompt(self, prefixes: PrefixCache) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
+        """The prompt, run, and a sequence that holds it (release it)."""
+        sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
-            prompt = yield from prefill(sequence, self.tokens, prefixes.opening_of(self.tokens))
+            if prompt is None:
+                opening = prefixes.opening_of(self.tokens)
+                prompt = yield from prefill(sequence, self.tokens, opening)
+                prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
         except BaseException:
             sequence.release()
             raise
-        return prefixes.add(prompt, sequence)
+        return prompt, sequence
 
     def _timed(
-        self, decoding: Decoding, target: Target, since: float, policy: Policy, sharing: Sharing
+        self, decoding: Decoding, named: dict[str, Model | Head], since: float, policy: Policy
     ) -> Decoding:
         """The decoding, its rounds with their times, counted from `since`."""
-        models = target.models.values()
+        models = named.values()
         begun, cpu = sum(model.seconds for model in models), time.process_time()
-        policy.others = sharing.rows
         reply = None
         try:
             while True:
                 event = decoding.send(reply)
                 if type(event) is Forward:
                     reply = yield event
-                    policy.others = sharing.rows
+                    if event.model == "target":
+                        policy.others = reply.tokens - len(event.run.tokens)
                 else:
                     self.inference = sum(model.seconds for model in models) - begun
                     self.answer += [token.id for token in event.tokens]
@@ -193,15 +200,12 @@ class NextToken(Request):
     """Asks for the target model's distribution of the token after the prompt and `answer`."""
 
     def work(
-        self, target: Target, sharing: Sharing, draft_model: Model | None = None
+        self, target: Target, draft: PrefixCache | Head | None = None
     ) -> Generator[Forward, Reply, Distribution]:
-        known = yield from self._prompt(target.prefixes)
-        try:
-            logits = known.prompt.logits
-            with target.model.fork(known.target, len(self.tokens)) as sequence:
-                if self.answer:
-                    run = Run(sequence, self.answer, 1, stepwise=True)
-                    logits = (yield Forward("target", run)).logits
+        prompt, sequence = yield from self._prompt(target.prefixes)
+        with sequence:
+            logits = prompt.logits
+            if self.answer:
+                run = Run(sequence, self.answer, 1, stepwise=True)
+                logits = (yield Forward("target", run)).logits
             return distribution(logits.rows[0], self.sampling)
-        finally:
-            target.prefixes.unpin(known)

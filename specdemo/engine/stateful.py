@@ -1,8 +1,8 @@
 """A compiled decoder that keeps its own KV cache as OpenVINO state: what runs where paged attention
 is not to be had.
 
-The same face and the same answers as `PagedModel`, at a price: one inference a sequence, and
-forgetting tokens copies the keys and values that stay. Knows numpy and OpenVINO only.
+The same methods and answers as `PagedModel`, at a price: one inference a sequence, and forgetting
+tokens copies the keys and values that stay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import openvino as ov
 from .cache import BlockPool, Sequence
 from .errors import ModelError
 from .graph import ROWS_INPUT, kept_tokens, last_line, read_decoder, shape_head
-from .instance import OUTPUTS, Logits
+from .instance import Logits
 from .model import ModelSettings, Run, threads_of
 
 BLOCK_SIZE = 32
@@ -32,8 +32,9 @@ class OneAtATimeModel:
     """What models share whose sequences each have a KV cache of their own: one inference a
     sequence, blocks that only count tokens.
 
-    A subclass runs one sequence (`_run`), and makes sequences and copies of them (`new_sequence`,
-    `_copy`). Thread safe: forwards are serialised by a lock.
+    A subclass has `new_sequence()`, `_run(run)`, which gives its Logits and appends nothing, and
+    `_copy(source, into, length)` for the keys and values of the first tokens, at least one. Thread
+    safe: forwards are serialised by a lock.
     """
 
     block_size = BLOCK_SIZE
@@ -45,18 +46,6 @@ class OneAtATimeModel:
         self._lock = threading.RLock()
         self.pool = BlockPool(-(-settings.cache_tokens // BLOCK_SIZE))
         self.seconds = 0.0
-        self.forwards = 0
-
-    def new_sequence(self) -> Sequence:
-        raise NotImplementedError
-
-    def _run(self, run: Run) -> Logits:
-        """Run one sequence's tokens; does not append them to it."""
-        raise NotImplementedError
-
-    def _copy(self, source: Sequence, into: Sequence, length: int) -> None:
-        """Copy the keys and values of the first `length` tokens, at least one."""
-        raise NotImplementedError
 
     def fork(self, source: Sequence, length: int) -> Sequence:
         """A new sequence that starts as the first `length` tokens of `source`, with its own copy of
@@ -85,22 +74,17 @@ class OneAtATimeModel:
         """
         with self._lock:
             for run in batch:
-                if not run.tokens or not 0 <= run.rows <= len(run.tokens):
-                    raise ValueError(
-                        f"cannot give {run.rows} rows of logits for {len(run.tokens)} tokens"
-                    )
-                self._reserve(
-                    run.sequence, run.sequence.length + max(len(run.tokens), self.least_tokens)
-                )
+                count = len(run.tokens)
+                if not count or not 0 <= run.rows <= count:
+                    raise ValueError(f"cannot give {run.rows} rows of logits for {count} tokens")
+                self._reserve(run.sequence, run.sequence.length + max(count, self.least_tokens))
             results = [self._run(run) for run in batch]
             for run in batch:
                 run.sequence.tokens.extend(run.tokens)
-            self.forwards += 1
             return results
 
     def resize_cache(self, blocks: int) -> None:
-        """Let all sequences together hold `blocks` blocks of tokens at most. Only while there are
-        no sequences."""
+        """Bound the cache to `blocks` blocks. Only while there are no sequences."""
         self.pool = BlockPool(blocks)
 
     def compile_next(self, count: int = 1, *, exact: bool = True) -> bool:
@@ -218,7 +202,7 @@ class StatefulModel(OneAtATimeModel):
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         sequence.held = end
         self.seconds += perf_counter() - before
-        outputs = [request.get_output_tensor(index) for index in range(OUTPUTS)]
+        outputs = [request.get_output_tensor(index) for index in range(len(self._compiled.outputs))]
         return Logits.views(outputs, len(wanted)).part(0, run.rows)
 
     def _feed(self, request: ov.InferRequest, name: str, values: list) -> None:
@@ -253,28 +237,20 @@ class StatefulModel(OneAtATimeModel):
         """For each state the axis along which it grows by tokens, found by running a few. Raises
         ModelError if none does: such a state (of a recurrent model, say) cannot be taken back to an
         earlier token."""
-        shapes = []
+        shapes: dict[str, list[ov.Shape]] = {}
         for count in _PROBES:
             with self.new_sequence() as sequence:
                 self.forward([Run(sequence, [0] * count, 1)])
-                shapes.append(
-                    {
-                        state.name: list(state.state.shape)
-                        for state in sequence.request.query_state()
-                    }
-                )
+                for state in sequence.request.query_state():
+                    shapes.setdefault(state.name, []).append(state.state.shape)
         axes = {}
-        for name, shape in shapes[0].items():
-            grown = [
-                axis
-                for axis, sizes in enumerate(zip(shape, shapes[1][name], strict=True))
-                if sizes == _PROBES
-            ]
-            if len(grown) != 1:
+        for name, (few, more) in shapes.items():
+            sizes = list(zip(few, more, strict=True))
+            if sizes.count(_PROBES) != 1:
                 raise ModelError(
                     f"The IR keeps a state ({name}) that is no KV cache and cannot be cut."
                 )
-            axes[name] = grown[0]
+            axes[name] = sizes.index(_PROBES)
         return axes
 
     @property

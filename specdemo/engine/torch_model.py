@@ -15,7 +15,7 @@ import openvino as ov
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
 from .cache import Sequence
@@ -27,7 +27,7 @@ from .model import ModelSettings, Run
 from .stateful import BLOCK_SIZE, OneAtATimeModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 GROWTH = 256
 """Tokens by which a buffer of keys and values grows at least."""
@@ -90,14 +90,7 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
             **where[1],
         )
         return module.eval().to(kind)
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        SafetensorError,
-    ) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{path.name} cannot be loaded on {device}: {last_line(error)}") from error
 
 
@@ -130,9 +123,7 @@ class BufferLayer(DynamicLayer):
             self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
         if seen > self.keys.shape[-2]:
             size = max(seen, -(-self.keys.shape[-2] * 3 // 2 // GROWTH) * GROWTH, GROWTH)
-            self.keys, self.values = (
-                _grown(buffer, size, self.length) for buffer in (self.keys, self.values)
-            )
+            self._grow_from(self, size, self.length)
         if self.places is None:
             self.keys[..., self.length : end, :] = key_states
             self.values[..., self.length : end, :] = value_states
@@ -150,22 +141,20 @@ class BufferLayer(DynamicLayer):
 
     def copy_from(self, other: BufferLayer, length: int) -> None:
         self.lazy_initialization(other.keys, other.values)
-        size = -(-length // GROWTH) * GROWTH
-        self.keys, self.values = (
-            _grown(buffer, size, length) for buffer in (other.keys, other.values)
-        )
+        self._grow_from(other, -(-length // GROWTH) * GROWTH, length)
         self.length = length
+
+    def _grow_from(self, other: BufferLayer, size: int, length: int) -> None:
+        """New buffers of `size` tokens with the first `length` of another layer's; zeros after:
+        attention weighs masked values with 0."""
+        for name in ("keys", "values"):
+            buffer = getattr(other, name)
+            grown = buffer.new_zeros((*buffer.shape[:2], size, buffer.shape[3]))
+            grown[..., :length, :] = buffer[..., :length, :]
+            setattr(self, name, grown)
 
     def _seen(self, end: int) -> int:
         return end if self.places is None else max(GROWTH, 1 << (end - 1).bit_length())
-
-
-def _grown(buffer: torch.Tensor, size: int, length: int) -> torch.Tensor:
-    """A buffer of `size` tokens with the first `length` of another; zeros after: attention weighs
-    masked values with 0."""
-    grown = buffer.new_zeros((*buffer.shape[:2], size, buffer.shape[3]))
-    grown[..., :length, :] = buffer[..., :length, :]
-    return grown
 
 
 class TorchSequence(Sequence):
@@ -215,7 +204,6 @@ class TorchModel(OneAtATimeModel):
         self.note = f"PyTorch on {_device_name(device)}, one sequence at a time"
         config = module.config.get_text_config(decoder=True)
         accepted = inspect.signature(module.forward).parameters
-        _require_key_value_cache(config)
         self._layers = config.num_hidden_layers
         self._most_positions = getattr(config, "max_position_embeddings", None) or 1 << 40
         self._takes_positions = "position_ids" in accepted
@@ -242,9 +230,10 @@ class TorchModel(OneAtATimeModel):
         """Memory of the keys and values of `block_size` tokens."""
         with self.new_sequence() as sequence:
             self.forward([Run(sequence, [0], 1)])
-            tokens = [layer.keys[..., :1, :].nbytes for layer in sequence.cache.layers]
-            tokens += [layer.values[..., :1, :].nbytes for layer in sequence.cache.layers]
-        return sum(tokens) * BLOCK_SIZE
+            buffers = [
+                kept for layer in sequence.cache.layers for kept in (layer.keys, layer.values)
+            ]
+            return sum(kept[..., :1, :].nbytes for kept in buffers) * BLOCK_SIZE
 
     @torch.inference_mode()
     def _copy(self, source: TorchSequence, into: TorchSequence, length: int) -> None:
@@ -317,21 +306,11 @@ class TorchModel(OneAtATimeModel):
             )
 
 
-def _require_key_value_cache(config: PreTrainedConfig) -> None:
-    """Raise BadInput for a model with a recurrent state, by its configuration."""
-    if any(hasattr(layer, "conv_states") for layer in DynamicCache(config=config).layers):
-        raise BadInput(
-            f"This model ({config.model_type}) keeps a recurrent state, which cannot be rolled "
-            "back to an earlier token; choose one that attends to all tokens."
-        )
-
-
 def _trim_head(module: PreTrainedModel, kept: np.ndarray) -> None:
     """Make the output head compute only the logits of the ids `kept`."""
     head = module.get_output_embeddings()
     trimmed = torch.nn.Linear(1, 1, bias=head.bias is not None)
     ids = torch.from_numpy(np.ascontiguousarray(kept)).to(head.weight.device)
-    trimmed.weight = torch.nn.Parameter(head.weight.detach()[ids], requires_grad=False)
-    if head.bias is not None:
-        trimmed.bias = torch.nn.Parameter(head.bias.detach()[ids], requires_grad=False)
+    for name, weights in head.named_parameters():
+        setattr(trimmed, name, torch.nn.Parameter(weights.detach()[ids], requires_grad=False))
     module.set_output_embeddings(trimmed)

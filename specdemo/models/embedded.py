@@ -1,8 +1,9 @@
 """The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, made into OpenVINO IR, and its draft.
 
-`embedded_draft/` holds what was distilled for the target: `layers.gguf`, the draft's decoder layers
-and final norm (embedding and head are the target's); `head_tokens.npy`, the ids that its head
-keeps; `ngrams.npz`, an n-gram table; `card.json`, how they were made and what they reached.
+`embedded_draft/` holds what was distilled for the target: `head.npz`, a draft head's own weights;
+`layers.gguf`, a draft model's decoder layers and final norm, and `head_tokens.npy`, the ids that it
+keeps of the target's output matrix; `ngrams.npz`, an n-gram table; `card.json`, how they were made
+and what they reached. Everything else of the drafts is the target's.
 
 Each model is built in a scratch folder and put in place by one rename: a kill at any moment leaves
 nothing or all of it. The folders' names hold fingerprints of what they were made from.
@@ -21,7 +22,7 @@ from pydantic import TypeAdapter
 
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
-from specdemo.models import gguf_files, integrity
+from specdemo.models import gguf_files, heads, integrity, ir
 from specdemo.models.export import convert_gguf, reason, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
@@ -151,6 +152,7 @@ def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> No
     gguf, made = scratch / "draft.gguf", scratch / "draft"
     _write_draft(target, gguf)
     convert_gguf(gguf, made)
+    heads.write(heads.load(DRAFT / "head.npz"), *heads.tables(target / ir.MODEL), made)
     integrity.write_manifest(made)
     made.rename(folder)
 

@@ -10,7 +10,7 @@ import numpy as np
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
-from specdemo.models import embedded, ir, sources
+from specdemo.models import embedded, heads, ir, sources
 from specdemo.models.checkpoints import on_torch, open_checkpoint, untested
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
@@ -29,10 +29,11 @@ UNSAID_CONTEXT = 2048
 @dataclass
 class LoadedPair:
     """A pair ready to compile: IR, or checkpoints for torch devices; `draft_xml` None means n-gram
-    lookup only. `context_limit` is in tokens. `draft_head_tokens` are the ids that a trimmed draft
-    head keeps, ascending (int64 [n]). `draft_window` is how many tokens of the prompt the draft
-    reads, None for all. `typical_profile` is what to expect before this machine has measured.
-    `check` compares the files with their hashes, since they were opened."""
+    lookup only, unless there is a draft head, `head_xml`. `context_limit` is in tokens.
+    `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
+    `draft_window` is how many tokens of the prompt the draft reads, None for all. `typical_profile`
+    is what to expect before this machine has measured. `check` compares the files with their
+    hashes, since they were opened."""
 
     info: PairInfo
     target_xml: Path | Checkpoint
@@ -48,6 +49,7 @@ class LoadedPair:
     draft_device: str = "CPU"
     kv_cache: str = "auto"
     typical_profile: Profile | None = None
+    head_xml: Path | None = None
     check: Check = field(default_factory=Check)
 
 
@@ -88,13 +90,18 @@ def _opened(
     pair: Pair, target: Snapshot, draft: Snapshot | None, choice: ModelChoice, check: Check
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
+    revision, head_xml = draft.revision if draft else "", None
+    if draft and (draft.folder / heads.XML).is_file():
+        head_xml = draft.folder / heads.XML
+        if not (draft.folder / ir.MODEL).is_file():
+            draft = None  # nothing but a draft head
     loaded = LoadedPair(
         info=PairInfo(
             name=pair.name,
             target=pair.target.name,
             draft=pair.draft.name if pair.draft else None,
             target_revision=target.revision,
-            draft_revision=draft.revision if draft else "",
+            draft_revision=revision,
         ),
         target_xml=_model(pair, target, choice.device),
         draft_xml=_model(pair, draft, choice.draft_device) if draft else None,
@@ -105,6 +112,7 @@ def _opened(
         device=choice.device,
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
+        head_xml=head_xml,
         check=check,
     )
     if pair.embedded:

@@ -88,13 +88,13 @@ class ProfileFile:
 
 def find(files: PairFiles, threads: int | None, typical: Profile | None = None) -> ProfileFile:
     """The profile file of these models on this machine."""
-    core = ov.Core()
+    core, draft = ov.Core(), files.head or files.draft
     about = About(
         core.get_property("CPU", "FULL_DEVICE_NAME").strip(),
         threads or machine.processors(),
         ov.get_version(),
         _graph(files.target),
-        _graph(files.draft) if files.draft else "",
+        _graph(draft) if draft else "",
         f"{files.device}, {files.draft_device}",
         files.kv_cache,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput
-from specdemo.models import hub, integrity, ir, machine
+from specdemo.models import heads, hub, integrity, ir, machine
 from specdemo.models.export import export, require_checkpoint
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
@@ -51,7 +51,8 @@ def is_ready(sources: Sequence[Source]) -> bool:
         here = _local(source)
         if here is None:
             return False
-        if not (here.folder / ir.MODEL).is_file() and not _exported(source, here).is_dir():
+        usable = any((here.folder / name).is_file() for name in (ir.MODEL, heads.XML))
+        if not usable and not _exported(source, here).is_dir():
             return False
     return True
 
@@ -63,7 +64,9 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
     models = []
     for source, found in zip(sources, _download(sources, report, check_memory=True), strict=True):
         folder, revision = found.folder, found.revision
-        if source.export == AS_IT_IS:
+        if (folder / heads.XML).is_file():
+            pass  # a draft head runs as it is
+        elif source.export == AS_IT_IS:
             _require_checkpoint(source, folder)
         elif not (folder / ir.MODEL).is_file():
             folder = _exported(source, found)

@@ -81,7 +81,7 @@ class RemoteSession(Answering):
     @property
     def load(self) -> Load:
         """Nothing is known here: the server's own /metrics has it."""
-        return Load(0, 0, 0, 0, 0, 0, 0)
+        return Load()
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """As `load`."""

@@ -18,8 +18,9 @@ from specdemo.settings import CONFIG, Line, option, whole
 class TrainSettings:
     """What a training run does; the command offers the settings that have help.
 
-    Of the others, `answer_tokens` is the longest answer written, and `batch_tokens` the size of a
-    step with its padding, in `parts` equal parts.
+    Of the others, `answer_tokens` is the longest answer written, `batch_tokens` the size of a step
+    with its padding, for a head its chains, in `parts` equal parts, and `width` and `blocks` are
+    the size of a head.
     """
 
     target: Line = option(
@@ -33,6 +34,11 @@ class TrainSettings:
         "the folder to make; repeat the command to continue an interrupted run",
         metavar="DIR",
     )
+    kind: Literal["model", "head"] = option(
+        "model",
+        "a draft model of the target's first layers, or a draft head, which reads the target's "
+        "hidden states",
+    )
     tokens: whole(1000) = option(400_000, "answer tokens of text that the target writes")
     minutes: Annotated[float, Field(gt=0, le=100_000)] | None = option(
         None,
@@ -42,13 +48,17 @@ class TrainSettings:
     )
     passes: Annotated[float, Field(gt=0, le=1000)] = option(3.0, "how often the text is read")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train")
-    layers: whole(1) = option(2, "decoder layers of the draft")
+    layers: whole(1) = option(2, "decoder layers of a draft model")
     labels: Literal["auto", "hard", "soft"] = option(
         "auto",
         "learn the text's tokens (hard) or the target's probabilities (soft); auto: soft on a GPU, "
-        "but for a GGUF target",
+        "but for a GGUF target; a head always learns probabilities",
     )
-    head_tokens: whole(1) = option(16_384, "frequent tokens that the draft chooses from")
+    head_tokens: whole(1) | None = option(
+        None,
+        "frequent tokens that the draft chooses from",
+        unset="16,384; 4,096 for a head",
+    )
     prompt_tokens: whole(1) | None = option(
         None,
         "train with the last N tokens of a prompt only; 64 are enough for two layers",
@@ -64,6 +74,8 @@ class TrainSettings:
     answer_tokens: int = 160
     batch_tokens: int = 2560
     parts: int = 4
+    width: int = 768
+    blocks: int = 1
     checkpoint_seconds: float = 200.0
 
 

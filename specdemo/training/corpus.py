@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,16 @@ POOL = 512
 
 
 @dataclass(frozen=True, slots=True)
-class SoftLabels:
-    """Per answer token the target's likeliest tokens, int32 [n, k], and their probabilities,
-    float16 [n, k]."""
+class States:
+    """Of each answer token: the target's hidden state that gave it, float16 [n, H], of which the
+    first columns times the output matrix are its logits, and the logarithm of the sum of those
+    logits' exponentials, float32 [n]."""
 
-    tokens: np.ndarray
-    probabilities: np.ndarray
+    hidden: np.ndarray
+    log_sums: np.ndarray
+
+    def first(self, count: int) -> States:
+        return States(self.hidden[:count], self.log_sums[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Conversation:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     weights: tuple[float, ...] = ()
-    soft: SoftLabels | None = None
+    states: States | None = None
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -54,7 +58,7 @@ class Batch:
 
     tokens: np.ndarray
     weights: np.ndarray
-    soft: SoftLabels | None
+    states: States | None
 
     @property
     def answered(self) -> np.ndarray:
@@ -115,15 +119,15 @@ def make_batch(conversations: Sequence[Conversation], longest: int) -> Batch:
         begin, end = len(prompt), len(prompt) + len(answer)
         tokens[row, :end] = prompt + answer
         weights[row, begin:end] = one.weights[: len(answer)] or 1
-    soft = [one.soft for one in conversations]
-    if None in soft:
+    states = [
+        one.states.first(len(answer))
+        for one, (_, answer) in zip(conversations, pairs, strict=True)
+        if one.states
+    ]
+    if not states:
         return Batch(tokens, weights, None)
-    ends = [len(answer) for _, answer in pairs]
-    labels, likely = (
-        np.concatenate([rows[:end] for rows, end in zip(columns, ends, strict=True)])
-        for columns in zip(*((one.tokens, one.probabilities) for one in soft), strict=True)
-    )
-    return Batch(tokens, weights, SoftLabels(labels, likely))
+    hidden, log_sums = (np.concatenate(part) for part in zip(*map(astuple, states), strict=True))
+    return Batch(tokens, weights, States(hidden, log_sums))
 
 
 def lookup_hits(conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:

@@ -14,10 +14,9 @@ import numpy as np
 from tqdm import tqdm
 
 from specdemo.training import corpus, distil
-from specdemo.training.corpus import Batch, Conversation
+from specdemo.training.corpus import Conversation
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 8)
@@ -29,12 +28,14 @@ ROWS = 8
 class Agreement:
     """How often a draft is right on the target's greedy answers, after the answer's own tokens.
 
+    `unaided` is the agreement where n-gram lookup matches fewer than two tokens.
     `tokens_per_round[K]` belongs to draft length K. `tv_acceptance` is one minus total variation,
     the acceptance rate when sampling; None without soft labels.
     """
 
     tokens: int
     agreement: float
+    unaided: float
     by_kind: dict[str, float]
     by_position: tuple[float, ...]
     tokens_per_round: dict[int, float]
@@ -44,8 +45,8 @@ class Agreement:
 def evaluate(
     model: PreTrainedModel, held: Sequence[Conversation], frequent: np.ndarray, title: str
 ) -> Agreement:
-    """Measure `model` on greedy answers; it may propose the ids `frequent` only. `title` is for the
-    progress bar."""
+    """Measure a draft model on greedy answers; it may propose the ids `frequent` only. `title` is
+    for the progress bar."""
     import torch
 
     hits: list[np.ndarray] = []
@@ -58,57 +59,71 @@ def evaluate(
             scores = distil.logits(model, batch, frequent)
             right = frequent[scores.argmax(1).cpu().numpy()] == batch.labels
             hits += np.split(right, np.cumsum(batch.answered.sum(1))[:-1])
-            if batch.soft:
-                overlaps.append(_overlaps(scores, batch, frequent))
-    kinds = sorted({one.kind for one in ordered})
+            if batch.states:
+                # The chance that a sampled draft token is accepted (arXiv 2211.17192).
+                wanted = distil.soft_labels(model, batch, frequent)
+                overlaps.append(torch.minimum(scores.softmax(1), wanted).sum(1).cpu().numpy())
+    tv_acceptance = float(np.concatenate(overlaps).mean()) if overlaps else None
+    return summarise(ordered, [chains(hit, DRAFT_LENGTHS[-1]) for hit in hits], tv_acceptance)
+
+
+def summarise(
+    held: Sequence[Conversation], hits: Sequence[np.ndarray], tv_acceptance: float | None = None
+) -> Agreement:
+    """The figures of conversations and their `hits`, bool [answer tokens, K]: whether each draft
+    token of a round that begins there is right, if those before it are."""
+    first = [hit[:, 0] for hit in hits]
+    unaided = [
+        hit[corpus.lookup_hits(one)[0][: len(hit)] < 2]
+        for one, hit in zip(held, first, strict=True)
+    ]
+    by_kind = {
+        kind: _mean([hit for one, hit in zip(held, first, strict=True) if one.kind == kind])
+        for kind in sorted({one.kind for one in held})
+    }
+    most = hits[0].shape[1]
+    lengths = [length for length in DRAFT_LENGTHS if length <= most]
     return Agreement(
         tokens=sum(map(len, hits)),
-        agreement=_mean(hits),
-        by_kind={
-            kind: _mean([hit for one, hit in zip(ordered, hits, strict=True) if one.kind == kind])
-            for kind in kinds
-        },
-        by_position=acceptance_by_position(hits, DRAFT_LENGTHS[-1]),
-        tokens_per_round={k: tokens_per_round(hits, k) for k in DRAFT_LENGTHS},
-        tv_acceptance=_mean(overlaps) if overlaps else None,
+        agreement=_mean(first),
+        unaided=_mean(unaided),
+        by_kind=by_kind,
+        by_position=acceptance_by_position(hits),
+        tokens_per_round={k: tokens_per_round([hit[:, :k] for hit in hits]) for k in lengths},
+        tv_acceptance=tv_acceptance,
     )
 
 
-def _overlaps(scores: torch.Tensor, batch: Batch, frequent: np.ndarray) -> np.ndarray:
-    """For each label the sum of min(p, q), the chance that a sampled draft token is accepted
-    (2211.17192), over the target's likeliest tokens, so a little less than over all."""
-    soft = batch.soft
-    place = np.full(max(frequent.max(), soft.tokens.max()) + 1, -1)
-    place[frequent] = np.arange(len(frequent))
-    places = place[soft.tokens]
-    q = np.take_along_axis(scores.softmax(1).cpu().numpy(), places, axis=1)
-    return np.minimum(np.where(places < 0, 0.0, q), soft.probabilities).sum(1)
-
-
 def _mean(arrays: Sequence[np.ndarray]) -> float:
-    return float(np.concatenate(arrays).mean())
+    return float(np.concatenate(arrays).mean()) if any(map(len, arrays)) else 0.0
 
 
-def rounds(hit: np.ndarray, draft_length: int) -> list[int]:
-    """Accepted draft tokens of each round, where bool [answer tokens] says which are right."""
+def chains(hit: np.ndarray, length: int) -> np.ndarray:
+    """The hits of a draft that reads all tokens before, bool [n, length], from those of its single
+    tokens, bool [n]."""
+    padded = np.concatenate([hit, np.zeros(length, bool)])
+    return np.lib.stride_tricks.sliding_window_view(padded, length)[: len(hit)]
+
+
+def rounds(hits: np.ndarray) -> list[int]:
+    """Accepted draft tokens of each round of an answer with these hits, bool [tokens, K]."""
     accepted, at = [], 0
-    while at < len(hit):
-        ahead = hit[at : at + draft_length]
-        accepted.append(len(ahead) if ahead.all() else int(ahead.argmin()))
+    while at < len(hits):
+        accepted.append(int(np.argmin([*hits[at], False])))
         at += accepted[-1] + 1
     return accepted
 
 
-def tokens_per_round(hits: Sequence[np.ndarray], draft_length: int) -> float:
-    """Answer tokens over rounds: from 1 (nothing accepted) to draft_length + 1."""
-    return sum(map(len, hits)) / sum(len(rounds(hit, draft_length)) for hit in hits)
+def tokens_per_round(hits: Sequence[np.ndarray]) -> float:
+    """Answer tokens over rounds: from 1 (nothing accepted) to K + 1."""
+    return sum(map(len, hits)) / sum(len(rounds(one)) for one in hits)
 
 
-def acceptance_by_position(hits: Sequence[np.ndarray], draft_length: int) -> tuple[float, ...]:
+def acceptance_by_position(hits: Sequence[np.ndarray]) -> tuple[float, ...]:
     """The acceptance rate of the first, second, ... draft token of a round, among those whose
     predecessors were accepted; 0 where there is none."""
-    accepted = np.array([count for hit in hits for count in rounds(hit, draft_length)])
+    accepted = np.array([count for one in hits for count in rounds(one)])
     return tuple(
         float((accepted > position).sum() / max(1, (accepted >= position).sum()))
-        for position in range(draft_length)
+        for position in range(hits[0].shape[1])
     )

@@ -1,4 +1,4 @@
-"""Training text from the target alone: instructions, and the target's answers and probabilities.
+"""Training text from the target alone: instructions, and the target's answers.
 
 Of the questions, four in ten are finished by the target itself from their first words (Magpie,
 arXiv 2406.08464). Two of three answers are greedy, the others sampled, so that the draft also
@@ -7,7 +7,6 @@ learns what follows a less likely token.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from specdemo.training import corpus, prompts
-from specdemo.training.corpus import Conversation, SoftLabels
-from specdemo.training.target import AT_ONCE, Ask, Request, Target, Write
+from specdemo.training.corpus import Conversation
+from specdemo.training.target import AT_ONCE, Request, Target, Write
 
 TEMPERATURE = 0.7
 OPENING_TEMPERATURE = 0.9
@@ -90,22 +89,3 @@ def _group(
         Conversation(one.kind, request.temperature == 0, request.prompt, answer)
         for one, request, answer in zip(asked, requests, write(requests), strict=True)
     ]
-
-
-def add_soft_labels(
-    ask: Ask, conversations: Sequence[Conversation], lessons: Sequence[Conversation], folder: Path
-) -> list[Conversation]:
-    """`lessons` (`conversations` as training reads them) with the target's probabilities, given
-    whole prompts. `folder` keeps a file for each, so an interrupted call continues."""
-    folder.mkdir(parents=True, exist_ok=True)
-    labelled = []
-    pairs = list(zip(conversations, lessons, strict=True))
-    for number, (whole, lesson) in enumerate(tqdm(pairs, desc="Asking the target")):
-        path, partial = folder / f"{number:06d}.npz", folder / "partial.npz"
-        if not path.is_file():
-            asked = ask(*corpus.cut(replace(whole, answer=lesson.answer), corpus.LONGEST))
-            np.savez(partial, tokens=asked.tokens, probabilities=asked.probabilities)
-            os.replace(partial, path)
-        with np.load(path) as held:
-            labelled.append(replace(lesson, soft=SoftLabels(**held)))
-    return labelled

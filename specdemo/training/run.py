@@ -10,16 +10,17 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.training import corpus, distil, export, generate, target
+from specdemo.models import heads, ir
+from specdemo.training import corpus, distil, export, generate, loop, states, target
 from specdemo.training.corpus import Conversation
-from specdemo.training.evaluate import Agreement, evaluate
+from specdemo.training.evaluate import Agreement, evaluate, summarise
 from specdemo.training.target import Target
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 HELD_EVERY, HELD_MOST = 16, 120
 """One greedy conversation in HELD_EVERY is held back for evaluation, HELD_MOST at most."""
 PACKAGES = ("torch", "transformers", "optimum", "gguf")
+PRIVATE = ("target", "out", "text", "device", "checkpoint_seconds")
+"""Settings that the card leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,12 @@ class TrainResult:
 
     before: Agreement
     after: Agreement
-    progress: distil.Progress
+    progress: loop.Progress
 
 
 def train_draft(settings: TrainSettings) -> TrainResult:
-    """Make a draft for `settings.target` in `settings.out`: IR in int8, with tokenizer and card.
+    """Make a draft for `settings.target` in `settings.out`: IR in int8, with its card, and for a
+    draft model with a tokenizer.
 
     A second call with the same settings continues an interrupted run; by `passes` it ends with the
     same draft as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
@@ -54,37 +58,106 @@ def train_draft(settings: TrainSettings) -> TrainResult:
     out, work = settings.out, _open_work(settings)
     teacher = target.open_target(settings.target, work)
     device = _device(settings.device)
-    held, train = split(_text(teacher, settings, work, device))
-    if not train or not held:
-        raise BadInput(f"--tokens {settings.tokens} is too little text to hold any back.")
-    lessons = [corpus.lesson(one, settings.prompt_tokens) for one in train]
+    said = _text(teacher, settings, work, device)
+    make = _make_head if settings.kind == "head" else _make_model
+    result, made = make(settings, teacher, said, device)
+    recipe = {key: value for key, value in asdict(settings).items() if key not in PRIVATE}
+    facts = {
+        "target": teacher.name,
+        "recipe": recipe | made,
+        "text": settings.text.name if settings.text else "written by the target",
+        "steps": result.progress.steps,
+        "tokens_trained": result.progress.tokens,
+        "seconds": round(result.progress.seconds),
+        "before": asdict(result.before),
+        "after": asdict(result.after),
+    }
+    export.write_card(out, facts)
+    return result
+
+
+def _make_model(
+    settings: TrainSettings, teacher: Target, said: Sequence[Conversation], device: str
+) -> tuple[TrainResult, dict]:
+    """A draft model of the target's first layers; also what the card says of how it was made."""
+    out, work = settings.out, settings.out / "work"
     whole = teacher.load()
     model = distil.build_draft(whole, settings.layers).to(device)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    frequent = corpus.frequent_tokens(lessons, vocabulary, settings.head_tokens)
-    start_norm = distil.scale_final_norm(model, lessons, frequent)
-    labels = settings.labels
+    labels, read = settings.labels, None
     if labels == "auto":
-        # A GGUF target is asked on the CPU, which takes longer than training on a GPU gains by it.
+        # A GGUF target is read on the CPU, which takes longer than training on a GPU gains by it.
         labels = "soft" if device == "cuda" and not teacher.ir_folder else "hard"
     if labels == "soft":
-        ask = teacher.asker(whole, device)
-        lessons = generate.add_soft_labels(ask, train, lessons, work / "probabilities")
-        held = generate.add_soft_labels(ask, held, held, work / "held-probabilities")
-        del ask
-    del whole
+        read = states.of(teacher, whole, device, ())
+    held, lessons = _lessons(settings, said, read)
+    del whole, read
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    frequent = corpus.frequent_tokens(lessons, vocabulary, settings.head_tokens or 16_384)
+    start_norm = distil.scale_final_norm(model, lessons, frequent)
     before = evaluate(model.eval(), held, frequent, "Measuring the untrained draft")
-    training = distil.Distillation(model.train(), lessons, frequent, settings, work / "state.pt")
-    progress = training.run()
+    progress = distil.train(model.train(), lessons, frequent, settings, work / "state.pt")
     after = evaluate(model.eval(), held, frequent, "Measuring the draft")
     print("Making OpenVINO IR", file=sys.stderr)
     export.export_draft(model.cpu(), teacher, out, work)
-    np.save(out / "head_tokens.npy", frequent)
+    np.save(out / heads.TOKENS, frequent)
+    _write_ngrams(lessons, vocabulary, out)
+    return TrainResult(before, after, progress), {"labels": labels, "start_norm": start_norm}
+
+
+def _make_head(
+    settings: TrainSettings, teacher: Target, said: Sequence[Conversation], device: str
+) -> tuple[TrainResult, dict]:
+    """A draft head, which reads the target's hidden states; also what the card says of it."""
+    from specdemo.training import head
+
+    whole, fractions = None, states.THIRDS
+    if teacher.ir_folder:
+        embedding, output = heads.tables(teacher.ir_folder / ir.MODEL)
+    else:
+        whole = teacher.load().to(device)
+        fractions = states.whole_layers(len(distil.decoder_layers(whole)))
+        both = whole.get_input_embeddings(), whole.get_output_embeddings()
+        embedding, output = (part.weight.detach().cpu().numpy() for part in both)
+    held, lessons = _lessons(settings, said, states.of(teacher, whole, device, fractions))
+    del whole
+    frequent = corpus.frequent_tokens(lessons, len(output), settings.head_tokens or 4096)
+    rows, held_rows = head.gather(lessons), head.gather(held)
+    network = head.DraftHead(embedding, output, frequent, 1 + len(fractions), settings, device)
+    bounds = np.cumsum([len(one.answer) for one in held])[:-1]
+
+    def measure() -> Agreement:
+        return summarise(held, np.split(head.guesses(network, held_rows), bounds))
+
+    before = measure()
+    progress = head.train(network, rows, settings, settings.out / "work" / "state.pt")
+    after = measure()
+    own = heads.Head(network.quantized(), frequent, fractions)
+    own.save(settings.out / "head.npz")
+    heads.write(own, embedding, output, settings.out)
+    _write_ngrams(lessons, len(output), settings.out)
+    return TrainResult(before, after, progress), {"labels": "soft", "fractions": fractions}
+
+
+def _write_ngrams(lessons: Sequence[Conversation], vocabulary: int, out: Path) -> None:
     if vocabulary <= 1 << 16:
         export.count_ngrams(lessons).save(out / "ngrams.npz")
-    result = TrainResult(before, after, progress)
-    export.write_card(out, _facts(teacher.name, settings, result, labels, start_norm))
-    return result
+
+
+def _lessons(
+    settings: TrainSettings, said: Sequence[Conversation], read: states.Read | None
+) -> tuple[list[Conversation], list[Conversation]]:
+    """The conversations that are held back and those to learn from, with what `read` gives."""
+    held, train = split(said)
+    if not train or not held:
+        raise BadInput(f"--tokens {settings.tokens} is too little text to hold any back.")
+    lessons = [corpus.lesson(one, settings.prompt_tokens) for one in train]
+    if read:
+        found = states.read_all(read, said, settings.out / "work" / "states")
+        known = dict(zip(said, found, strict=True))
+        held = [replace(one, states=known[one].first(len(one.answer))) for one in held]
+        pairs = zip(lessons, train, strict=True)
+        lessons = [replace(to, states=known[one].first(len(to.answer))) for to, one in pairs]
+    return held, lessons
 
 
 def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
@@ -94,24 +167,6 @@ def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], li
     held = greedy[::HELD_EVERY][:HELD_MOST]
     prompts = {one.prompt for one in held}
     return held, [one for one in conversations if one.answer and one.prompt not in prompts]
-
-
-def _facts(
-    name: str, settings: TrainSettings, result: TrainResult, labels: str, norm: float
-) -> dict[str, Any]:
-    """What card.json says."""
-    private = {"target", "out", "text", "device"}
-    recipe = {key: value for key, value in asdict(settings).items() if key not in private}
-    return {
-        "target": name,
-        "recipe": recipe | {"labels": labels, "start_norm": norm},
-        "text": settings.text.name if settings.text else "written by the target",
-        "steps": result.progress.steps,
-        "tokens_trained": result.progress.tokens,
-        "seconds": round(result.progress.seconds),
-        "before": asdict(result.before),
-        "after": asdict(result.after),
-    }
 
 
 def _text(teacher: Target, settings: TrainSettings, work: Path, device: str) -> list[Conversation]:

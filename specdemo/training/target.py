@@ -1,4 +1,4 @@
-"""The target of a training run: weights, tokenizer, what it writes, the probabilities it gives.
+"""The target of a training run: its weights, its tokenizer, what it writes.
 
 A target is a PyTorch checkpoint (a folder or a Hub repository), a folder with one GGUF file, or the
 embedded pair's target. A GGUF target runs as the IR that the draft will serve: torch's arithmetic
@@ -17,23 +17,15 @@ import numpy as np
 from specdemo.errors import BadInput
 from specdemo.models import ir, templates
 from specdemo.models.tokenizer import Tokenizer
-from specdemo.training.corpus import SoftLabels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from specdemo.engine.model import Logits
 
-Ask = Callable[[Sequence[int], Sequence[int]], SoftLabels]
-"""Takes the tokens of a prompt and of its answer; the result has a row per answer token."""
 Write = Callable[[Sequence["Request"]], list[tuple[int, ...]]]
 """One continuation per request, ended by a stop token or the limit."""
 AT_ONCE = 64
 """Requests that are written together."""
-TOP = 16
-"""Likeliest tokens that are kept of a distribution."""
-STEPS = 64
-"""Answer tokens that the IR is asked about at once, as if it were decoding: bitwise the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +65,6 @@ class Target:
         if self.ir_folder:
             return write_with_ir(self.ir_folder, self.stop_ids)
         return write_with_torch(self.load().to(device), self.stop_ids)
-
-    def asker(self, model: PreTrainedModel, device: str) -> Ask:
-        """What gives probabilities: the IR, or else `model` (from `load`) on `device`."""
-        if self.ir_folder:
-            return ask_ir(self.ir_folder / ir.MODEL)
-        return ask_torch(model.to(device))
 
 
 def open_target(text: str, work: Path) -> Target:
@@ -184,51 +170,3 @@ def write_with_torch(model: PreTrainedModel, stop_ids: frozenset[int]) -> Write:
         return [written[request] for request in requests]
 
     return write
-
-
-def ask_torch(model: PreTrainedModel) -> Ask:
-    """The probabilities of a transformers model."""
-    import torch
-
-    def ask(prompt: Sequence[int], answer: Sequence[int]) -> SoftLabels:
-        tokens = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
-        with torch.no_grad():
-            states = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-            logits = model.get_output_embeddings()(states[0, -len(answer) :])
-            likely = logits.softmax(1).topk(min(TOP, logits.shape[1]))
-        return SoftLabels(likely.indices.int().cpu().numpy(), likely.values.half().cpu().numpy())
-
-    return ask
-
-
-def ask_ir(xml: Path) -> Ask:
-    """The probabilities of IR on the CPU, in the numerics of decoding. Raises ModelError."""
-    from specdemo.engine import numerics
-    from specdemo.engine.model import ModelSettings, Run, prefill_chunks
-    from specdemo.engine.open import open_model
-
-    model = open_model(xml, ModelSettings("CPU", numerics.exact_candidates(xml)[0]))
-
-    def ask(prompt: Sequence[int], answer: Sequence[int]) -> SoftLabels:
-        runs = [(chunk, rows, False) for chunk, rows in prefill_chunks(list(prompt), 1)]
-        for start in range(0, len(answer) - 1, STEPS):
-            tokens = answer[start : min(start + STEPS, len(answer) - 1)]
-            runs.append((tokens, len(tokens), True))
-        likely = []
-        with model.new_sequence() as sequence:
-            for tokens, rows, stepwise in runs:
-                [logits] = model.forward([Run(sequence, tokens, rows, stepwise)])
-                if rows:
-                    likely.append(_likeliest(logits))
-        return SoftLabels(*map(np.concatenate, zip(*likely, strict=True)))
-
-    return ask
-
-
-def _likeliest(logits: Logits) -> tuple[np.ndarray, np.ndarray]:
-    """The TOP likeliest ids of each row, int32, and their probabilities, float16."""
-    ids = np.argpartition(-logits.rows, TOP, axis=1)[:, :TOP]
-    values = np.take_along_axis(logits.rows, ids, axis=1) - logits.log_sum[:, None]
-    order = np.argsort(-values, axis=1)
-    ids, values = (np.take_along_axis(one, order, axis=1) for one in (ids, values))
-    return ids.astype(np.int32), np.exp(values).astype(np.float16)

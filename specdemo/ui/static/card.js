@@ -6,7 +6,9 @@ const KIND_WORDS = {
   first: "first token, by the target",
   plain: "nothing was drafted",
 };
-const SOURCES = { model: "draft model", lookup: "n-gram lookup", ngrams: "n-gram table" };
+const SOURCES = {
+  model: "draft model", head: "draft head", lookup: "n-gram lookup", ngrams: "n-gram table",
+};
 const STEPS = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
 };

@@ -1,0 +1,101 @@
+"""A compiled draft head: from a target model's hidden states and the tokens since, logits of the
+next one (Hydra, arXiv 2402.05109).
+
+No attention, so no cache: what a chain of draft tokens knows of itself is its state.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import openvino as ov
+
+from .errors import ModelError
+from .graph import HIDDEN, add_summaries, last_line
+from .instance import Logits
+
+DEPTH = 5
+"""Tokens of the longest chain: as many as heads are trained for."""
+
+_FRACTIONS = ["specdemo", "fractions"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStep:
+    """One step of a chain: `hidden` float32 [H] of the row that gave the last verified token,
+    `state` float32 [S], None for the first step, and the one token read, in `tokens`."""
+
+    hidden: np.ndarray
+    state: np.ndarray | None
+    tokens: tuple[int]
+    unpadded: bool = False
+
+
+class Head:
+    """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
+    [V']). Raises ModelError for what is no draft head."""
+
+    least_tokens = 1
+
+    def __init__(self, xml: Path, core: ov.Core):
+        try:
+            model = core.read_model(xml)
+            self._width = model.output("next_state").partial_shape[-1].get_length()
+            self.head_tokens = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
+            self._inputs = model.input(HIDDEN).partial_shape[-1].get_length()
+            add_summaries(model)
+            self._request = core.compile_model(model, "CPU").create_infer_request()
+        except (RuntimeError, OSError, ValueError) as error:
+            raise _unusable(xml, error) from error
+        self.seconds = 0.0
+
+    def step_seconds(self) -> float:
+        """Median seconds of a step."""
+        step = HeadStep(np.zeros(self._inputs, np.float32), None, (0,))
+        self.forward([step])  # the first one compiles
+        times = []
+        for _ in range(9):
+            before = self.seconds
+            self.forward([step])
+            times.append(self.seconds - before)
+        return statistics.median(times)
+
+    def forward(self, batch: list[HeadStep]) -> list[Logits]:
+        """The logits after each step, one row with the next state; valid until the next forward.
+        Raises ModelError when the inference fails."""
+        states = [np.zeros(self._width, np.float32) if s.state is None else s.state for s in batch]
+        inputs = {
+            HIDDEN: np.stack([step.hidden for step in batch]),
+            "state": np.stack(states),
+            "token": np.array([step.tokens[0] for step in batch], np.int64),
+        }
+        before = perf_counter()
+        try:
+            self._request.infer(inputs, share_inputs=True, share_outputs=True)
+        except RuntimeError as error:
+            raise ModelError(f"The inference failed: {last_line(error)}") from error
+        self.seconds += perf_counter() - before
+        rows, state, *summaries = (self._request.get_output_tensor(at).data for at in range(5))
+        all_rows = Logits(rows, *(one.reshape(-1) for one in summaries), state)
+        return [all_rows.part(at, at + 1) for at in range(len(batch))]
+
+
+def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
+    """The fractions of the residual stream that the head in `xml` reads beside what the target's
+    own head does (`graph.add_hidden`). Raises ModelError."""
+    try:
+        model = core.read_model(xml)
+    except RuntimeError as error:
+        raise _unusable(xml, error) from error
+    if not model.has_rt_info(_FRACTIONS):
+        return ()
+    listed = model.get_rt_info(_FRACTIONS).astype(str)
+    return tuple(float(share) for share in listed.split(",") if share)
+
+
+def _unusable(xml: Path, error: Exception) -> ModelError:
+    return ModelError(f"{xml.name} is not a usable draft head: {last_line(error)}")

@@ -1,0 +1,143 @@
+"""Draft heads: what they read of the target, and drafting with them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.replay import record
+from specdemo.engine.errors import ModelError
+from specdemo.engine.head import Head, HeadStep, fractions
+from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.errors import BadInput
+from specdemo.models import heads
+from specdemo.session import Session
+from specdemo.settings import Settings
+
+EXACT = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
+
+
+def write_head(folder, fractions=()):
+    """A draft head with made-up weights for hidden states of 64 values and the even ids below
+    256."""
+    rng = np.random.default_rng(0)
+
+    def made_up(*shape):
+        return heads.quantize(rng.normal(size=shape).astype(np.float32))
+
+    weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
+    tables = rng.normal(size=(2, 256, 64)).astype(np.float32)
+    folder.mkdir(exist_ok=True)
+    heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), *tables, folder)
+    return folder / heads.XML
+
+
+@pytest.fixture(scope="module")
+def head_pair(tiny_llama_pair, tmp_path_factory):
+    """The Llama-shaped pair with a draft head that is rarely right."""
+    xml = write_head(tmp_path_factory.mktemp("head"), (0.5,))
+    return dataclasses.replace(tiny_llama_pair, draft_xml=None, head_xml=xml)
+
+
+@pytest.mark.parametrize("shares", [(), (1 / 3, 1.0)])
+@pytest.mark.parametrize("kind", ["llama", "dolly"])
+def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares):
+    """Of a Llama and of a GPT-NeoX, dynamic and with a fixed shape."""
+    if kind == "llama":
+        xml = request.getfixturevalue("tiny_llama_pair").target_xml
+    else:
+        xml = request.getfixturevalue("tiny").dolly / "openvino_model.xml"
+    found = []
+    for hidden in (None, shares):
+        model = PagedModel(xml, ModelSettings(properties=EXACT, fixed_shapes=(3,), hidden=hidden))
+        with model.new_sequence() as sequence:
+            [prompt] = model.forward([Run(sequence, list(range(9)), 2)])
+            rows = [prompt.rows.copy()]
+            assert model.compile_next()
+            [three] = model.forward([Run(sequence, [1, 2, 3], 3, stepwise=True)])
+            rows.append(three.rows.copy())
+        found.append(np.concatenate(rows))
+        if hidden is None:
+            assert three.state is None and three.state_of(0) is None
+        else:
+            assert three.state.shape == (3, 64 * (1 + len(shares)))
+            assert three.part(1, 2).state_of(0).tolist() == three.state[1].tolist()
+    assert np.array_equal(*found)
+
+
+def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(tiny_llama_pair):
+    settings = ModelSettings(properties=EXACT, hidden=(1.0,))
+    model = PagedModel(tiny_llama_pair.target_xml, settings)
+    with model.new_sequence() as sequence:
+        [logits] = model.forward([Run(sequence, [5, 6, 7], 3)])
+        normed, stream = np.split(logits.state, 2, axis=-1)
+    scale = np.sqrt((stream**2).mean(-1, keepdims=True))
+    weights = normed * scale / stream  # an RMS norm's weights: the same for every row
+    assert np.allclose(weights[0], weights[1], rtol=1e-3)
+
+
+def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
+    xml = write_head(tmp_path)
+    head = Head(xml, ov.Core())
+    rng = np.random.default_rng(0)
+    steps = [HeadStep(rng.normal(size=64).astype(np.float32), None, (at,)) for at in range(3)]
+    alone = []
+    for step in steps:
+        [logits] = head.forward([step])
+        alone.append((logits.rows.copy(), logits.state_of(0)))
+    for logits, (rows, state) in zip(head.forward(steps), alone, strict=True):
+        assert np.allclose(logits.rows, rows, atol=1e-2)
+        assert np.allclose(logits.state_of(0), state, atol=1e-2)
+    assert head.seconds > 0 and len(head.head_tokens) == 128
+
+
+def test_a_head_says_which_hidden_states_it_reads(tmp_path):
+    core = ov.Core()
+    assert fractions(write_head(tmp_path / "a"), core) == ()
+    assert fractions(write_head(tmp_path / "b", (0.25, 0.5)), core) == (0.25, 0.5)
+    broken = tmp_path / "openvino_head.xml"
+    broken.write_text("no")
+    with pytest.raises(ModelError, match="not a usable draft head"):
+        fractions(broken, core)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model"])
+@pytest.mark.parametrize("coupling", ["shared", "maximal"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_answers_with_a_draft_head_are_the_targets_own(
+    head_pair, session, drafter, coupling, temperature
+):
+    wanted = Settings(max_new_tokens=24, drafter=drafter, draft_tokens=3, temperature=temperature)
+    wanted = dataclasses.replace(wanted, coupling=coupling)
+    with Session(head_pair) as with_head:
+        *_, trace = with_head.answer("Count from one to five.", wanted, certify=True)
+    sources = {token.source for round_ in trace.rounds for token in round_.drafted}
+    assert "head" in sources
+    if coupling == "shared" or not temperature:
+        plain = dataclasses.replace(wanted, drafter="none")
+        *_, expected = session.answer("Count from one to five.", plain)
+        assert trace.token_ids == expected.token_ids
+
+
+def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence(
+    head_pair, monkeypatch
+):
+    monkeypatch.setattr("specdemo.engine.model.PagedModel.keeps_its_cache", lambda self: False)
+    pair = dataclasses.replace(head_pair, device="CPU")
+    with Session(pair) as session:
+        monkeypatch.setattr(type(session._engine), "_reads_hidden", False)
+        with pytest.raises(BadInput, match="draft head, which needs"):
+            next(session.answer("Hello", Settings(drafter="model")))
+        assert list(session.answer("Hello", Settings(max_new_tokens=4)))
+
+
+def test_a_recording_holds_the_chains_of_a_draft_head(head_pair):
+    prompts = [BenchPrompt("1", "a", "Count from one to five.")]
+    with Session(head_pair) as session:
+        for found in record(session, prompts, Settings(max_new_tokens=8)):
+            assert [len(chain) for chain in found.head] == [0, 5, 5, 5, 4, 3, 2, 1]
+            assert all(token % 2 == 0 for chain in found.head for token, _ in chain)
