@@ -150,7 +150,7 @@ def _round(at: int, text: str) -> Round:
         return Round((), EmittedToken(1, "first", 0.5, text), 0.0, 0.01, shown_at)
     if at % 2:
         return Round((DraftToken(at + 1, 0.5, 0.5, True, text=text),), None, 0.001, 0.01, shown_at)
-    wrong = DraftToken(99, 0.5, 0.1, False, text="no")
+    wrong = DraftToken(99, 0.5, 0.1, False, text=text)
     return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 

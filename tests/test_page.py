@@ -15,18 +15,18 @@ import time
 import urllib.request
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, page_server
 
 from specdemo.bench.costs import expected_speedup, measured_costs
-from specdemo.settings import ModelChoice
-from specdemo.trace import from_json, summarize
-from specdemo.ui import choice, page
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import PairInfo, Trace, summarize, to_json
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -57,47 +57,33 @@ def url(embedded_pair):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{probe.getsockname()[1]}/"
-    log = ROOT / ".pytest_cache" / "page-server.log"
-    log.parent.mkdir(exist_ok=True)
     command = [sys.executable, "app.py", "--port", address.split(":")[-1].strip("/")]
-    offline = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    with (
-        open(log, "w", encoding="utf-8") as output,
-        subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=offline) as server,
-    ):
-        try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(address, timeout=2).read()
-                    break
-                except OSError:
-                    assert server.poll() is None, log.read_text()
-                    time.sleep(0.1)
-            yield address
-        finally:
-            server.terminate()
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=offline) as server:
+        while server.poll() is None:
+            with suppress(OSError):
+                urllib.request.urlopen(address, timeout=2).read()
+                break
+            time.sleep(0.1)
+        yield address
+        server.terminate()
 
 
 @pytest.fixture(scope="module")
 def browser(chromium):
     with playwright.sync_playwright() as run:
-        opened = run.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield opened
-        opened.close()
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        yield run.chromium.launch(executable_path=chromium, args=arguments)
 
 
 @pytest.fixture(scope="module")
 def desk(browser):
     """A window of a usual size. Tabs share its cache, as a visitor's do."""
-    context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-    yield context
-    context.close()
+    return browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
 
 
 class Visit:
-    """A browser tab on the page; notes console errors and requests to other hosts."""
+    """A browser tab on the page; notes what the console says and requests to other hosts."""
 
     def __init__(self, context, url: str, query: str = "max_new_tokens=24"):
         self.page = context.new_page()
@@ -105,16 +91,19 @@ class Visit:
         self.asked: set[str] = set()
         self.url = url
         self.before = None  # the run that was on the stage when a question was asked
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("console", self.heard)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.asked.add(request.url))
         self.page.set_default_timeout(PATIENCE)
         self.page.goto(url + ("?" + query if query else ""))
-        self.page.wait_for_selector("#sd-question textarea", state="attached")
-        self.page.wait_for_function("window.specdemo && window.specdemo.stage")
-        if "max_new_tokens" in query:
+        self.page.wait_for_function("window.specdemo?.stage")
+        if "max_new_tokens=" in query:
             wanted = query.split("max_new_tokens=")[1].split("&")[0]
             self.page.wait_for_function(LINK_HAS, arg=["max_new_tokens", wanted])
+
+    def heard(self, message) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
 
     def ask(self, question: str) -> None:
         self.before = self.page.evaluate("window.specdemo.stage.run")
@@ -157,11 +146,23 @@ class Visit:
     def open_tab(self, name: str) -> None:
         """Select a tab, which on a narrow page may be in the menu for those that found no room."""
         tab = self.page.get_by_role("tab", name=name)
-        if tab.count() and tab.first.is_visible():
-            tab.first.click()
-        else:
+        if not (tab.count() and tab.first.is_visible()):
             self.page.locator(".overflow-menu > button").click()
-            self.page.locator(".overflow-dropdown button").filter(has_text=name).click()
+            tab = self.page.locator(".overflow-dropdown button").filter(has_text=name)
+        tab.first.click()
+
+    def kept(self, button: str, path: Path) -> Path:
+        """What a button lets a visitor download."""
+        with self.page.expect_download() as download:
+            self.page.get_by_role("button", name=button).click()
+        download.value.save_as(path)
+        return path
+
+    def link(self) -> str:
+        """The link that "Copy a link" shows."""
+        self.page.get_by_role("button", name="Copy a link").click()
+        expect(self.page.locator(".sd-link-text")).not_to_have_value("")
+        return self.page.input_value(".sd-link-text")
 
     def axe_finds_nothing(self) -> None:
         self.page.get_by_role("button", name="Settings for engineers").click()
@@ -206,13 +207,13 @@ def visit(browser, desk, url):
 
 
 def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(visit):
-    tab = visit("max_new_tokens=48")
+    tab = visit("max_new_tokens=96")
     tab.page.evaluate("""() => {
       const box = document.querySelector('.sd-text-spec');
       window.seen = new Set();
-      const look = () => window.seen.add(box.querySelectorAll('.sd-tok:not(.sd-later)').length);
-      new MutationObserver(look).observe(box, { subtree: true, childList: true, attributes: true });
       window.shifts = [];
+      new MutationObserver(() => window.seen.add(box.childElementCount))
+        .observe(box, { childList: true });
       const name = ({ node }) => (node?.className || node?.nodeName) + '';
       const note = one => window.shifts.push([one.value, ...one.sources.map(name)]);
       new PerformanceObserver(list => list.getEntries().forEach(note))
@@ -222,19 +223,19 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(vi
     trace = tab.finished()
     tokens = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
     assert tab.page.evaluate("window.seen.size") >= 3, "the tokens all came at once"
-    assert tokens.count() == trace["summary"]["tokens"] == 48
+    assert tokens.count() == trace["summary"]["tokens"] == 96
     classes = tokens.evaluate_all("nodes => nodes.map(node => node.className.split(' ')[1])")
     assert set(classes) <= KINDS and classes[0] == "sd-first"
-    assert float(tab.text('[data-figure="speculative-rate"]')) > 0
-    assert float(tab.text('[data-figure="plain-rate"]')) > 0
+    for figure in ("speculative-rate", "plain-rate"):
+        assert float(tab.text(f'[data-figure="{figure}"]')) > 0
     expect(tab.page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
     assert tab.text(".sd-text-plain").split() == tab.text(".sd-text-spec").split()
     assert trace["identical"] is True
     assert "Identical: two independent runs" in tab.text(".sd-identity")
     shifts = tab.page.evaluate("window.shifts")
     assert sum(shift[0] for shift in shifts) < 0.02, shifts
-    drawn = tab.page.get_attribute(".sd-canvas", "aria-label")
-    assert drawn.count("48 tokens in") == 2
+    drawn = tab.page.get_attribute(".sd-sketch", "aria-label")
+    assert drawn.count("96 tokens in") == 2
     expect(tab.page.locator(".sd-who-table")).to_contain_text("target model itself")
     assert tab.page.evaluate("typeof Plotly") == "undefined"
 
@@ -267,17 +268,9 @@ def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
 def test_bad_input_gets_one_sentence_on_the_page(visit, question, said):
     tab = visit()
     tab.ask(question)
-    tab.page.wait_for_selector(".sd-error:not([hidden])")
     expect(tab.page.locator(".sd-error")).to_contain_text(said)
     assert tab.text(".sd-error").count(".") <= 1 + said.count(".")
     tab.page.get_by_role("button", name="Run", exact=True).wait_for()
-
-
-def ids(trace: dict) -> list[int]:
-    """The ids of the answer's tokens."""
-    kept = [[t for t in one["drafted"] if t["accepted"]] for one in trace["rounds"]]
-    last = [[one["emitted"]] if one["emitted"] else [] for one in trace["rounds"]]
-    return [token["id"] for pair in zip(kept, last, strict=True) for part in pair for token in part]
 
 
 HOSTILE = [
@@ -296,41 +289,18 @@ HOSTILE = [
 ]
 
 
-def hostile_trace() -> dict:
-    """A saved run whose every text tries to be markup."""
-    target = {"target_probability": 0.5}
-    first = {"id": 1, "kind": "first", "text": HOSTILE[0], **target}
-    rounds = [{"drafted": [], "emitted": first, "shown_at": 0.1}]
-    for i, text in enumerate(HOSTILE):
-        draft = {"source": "model", "text": text, "draft_probability": 0.6, **target}
-        drafted = [{"id": 2, "accepted": True, **draft}, {"id": 3, "accepted": False, **draft}]
-        emitted = {"id": 4, "kind": "correction", "text": text, **target}
-        rounds.append({"drafted": drafted, "emitted": emitted, "shown_at": 0.2 + 0.1 * i})
-    for one in rounds:
-        one |= {"draft_seconds": 0.01, "verify_seconds": 0.05}
-    plain = [{"id": 1, "shown_at": 0.1 + 0.1 * i, "text": HOSTILE[i % 12]} for i in range(25)]
-    return {
-        "schema": 1,
-        "instruction": HOSTILE[1],
-        "prompt_tokens": 3,
-        "prompt_reused": 0,
-        "pair": {"name": HOSTILE[0], "target": "t", "draft": None},
-        "settings": {},
-        "prefill_seconds": 0.1,
-        "rounds": rounds,
-        "finish_reason": "length",
-        "cpu_seconds": 1.0,
-        "outside_seconds": 0.01,
-        "baseline": {"tokens": plain, "prefill_seconds": 0.1, "cpu_seconds": 2.0},
-        "identical": True,
-    }
+def hostile_trace() -> Trace:
+    """A run whose every text tries to be markup."""
+    session = FakeSession(HOSTILE, info=PairInfo(HOSTILE[0], "t", None))
+    *_, trace = session.race(HOSTILE[1], Settings(max_new_tokens=2 * len(HOSTILE) + 1))
+    return trace
 
 
 @pytest.fixture
 def saved(visit, tmp_path):
     """A tab that shows the hostile trace, opened from a file."""
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(hostile_trace()), encoding="utf-8")
+    path.write_text(to_json(hostile_trace()), encoding="utf-8")
     tab = visit()
     tab.open_file(path)
     tab.finished()
@@ -338,31 +308,26 @@ def saved(visit, tmp_path):
 
 
 def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(saved):
-    shown = saved.page.evaluate("document.querySelector('.sd-text-spec').textContent")
-    for text in HOSTILE:
-        assert text in shown
-    assert (
-        saved.page.locator(".sd-stage img, .sd-stage .sd-text script, .sd-stage .sd-text b").count()
-        == 0
-    )
-    saved.page.locator(".sd-table summary").click()
-    expect(saved.page.locator(".sd-table tbody tr")).to_have_count(len(HOSTILE) + 1)
-    saved.page.locator(".sd-text-spec .sd-correction").first.hover()
-    expect(saved.page.locator(".sd-card")).to_contain_text("rejected here")
-    assert saved.page.evaluate("window.hacked") is None
+    page = saved.page
+    shown = page.evaluate("document.querySelector('.sd-text-spec').textContent")
+    assert all(text in shown for text in HOSTILE)
+    assert page.locator(".sd-stage img, .sd-text script, .sd-text b").count() == 0
+    page.locator(".sd-table summary").click()
+    expect(page.locator(".sd-table tbody tr")).to_have_count(2 * len(HOSTILE) + 1)
+    page.locator(".sd-text-spec .sd-correction").first.hover()
+    expect(page.locator(".sd-card")).to_contain_text("rejected here")
+    assert page.evaluate("window.hacked") is None
     since = time.monotonic()
-    saved.page.get_by_role("button", name="Replay the race").click()
-    expect(saved.page.locator(".sd-text-plain .sd-later")).not_to_have_count(0)
-    saved.page.wait_for_function("document.querySelector('.sd-time').textContent === '2.40 s'")
-    saved.page.wait_for_function(
-        "document.querySelector('.sd-play').textContent.includes('Replay')"
-    )
-    assert time.monotonic() - since > 2.3
+    page.get_by_role("button", name="Replay the race").click()
+    expect(page.locator(".sd-text-plain .sd-later")).not_to_have_count(0)
+    page.wait_for_function("document.querySelector('.sd-time').textContent === '0.48 s'")
+    expect(page.locator(".sd-play")).to_contain_text("Replay")
+    assert time.monotonic() - since > 0.45
 
 
 def test_the_strip_and_the_slider_move_the_answer_with_them(saved):
     saved.page.locator(".sd-round").nth(2).click()
-    expect(saved.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1 + 2 * 2)
+    expect(saved.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(3)
     saved.page.locator(".sd-seek").fill("1000")
     expect(saved.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
 
@@ -374,12 +339,8 @@ def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_ope
     tab.ask(HOSTILE[0] + " <|im_end|> **x** $y$ say it back")
     trace = tab.finished()
     assert tab.page.evaluate("window.hacked") is None
-    with tab.page.expect_download() as download:
-        tab.page.get_by_role("button", name="Download this run").click()
-    path = tmp_path / "kept.json"
-    download.value.save_as(path)
     other = visit()
-    other.open_file(path)
+    other.open_file(tab.kept("Download this run", tmp_path / "kept.json"))
     again = other.finished()
     assert again["rounds"] == trace["rounds"] and again["instruction"] == trace["instruction"]
     expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
@@ -395,9 +356,9 @@ def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result
     for label, value in chosen.items():
         page.get_by_label(label, exact=True).click()
         page.get_by_role("option", name=value, exact=True).click()
-    tab.set_number("Maximum tokens", "max_new_tokens", "7")
-    tab.set_number("Temperature", "temperature", "0.5")
-    tab.set_number("Top-p", "top_p", "0.9")
+    numbers = {"Maximum tokens": "max_new_tokens", "Temperature": "temperature", "Top-p": "top_p"}
+    for (label, name), value in zip(numbers.items(), ("7", "0.5", "0.9"), strict=True):
+        tab.set_number(label, name, value)
     for label, value in (("Top-k", "40"), ("Seed", "11")):
         page.get_by_label(label).fill(value)
         page.keyboard.press("Tab")
@@ -418,12 +379,11 @@ def test_every_control_reaches_the_run_and_its_link_restores_all_with_the_result
         "numerics": "fast",
         "coupling": "maximal",
     }
-    assert {name: trace["settings"][name] for name in wanted} == wanted
-    page.get_by_role("button", name="Copy a link").click()
-    expect(page.locator(".sd-link-text")).not_to_have_value("")
-    link = page.input_value(".sd-link-text")
+    assert trace["settings"] == wanted
+    link = tab.link()
     other = visit(link.split("?", 1)[1], viewport={"width": 1280, "height": 1000})
-    assert ids(other.finished()) == ids(trace)
+    other.finished()
+    assert other.text(".sd-text-spec") == tab.text(".sd-text-spec")
     expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
     plain = link.split("#")[0]
     other.page.wait_for_function("link => window.specdemo.link() === link", arg=plain)
@@ -449,7 +409,7 @@ def test_a_pair_of_ones_own_is_asked_for_by_name_and_a_wrong_name_gets_one_sente
 
 
 @pytest.fixture
-def fake():
+def fake(tmp_path):
     """Another server, whose models load when `ready` is set; they are made up."""
     ready = threading.Event()
 
@@ -459,12 +419,10 @@ def fake():
         return FakeSession()
 
     service = Service(ModelChoice("embedded"), opener)
-    blocks, looks = page.build(service, choice.Offer(ModelChoice("embedded"), False))
-    _, url, _ = blocks.queue().launch(prevent_thread_lock=True, quiet=True, **looks)
     service.start()
-    yield SimpleNamespace(url=url, ready=ready)
-    ready.set()
-    blocks.close()
+    with page_server(service, tmp_path) as url:
+        yield SimpleNamespace(url=url + "/", ready=ready)
+        ready.set()
 
 
 def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(browser, fake):
@@ -487,10 +445,7 @@ def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answ
 
 
 def test_a_link_to_a_run_opens_on_a_server_that_never_saw_it(browser, visit, saved, fake):
-    saved.page.get_by_role("button", name="Copy a link").click()
-    expect(saved.page.locator(".sd-link-text")).not_to_have_value("")
-    link = saved.page.input_value(".sd-link-text")
-    other = Visit(browser.new_context(), fake.url, "#" + link.split("#")[1])
+    other = Visit(browser.new_context(), fake.url, "#" + saved.link().split("#")[1])
     assert other.finished()["instruction"] == HOSTILE[1]
     assert other.page.evaluate("window.hacked") is None
     assert other.page.locator(".sd-stage img, .sd-text script").count() == 0
@@ -522,33 +477,25 @@ def test_a_run_too_long_for_a_link_says_so_and_gives_the_question(visit):
       for (const round of window.specdemo.stage.trace.rounds) round.noise = Array.from(
         { length: 20 }, noise);
     }""")
-    tab.page.get_by_role("button", name="Copy a link").click()
-    expect(tab.page.locator(".sd-keep [role=status]")).to_contain_text("Download the run instead")
-    assert "#run" not in tab.page.input_value(".sd-link-text")
+    assert "#run" not in tab.link()
+    expect(tab.page.locator(".sd-kept")).to_contain_text("Download the run instead")
 
 
 def test_the_card_of_a_run_is_a_picture_of_1200_by_630_in_which_text_stays_text(saved, tmp_path):
-    for kind in ("PNG", "SVG"):
-        with saved.page.expect_download() as download:
-            saved.page.get_by_role("button", name=f"Card ({kind})").click()
-        download.value.save_as(tmp_path / kind)
-    assert struct.unpack(">II", (tmp_path / "PNG").read_bytes()[16:24]) == (1200, 630)
-    root = ElementTree.parse(tmp_path / "SVG").getroot()
+    png = saved.kept("Card (PNG)", tmp_path / "png").read_bytes()
+    assert struct.unpack(">II", png[16:24]) == (1200, 630)
+    root = ElementTree.parse(saved.kept("Card (SVG)", tmp_path / "svg")).getroot()
     assert {node.tag.split("}")[1] for node in root.iter()} == {"svg", "rect", "text"}
     assert any("<script>" in (node.text or "") for node in root.iter())
 
 
 def test_what_if_expects_what_leviathans_theorem_gives_over_the_costs_of_the_run(saved):
-    trace = from_json(json.dumps(hostile_trace()))
-    costs = measured_costs([trace])
-    for rate, length in ((0.0, 1), (0.6, 4), (0.9, 15)):
-        there = saved.page.evaluate(
-            "([rate, length]) => window.specdemo.expectedSpeedup(rate, length, "
-            "window.specdemo.stage.figures.costs)",
-            [rate, length],
-        )
-        step = summarize(trace).draft_seconds / summarize(trace).drafted
-        assert there == pytest.approx(expected_speedup(rate, length, costs, step))
+    trace = hostile_trace()
+    costs, summary = measured_costs([trace]), summarize(trace)
+    expected = "asked => window.specdemo.expectedSpeedup(...asked, specdemo.stage.figures.costs)"
+    for asked in ((0.0, 1), (0.6, 4), (0.9, 15)):
+        there = expected_speedup(*asked, costs, summary.draft_seconds / summary.drafted)
+        assert saved.page.evaluate(expected, asked) == pytest.approx(there)
     saved.page.locator(".sd-alpha").fill("0")
     expect(saved.page.locator(".sd-formula")).to_contain_text("α = 0.00 (acceptance rate)")
 
@@ -573,56 +520,69 @@ def test_a_token_tells_by_keyboard_what_the_draft_thought(saved):
     saved.page.locator(".sd-text-spec").focus()
     for _ in range(2):
         saved.page.keyboard.press("ArrowRight")
-    for said in ("accepted draft token", "60 %", "50 %"):
+    for said in ("accepted draft token", "draft50 %", "target50 %"):
         expect(saved.page.locator(".sd-card")).to_contain_text(said)
     saved.page.keyboard.press("Escape")
     expect(saved.page.locator(".sd-card")).to_be_hidden()
 
 
+ROUNDS = """count => Array.from({ length: count }, (_, at) => ({
+  drafted: [{ id: 1, draft_probability: .5, target_probability: .5, accepted: true,
+    source: 'model', text: ' word' }],
+  emitted: { id: 2, kind: 'bonus', target_probability: .5, text: ' more' },
+  draft_seconds: .001, verify_seconds: .01, shown_at: .01 * at }))"""
+"""Rounds of a run in progress, of two tokens each."""
+
+
 def test_work_per_update_does_not_grow_with_the_answer(visit):
-    tab = visit()
-    changes = tab.page.evaluate("""() => {
-      const stage = window.specdemo.stage, counts = [];
-      const draft = { id: 1, draft_probability: .5, target_probability: .5, accepted: true,
-        source: 'model', text: ' word' };
-      const emitted = { id: 2, kind: 'bonus', target_probability: .5, text: ' more' };
-      const round = (i) => ({ drafted: [draft], emitted, draft_seconds: .001,
-        verify_seconds: .01, shown_at: .01 * i });
-      const watch = new MutationObserver(() => {});
+    counts, points = visit().page.evaluate(
+        """rounds => {
+      const { stage } = window.specdemo, counts = [], watch = new MutationObserver(() => {});
       watch.observe(document.body,
         { subtree: true, childList: true, attributes: true, characterData: true });
-      const pen = CanvasRenderingContext2D.prototype, line = pen.lineTo;
-      let strokes = 0;
-      pen.lineTo = function (...at) { strokes++; return line.apply(this, at); };
-      for (let i = 0; i < 300; i++) {
+      rounds.forEach((round, at) => {
         stage.take({ run: 'x', phase: 'speculative', note: '', limit: 1200,
-          rounds_from: i, rounds: [round(i)], plain_from: 0, plain: [] });
-        stage.follow();
+          rounds_from: at, rounds: [round], plain_from: 0, plain: [] });
+        if (at < 300 || at === rounds.length - 1) stage.show(Infinity);
         counts.push(watch.takeRecords().length);
-      }
-      for (let i = 0; i < 2000; i++) stage.addRound(round(300 + i));
-      stage.spec.reach(2300, 5000);
-      strokes = 0;
-      stage.sketch.paint();
-      return { counts, strokes };
-    }""")
-    assert max(changes["counts"][200:]) <= max(changes["counts"][10:100]) + 2
-    assert changes["strokes"] <= 2 * 300 + 8, "a drawing of the sketch grows with the answer"
+      });
+      const [line] = document.querySelectorAll('.sd-sketch polyline');
+      return [counts, line.points.length];
+    }""",
+        visit().page.evaluate(ROUNDS, 2300),
+    )
+    assert max(counts[200:300]) <= max(counts[10:100]) + 2
+    assert points < 320, "the sketch grows with the answer"
 
 
 def test_the_rounds_follow_the_race_once_they_are_in_sight(visit):
     tab = visit(viewport={"width": 1280, "height": 500})
-    tab.page.evaluate("""() => {
-      const emitted = { id: 2, kind: 'plain', target_probability: .5, text: ' word' };
-      const rounds = Array.from({ length: 200 }, (_, i) => ({ drafted: [], draft_seconds: 0,
-        verify_seconds: .01, shown_at: .01 * i, emitted }));
-      window.specdemo.stage.receive(JSON.stringify({ run: 'x', phase: 'speculative', note: '',
-        limit: 300, rounds_from: 0, rounds, plain_from: 0, plain: [] }));
-    }""")
-    expect(tab.page.locator(".sd-text-spec .sd-later")).to_have_count(0)
-    assert tab.page.evaluate("window.specdemo.stage.stripSeen") is False
+    rounds = tab.page.evaluate(ROUNDS, 200)
+    tab.page.evaluate(
+        """rounds => window.specdemo.stage.receive(JSON.stringify({ run: 'x', note: '', rounds,
+        phase: 'speculative', limit: 300, rounds_from: 0, plain_from: 0, plain: [] }))""",
+        rounds,
+    )
+    expect(tab.page.locator(".sd-text-spec .sd-tok")).to_have_count(400)
+    assert tab.page.locator(".sd-strip .sd-round").count() == 0
     tab.page.locator(".sd-strip").scroll_into_view_if_needed()
     tab.page.wait_for_function("document.querySelector('.sd-strip').scrollLeft > 1000")
+
+
+def test_a_page_at_rest_asks_for_no_frames(browser, url):
+    context = browser.new_context(reduced_motion="reduce")
+    context.add_init_script("""window.asked = 0;
+      const real = requestAnimationFrame;
+      window.requestAnimationFrame = draw => { window.asked++; return real(draw); };""")
+    tab = Visit(context, url)
+    for _ in range(60):  # until Gradio has finished with what it does after loading
+        tab.page.evaluate("window.asked = 0")
+        tab.page.wait_for_timeout(500)
+        if tab.page.evaluate("window.asked") == 0:
+            break
+    else:
+        pytest.fail("something asks for frames for ever")
+    tab.close()
 
 
 def test_axe_finds_nothing_on_the_page(visit):
@@ -654,16 +614,13 @@ def test_a_small_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp
     tab.page.get_by_role("button", name="Run the benchmark").click()
     tab.page.wait_for_selector(".sd-bench-summary b")
     expect(tab.page.locator("#sd-bench-table tbody tr")).to_have_count(2)
-    kept = {}
-    for kind in ("CSV", "JSON", "HTML"):
-        with tab.page.expect_download() as download:
-            tab.page.get_by_role("button", name=f"Download {kind}").click()
-        path = tmp_path / kind
-        download.value.save_as(path)
-        kept[kind] = path.read_text(encoding="utf-8")
-    assert len(kept["CSV"].splitlines()) == 3
-    assert len(json.loads(kept["JSON"])["rows"]) == 2
-    assert kept["HTML"].startswith("<!DOCTYPE html>")
+    rows, report, whole = (
+        tab.kept(f"Download {kind}", tmp_path / kind).read_text(encoding="utf-8")
+        for kind in ("CSV", "JSON", "HTML")
+    )
+    assert len(rows.splitlines()) == 3
+    assert len(json.loads(report)["rows"]) == 2
+    assert whole.startswith("<!DOCTYPE html>")
 
 
 def test_other_sites_are_told_the_pages_name_and_given_its_card(url):
@@ -680,10 +637,10 @@ def test_gradio_client_gets_a_streamed_answer_a_comparison_and_one_sentence_for_
     from gradio_client.exceptions import AppError
 
     client = Client(url, verbose=False)
-    parts = list(client.submit("Explain why the sky is blue", 30, api_name="/generate"))
-    assert len(parts) > 2 and parts[-1]["done"] and parts[-1]["tokens"] == 30
+    parts = list(client.submit("Explain why the sky is blue", 60, api_name="/generate"))
+    assert len(parts) > 2 and parts[-1]["done"] and parts[-1]["tokens"] == 60
     assert "".join(part["delta"] for part in parts) == parts[-1]["text"]
-    compared = client.predict("Explain why the sky is blue", 30, api_name="/compare")
+    compared = client.predict("Explain why the sky is blue", 60, api_name="/compare")
     assert compared["identical"] is True and compared["speedup"] > 0
     assert compared["text"] == parts[-1]["text"]
     with pytest.raises(AppError, match="max_new_tokens is 0; it must be at least 1"):
@@ -706,14 +663,14 @@ def test_an_mcp_client_gets_an_answer_and_a_comparison(url):
         ):
             await session.initialize()
             tools = {tool.name.split("_")[-1]: tool for tool in (await session.list_tools()).tools}
-            asked = {"instruction": "Name a colour", "max_new_tokens": 8}
-            calls = [("generate", asked), ("compare", asked)]
-            calls.append(("compare", {**asked, "max_new_tokens": 0}))
-            answers = [
-                await session.call_tool(tools[name].name, given, progress_callback=progress)
-                for name, given in calls
+            return tools, [
+                await session.call_tool(
+                    tools[name].name,
+                    {"instruction": "Name a colour", "max_new_tokens": length},
+                    progress_callback=progress,
+                )
+                for name, length in (("generate", 8), ("compare", 8), ("compare", 0))
             ]
-            return tools, answers
 
     with ThreadPoolExecutor(1) as other:  # playwright keeps an event loop of its own in this thread
         tools, (answer, compared, refused) = other.submit(lambda: asyncio.run(use())).result()

@@ -48,8 +48,15 @@ from specdemo.ui.wording import error_sentence
 EMBEDDED = ModelChoice("embedded")
 
 
-def service_with(session: FakeSession) -> Service:
-    service = Service(EMBEDDED, lambda pair, report: session)
+@pytest.fixture
+def fake() -> FakeSession:
+    return FakeSession()
+
+
+@pytest.fixture
+def service(fake) -> Service:
+    """A service whose session is `fake`, ready."""
+    service = Service(EMBEDDED, lambda pair, report: fake)
     service.start()
     assert [state.kind for state in service.states(EMBEDDED)][-1] == "ready"
     return service
@@ -64,6 +71,10 @@ def updates(service: Service, question: str, running: runs.Running | None = None
 
 def race(service: Service, question: str) -> list[dict]:
     return list(updates(service, question))
+
+
+def at_rest(session: FakeSession, service: Service) -> bool:
+    return session.active == service.users == service.gate.visitors == 0
 
 
 def wait_until(condition) -> None:
@@ -91,34 +102,34 @@ def ask_once(gate: Gate, *visitor: str) -> None:
         pass
 
 
-def test_a_visitor_may_have_so_many_questions_at_once_and_others_are_not_counted():
-    gate = Gate(Metrics(), Limits(at_once=2))
-    with gate.request(Visitor("a")), gate.request(Visitor("a")):
+def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
+    gate = Gate(Metrics(), Limits(at_once=2, of_address=2))
+    with gate.request(Visitor("a", "192.0.2.7")), gate.request(Visitor("a", "192.0.2.8")):
         with pytest.raises(Busy, match="2 questions at work already"):
             ask_once(gate, "a")
-        with gate.request(Visitor("b")):
+        with gate.request(Visitor("b", "192.0.2.7")):
             assert gate.visitors == 2
+            with pytest.raises(Busy, match="2 questions from your network"):
+                ask_once(gate, "c", "192.0.2.7")
+            ask_once(gate, "c", "192.0.2.8")
     ask_once(gate, "a")
     assert gate.visitors == 0
 
 
-def test_a_visitor_may_ask_so_often_a_minute(clock):
-    gate = Gate(Metrics(), Limits(per_minute=3))
+def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
+    gate = Gate(Metrics(), Limits(per_minute=3, of_address_per_minute=5))
     for _ in range(3):
         ask_once(gate, "a")
     with pytest.raises(Busy, match="3 questions within a minute.*60 seconds"):
         ask_once(gate, "a")
+    for number in range(5):
+        ask_once(gate, f"made up {number}", "192.0.2.7")
+    with pytest.raises(Busy, match="5 questions came from your network.*60 seconds"):
+        ask_once(gate, "made up too", "192.0.2.7")
+    ask_once(gate, "made up too", "192.0.2.8")
     clock.now += 61
     ask_once(gate, "a")
-
-
-def test_one_network_address_has_a_limit_too():
-    gate = Gate(Metrics(), Limits(of_address=2))
-    with gate.request(Visitor("a", "192.0.2.7")), gate.request(Visitor("b", "192.0.2.7")):
-        ask_once(gate, "d", "192.0.2.8")
-        with pytest.raises(Busy, match="your network"):
-            ask_once(gate, "c", "192.0.2.7")
-    assert gate.visitors == 0
+    ask_once(gate, "made up too", "192.0.2.7")
 
 
 def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
@@ -126,7 +137,7 @@ def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
     for number in range(3000):
         clock.now += 1
         ask_once(gate, f"made up {number}")
-    assert len(gate._started) < 1100 and not gate._names and not gate._addresses
+    assert len(gate._started) < 1100 and not gate._at_work
 
 
 @pytest.mark.parametrize(
@@ -144,49 +155,29 @@ def test_visitors_on_this_machine_are_told_apart_by_their_browser_only(session, 
     assert visitor_of(request) == visitor
 
 
-def test_a_program_with_a_new_name_for_every_question_is_counted_by_its_address(clock):
-    gate = Gate(Metrics(), Limits(per_minute=3, of_address_per_minute=5))
-    for number in range(5):
-        ask_once(gate, f"made up {number}", "192.0.2.7")
-    with pytest.raises(Busy, match="5 questions came from your network.*60 seconds"):
-        ask_once(gate, "made up too", "192.0.2.7")
-    ask_once(gate, "made up too", "192.0.2.8")
-    clock.now += 61
-    ask_once(gate, "made up too", "192.0.2.7")
-
-
-def test_where_strangers_share_a_server_other_numerics_are_refused_before_anything_runs():
-    session = FakeSession()
-    limited = LimitedSession(session, Metrics(), limits_for(strangers=True))
-    with pytest.raises(BadInput, match="fast are not loaded here.*offers exact"):
-        list(limited.race("hi", Settings(numerics="fast")))
-    assert session.settings == []
-    open_ = LimitedSession(session, Metrics(), limits_for(strangers=False))
-    assert list(open_.race("hi", Settings(numerics="fast")))
-
-
 @pytest.mark.parametrize(
-    ("question", "wanted", "said"),
+    ("question", "settings", "said"),
     [
-        ("x" * 101, 5, "101 characters; this server reads up to 100"),
-        ("hi", 51, "Maximum tokens is 51.*up to 50"),
+        ("x" * 101, Settings(max_new_tokens=5), "101 characters; this server reads up to 100"),
+        ("hi", Settings(max_new_tokens=51), "Maximum tokens is 51.*up to 50"),
+        ("hi", Settings(5, numerics="fast"), "fast are not loaded here.*offers exact"),
     ],
 )
-def test_long_questions_and_long_answers_are_refused_before_anything_runs(question, wanted, said):
-    session, limits = FakeSession(), Limits(prompt_characters=100, new_tokens=50)
-    limited = LimitedSession(session, Metrics(), limits)
+def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
+    limits = dataclasses.replace(limits_for(strangers=True), prompt_characters=100, new_tokens=50)
     with pytest.raises(BadInput, match=said):
-        list(limited.race(question, Settings(max_new_tokens=wanted)))
-    assert session.settings == []
+        list(LimitedSession(fake, Metrics(), limits).race(question, settings))
+    assert fake.settings == []
+    assert list(LimitedSession(fake, Metrics(), limits_for(False)).race(question, settings))
 
 
-def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(clock):
-    session, metrics = FakeSession(), Metrics()
-    limited = LimitedSession(session, metrics, Limits(seconds=10))
+def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(clock, fake):
+    metrics = Metrics()
+    limited = LimitedSession(fake, metrics, Limits(seconds=10))
     with pytest.raises(RequestFailed, match="Stopped after 10 seconds"):
         for _ in limited.answer("word " * 1000, Settings(max_new_tokens=1000)):
             clock.now += 1
-    assert session.active == 0 and session.rounds_made < 20
+    assert fake.active == 0 and fake.rounds_made < 20
     assert b'outcome="timeout"} 1.0' in metrics.text()
 
 
@@ -210,101 +201,94 @@ def test_every_failure_is_one_sentence_without_paths_or_traces(error):
     assert 20 < len(said) < 200
     leaks = "/home", "/opt", "/srv", "/etc", "Traceback", ".py", "\n"
     assert not any(leak in said for leak in leaks)
-
-
-def test_a_web_address_in_a_sentence_stays_whole():
-    error = FetchError("Nothing at https://huggingface.co/a/b answers.")
-    assert "https://huggingface.co/a/b" in error_sentence(error)
+    web = FetchError("Nothing at https://huggingface.co/a/b answers.")
+    assert "https://huggingface.co/a/b" in error_sentence(web)
 
 
 @pytest.mark.parametrize("error", [ModelError("x"), OSError(28, "No space"), KeyError(3)])
-def test_a_question_that_fails_is_told_in_a_sentence_and_the_next_one_is_answered(error):
-    session = FakeSession()
-    service = service_with(session)
-    session.errors.append(error)
+def test_a_question_that_fails_is_told_in_a_sentence_and_the_next_one_is_answered(
+    fake, service, error
+):
+    fake.errors.append(error)
     assert race(service, "one two three four")[-1]["phase"] == "error"
     assert race(service, "one two three four")[-1]["phase"] == "done"
-    assert service.users == session.active == service.gate.visitors == 0
+    assert at_rest(fake, service)
 
 
-def test_models_that_cannot_be_opened_any_more_are_a_sentence_and_are_tried_again():
-    gone = FileNotFoundError(2, "No such file", "/models/gone.xml")
-    service = Service(EMBEDDED, Mock(side_effect=[gone, FakeSession()]))
-    last = race(service, "hello there")[-1]
-    assert last["phase"] == "error" and "/models" not in json.dumps(last)
-    assert service.health()["status"] == "failed"
-    assert race(service, "hello there")[-1]["phase"] == "done"
-
-
-def test_models_found_damaged_are_a_sentence_and_are_loaded_again():
-    damaged, whole = FakeSession(), FakeSession()
-    damaged.refusal = DamagedModel("openvino_model.bin in target changed.")
-    service = Service(EMBEDDED, Mock(side_effect=[damaged, whole]))
-    last = race(service, "hello there")[-1]
-    assert (last["phase"], last["note"]) == ("error", str(damaged.refusal))
-    assert service.health()["status"] == "failed"
-    assert race(service, "hello there")[-1]["phase"] == "done"
-    assert damaged.closed and not whole.closed
-
-
-def test_a_full_queue_is_told_in_the_schedulers_sentence():
+def damaged() -> FakeSession:
     session = FakeSession()
-    session.refusal = Busy("80 requests are waiting already; try again in a moment.")
-    service = service_with(session)
+    session.refusal = DamagedModel("openvino_model.bin in target changed.")
+    return session
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        (FileNotFoundError(2, "No such file", "/models/gone.xml"), "A file could not be"),
+        (damaged(), "openvino_model.bin in target changed."),
+    ],
+    ids=["gone", "damaged"],
+)
+def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(opened, said):
+    service = Service(EMBEDDED, Mock(side_effect=[opened, FakeSession()]))
+    last = race(service, "hello there")[-1]
+    assert last["phase"] == "error" and said in last["note"] and "/models" not in last["note"]
+    assert service.health()["status"] == "failed"
+    assert race(service, "hello there")[-1]["phase"] == "done"
+
+
+def test_a_full_queue_is_told_in_the_schedulers_sentence(fake, service):
+    fake.refusal = Busy("80 requests are waiting already; try again in a moment.")
     last = race(service, "hello")[-1]
-    assert (last["phase"], last["note"]) == ("error", str(session.refusal))
+    assert (last["phase"], last["note"]) == ("error", str(fake.refusal))
     assert b'outcome="refused"} 1.0' in service.metrics.text()
 
 
-def test_a_visitor_who_waits_reads_a_place_and_a_time():
-    session = FakeSession()
-    session.waits = [Waiting(3, 7.2)]
-    session.held.set()
-    seen = updates(service_with(session), "have patience please")
+def test_a_visitor_who_waits_reads_a_place_and_a_time(fake, service):
+    fake.waits = [Waiting(3, 7.2)]
+    fake.held.set()
+    seen = updates(service, "have patience please")
     waiting = next(one for one in seen if one["phase"] == "waiting")
     assert waiting["note"] == "In the queue, 2 requests ahead; about 7 s"
-    session.held.clear()
+    fake.held.clear()
     assert list(seen)[-1]["phase"] == "done"
 
 
-def test_answers_that_differ_are_shown_with_the_first_difference():
-    session = FakeSession()
-    session.differs_at = 2
-    last = race(service_with(session), "one two three four")[-1]
+def test_answers_that_differ_are_shown_with_the_first_difference(fake, service):
+    fake.differs_at = 2
+    last = race(service, "one two three four")[-1]
     assert last["trace"]["identical"] is False
     assert "at token 3 the answer has “three ”" in last["verdict"]["identity"]
 
 
-def test_leaving_the_page_stops_its_run_within_a_round():
-    session, running = FakeSession(delay=0.02), runs.Running()
-    service = service_with(session)
+def test_leaving_the_page_stops_its_run_within_a_round(fake, service):
+    fake.delay, running = 0.02, runs.Running()
     seen = updates(service, "word " * 30, running)
     next(one for one in seen if one["rounds"])
-    made = session.rounds_made
+    made = fake.rounds_made
     running.stop("tab")
     assert list(seen)[-1]["phase"] == "stopped"
-    assert session.rounds_made <= made + 1
-    assert session.active == service.users == service.gate.visitors == 0
+    assert fake.rounds_made <= made + 1
+    assert at_rest(fake, service)
 
 
-def test_a_closed_generator_ends_the_engines_work_and_frees_the_request():
-    session = FakeSession()
-    service = service_with(session)
+def test_a_closed_generator_ends_the_engines_work_and_frees_the_request(fake, service):
     seen = updates(service, "word " * 30)
     next(one for one in seen if one["rounds"])
     seen.close()
-    wait_until(lambda: session.active == 0)
-    assert service.users == service.gate.visitors == 0
+    wait_until(lambda: at_rest(fake, service))
 
 
 # Figures for monitors
 
 
-def test_health_and_metrics_tell_what_was_asked_without_what_was_said():
-    session = FakeSession()
-    service = service_with(session)
-    race(service, "my secret words are these")
-    session.refusal = BadInput("The instruction asks too much.")
+def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, service, caplog):
+    with caplog.at_level("INFO", logger="specdemo.requests"):
+        race(service, "my secret words are these")
+    logged = [one.getMessage() for one in caplog.records if one.name == "specdemo.requests"]
+    assert len(logged) == 2
+    assert "answer length prompt=5 tokens=5" in logged[0] and "baseline length" in logged[1]
+    fake.refusal = BadInput("The instruction asks too much.")
     race(service, "too much")
     health, text = service.health(), service.metrics.text().decode()
     assert health["status"] == "ready"
@@ -318,16 +302,7 @@ def test_health_and_metrics_tell_what_was_asked_without_what_was_said():
         'specdemo_cache_blocks_used{cache="target"} 3.0',
     ):
         assert line in text
-    assert "secret" not in text + json.dumps(health)
-
-
-def test_a_line_is_logged_for_each_run_and_holds_no_text(caplog):
-    with caplog.at_level("INFO", logger="specdemo.requests"):
-        race(service_with(FakeSession()), "my secret words")
-    lines = [one.getMessage() for one in caplog.records if one.name == "specdemo.requests"]
-    assert len(lines) == 2
-    assert "answer length prompt=5 tokens=3" in lines[0] and "baseline length" in lines[1]
-    assert not any("secret" in line for line in lines)
+    assert "secret" not in text + json.dumps(health) + "".join(logged)
 
 
 # Over HTTP
@@ -349,10 +324,6 @@ def served(tmp_path_factory):
 def slowly(served, monkeypatch):
     """The session takes its time during the test."""
     monkeypatch.setattr(served[1], "delay", 0.05)
-
-
-def at_rest(session: FakeSession, service: Service) -> bool:
-    return session.active == service.users == service.gate.visitors == 0
 
 
 def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):

@@ -1,9 +1,9 @@
-"""Measures the page on a quiet machine: first paint, when the recorded race plays, script time per
-update, layout shifts, and what watching costs an answer.
+"""Measures the page on a quiet machine: first paint, when the recorded race plays, what an update
+makes the browser do, layout shifts, and what watching costs an answer.
 
 `python tools/page_measure.py [--repeats 10] [--tokens 300]`
 
-Watched and unwatched answers come from the same loaded models: those of two processes differ by
+Answers without a page come over HTTP from the same loaded models: those of two processes differ by
 several percent, wherever their memory happens to lie.
 """
 
@@ -16,36 +16,21 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-ANSWERED = "answered:"
-DRAFT_TOKENS = 3
 QUESTION = "Write a long story about a lighthouse keeper and the sea"
 
-WATCH = """() => {
-  window.work = []; window.shift = 0;
-  const { stage } = window.specdemo;
-  for (const name of ['drain', 'tick']) {
-    const real = stage[name];
-    stage[name] = function (...given) {
-      const since = performance.now(), result = real.apply(this, given);
-      if (stage.live) window.work.push(performance.now() - since);
-      return result;
-    };
-  }
-  new PerformanceObserver(list => list.getEntries().forEach(one => { window.shift += one.value; }))
-    .observe({ type: 'layout-shift' });
-}"""
+SHIFTS = """window.shift = 0;
+new PerformanceObserver(list => list.getEntries().forEach(one => { window.shift += one.value; }))
+  .observe({ type: 'layout-shift' });"""
 READY = "window.specdemo?.stage?.run && window.specdemo.link().includes('max_new_tokens')"
 SETTLED = """before => {
   const { stage } = window.specdemo;
@@ -53,57 +38,23 @@ SETTLED = """before => {
 }"""
 
 
-def serve(port: int) -> None:
-    """The page's server; for each line of standard input it answers QUESTION itself, with as many
-    tokens as the line says, and prints the milliseconds per token."""
-    import app
-    from specdemo import cli
-    from specdemo.settings import Settings
-    from specdemo.trace import summarize
-    from specdemo.ui import choice
-
-    sessions, open_session = [], choice.open_session
-
-    def opened(*given, **named):
-        sessions.append(open_session(*given, **named))
-        return sessions[-1]
-
-    def answer() -> None:
-        for line in sys.stdin:
-            settings = Settings(max_new_tokens=int(line), draft_tokens=DRAFT_TOKENS)
-            *_, trace = sessions[-1].answer(QUESTION, settings)
-            print(f"{ANSWERED} {token_ms(asdict(summarize(trace)))}", flush=True)
-
-    choice.open_session = opened
-    threading.Thread(target=answer, daemon=True).start()
-    cli.main(["--port", str(port), "--pair", "embedded"], app.page, "app.py")
-
-
 def token_ms(summary: dict) -> float:
     return 1e3 * summary["decode_seconds"] / (summary["tokens"] - 1)
 
 
 @contextlib.contextmanager
-def served() -> Iterator[tuple[str, Callable[[int], float]]]:
-    """The page of a server of its own, and a function that has it answer without a page."""
+def served() -> Iterator[str]:
+    """The page of a server of its own, with the embedded pair."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, ROOT / "tools" / "page_measure.py", "--serve", str(port)],
+        [sys.executable, "app.py", "--port", str(port), "--pair", "embedded"],
         cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
-
-    def unwatched(tokens: int) -> float:
-        print(tokens, file=server.stdin, flush=True)
-        line = next(line for line in server.stdout if line.startswith(ANSWERED))
-        return float(line.split()[1])
-
     try:
         url = f"http://127.0.0.1:{port}/"
         for _ in range(600):
@@ -111,7 +62,7 @@ def served() -> Iterator[tuple[str, Callable[[int], float]]]:
                 urllib.request.urlopen(url, timeout=2).read()
                 break
             time.sleep(0.1)
-        yield url, unwatched
+        yield url
     finally:
         server.terminate()
         server.wait(20)
@@ -147,16 +98,36 @@ def race(page, question: str = QUESTION) -> dict:
     return page.evaluate("window.specdemo.stage.trace")
 
 
+def work(page) -> list[tuple[str, float]]:
+    """What the browser does in a race: bytes and pieces received, layouts, seconds of its main
+    thread."""
+    names = "LayoutCount", "RecalcStyleCount", "ScriptDuration", "LayoutDuration", "TaskDuration"
+    browser, sizes = page.context.new_cdp_session(page), []
+    browser.on("Network.dataReceived", lambda event: sizes.append(event["dataLength"]))
+    browser.send("Network.enable")
+    browser.send("Performance.enable")
+
+    def metrics() -> dict[str, float]:
+        found = browser.send("Performance.getMetrics")["metrics"]
+        return {one["name"]: one["value"] for one in found}
+
+    before = metrics()
+    race(page)
+    after = metrics()
+    browser.detach()
+    done = [(name, after[name] - before[name]) for name in names]
+    return [("bytes", sum(sizes)), ("pieces", len(sizes)), *done]
+
+
 def main() -> None:
+    from gradio_client import Client
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve)
-    settings = {"max_new_tokens": options.tokens, "draft_tokens": DRAFT_TOKENS}
-    with served() as (url, unwatched), chromium() as browser:
+    settings = {"max_new_tokens": options.tokens, "draft_tokens": "3"}
+    with served() as url, chromium() as browser:
         paints = []
         for _ in range(3):
             context = browser.new_context()
@@ -169,20 +140,15 @@ def main() -> None:
 
         page = open_page(browser.new_context(), url, **settings)
         race(page)  # the models are loaded, and everything is warm
-        page.evaluate(WATCH)
-        race(page)
-        work = page.evaluate("window.work")
-        quarter = len(work) // 4
-        print(
-            f"script time per update, ms: {mean(work[:quarter]):.2f} in the first quarter of "
-            f"{len(work)} updates, {mean(work[-quarter:]):.2f} in the last"
-        )
+        page.evaluate(SHIFTS)
+        print("a watched race:", ", ".join(f"{name} {value:g}" for name, value in work(page)))
         print(f"layout shift while streaming: {page.evaluate('window.shift'):.4f}")
 
-        alone, watched = [], []
+        client, alone, watched = Client(url, verbose=False), [], []
         for _ in range(options.repeats + 1):
             page.goto("about:blank")
-            alone.append(unwatched(options.tokens))
+            compared = client.predict(QUESTION, **settings, api_name="/compare")
+            alone.append(token_ms(compared["summary"]))
             page = open_page(page.context, url, **settings)
             time.sleep(2)  # until the browser has finished with loading
             watched.append(token_ms(race(page)["summary"]))

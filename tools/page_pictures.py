@@ -1,12 +1,11 @@
 """Takes the README's pictures from a real run of the page, docs/images/page.png and race.gif, and
 the recorded race's card, specdemo/ui/static/card.png.
 
-`python tools/page_pictures.py [--question TEXT] [--tokens N]`, on a quiet machine. Needs Pillow.
+`python tools/page_pictures.py`, on a quiet machine. Needs Pillow.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import time
 
@@ -15,24 +14,21 @@ from page_measure import ROOT, chromium, open_page, race, served
 from specdemo.ui.preview import CARD
 
 IMAGES = ROOT / "docs" / "images"
+WARM_UP = "Name three colours of the rainbow", "Why is the sky blue?"
+QUESTION = "Write a Python function that reverses a string"
 WIDTH = 800
 FRAME = 0.125
 """Seconds between two frames of the animation."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--question", default="Write a Python function that reverses a string")
-    parser.add_argument("--tokens", default="160")
-    options = parser.parse_args()
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-    with served() as (url, _), chromium() as browser:
+    with served() as url, chromium() as browser:
         still = browser.new_context(reduced_motion="reduce", **looks)
         write_card(open_page(still, url, max_new_tokens=8))
-        page = open_page(browser.new_context(**looks), url, max_new_tokens=options.tokens)
-        for question in ("Name three colours of the rainbow", "Why is the sky blue?"):
-            race(page, question)  # warm-up
-        race(page, options.question)
+        page = open_page(browser.new_context(**looks), url, max_new_tokens=160)
+        for question in (*WARM_UP, QUESTION):
+            race(page, question)
         page.evaluate("scrollTo(0, 0)")
         page.mouse.move(0, 0)
         page.wait_for_timeout(500)

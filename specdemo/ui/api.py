@@ -16,7 +16,7 @@ from gradio.mcp import GradioMCPServer
 
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.trace import Trace, summarize, to_json
+from specdemo.trace import Trace, over, summarize, to_json
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer
 from specdemo.ui.inputs import help_of, settings_of
@@ -106,8 +106,8 @@ def _described(function: Callable) -> Callable:
         "limit": f"How many prompts, over all tasks (1 to {MAX_PROMPTS}).",
     }
     names = list(inspect.signature(function).parameters)[2:]  # after self and request
-    lines = [f"    {name}: {words.get(name) or help_of(name)}" for name in names]
-    function.__doc__ = "\n".join([function.__doc__.rstrip(), "", "Args:", *lines])
+    lines = "".join(f"\n    {name}: {words.get(name) or help_of(name)}" for name in names)
+    function.__doc__ = f"{function.__doc__.rstrip()}\n\nArgs:{lines}"
     return function
 
 
@@ -157,8 +157,8 @@ class _Endpoints:
             sent, sent_at = 0, 0.0
             for event in session.answer(instruction, settings_of(given), stop=stop):
                 if isinstance(event, Trace):
-                    ended = {"done": True, "text": event.text, "finish_reason": event.finish_reason}
-                    yield {**_piece(rounds, rounds[sent:]), **ended}
+                    ended = {"text": event.text, "finish_reason": event.finish_reason}
+                    yield _piece(rounds, rounds[sent:], done=True, **ended)
                     return
                 rounds.append(event)
                 if time.monotonic() - sent_at >= update_seconds(self._service):
@@ -224,18 +224,16 @@ class _Endpoints:
                     yield {"done": True, "row": None, "report": json.loads(report_json(event))}
 
 
-def _piece(rounds: list[Round], new: list[Round]) -> Piece:
+def _piece(rounds: list[Round], new: list[Round], **ended: Any) -> Piece:
     """The figures of the `rounds` so far and the text of the `new` ones."""
     tokens = sum(len(one.tokens) for one in rounds)
     accepted = sum(one.accepted for one in rounds)
     rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
     spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-    return {
+    piece = {
         "delta": "".join(token.text for one in new for token in one.tokens),
         "tokens": tokens,
         "tokens_per_second": (tokens - 1) / spent if spent > 0 else 0.0,
-        "acceptance_rate": accepted / (accepted + rejected) if accepted + rejected else None,
-        "done": False,
-        "text": "",
-        "finish_reason": "",
+        "acceptance_rate": over(accepted, accepted + rejected),
     }
+    return {**piece, "done": False, "text": "", "finish_reason": "", **ended}

@@ -46,8 +46,9 @@ def choices(name: str) -> list[str]:
 
 def help_of(name: str) -> str:
     """One sentence on an input, as the command line has it."""
-    helps = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
-    return helps[name][0].upper() + helps[name][1:] + "."
+    found = (*fields(Settings), *fields(ModelChoice))
+    text = next(one.metadata["help"] for one in found if one.name == name)
+    return text[0].upper() + text[1:] + "."
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -23,7 +23,7 @@ from specdemo.trace import Trace
 if TYPE_CHECKING:
     import gradio
 
-    from specdemo.session import Session
+    from specdemo.answering import Answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,14 @@ def visitor_of(request: gradio.Request) -> Visitor:
     return Visitor((request.session_hash or "")[:64] or f"address {address or 'here'}", address)
 
 
+SENTENCES = (
+    ("You have {} questions", "You have asked {} questions"),
+    ("{} questions from your network are", "{} questions came from your network"),
+)
+"""How the sentences on requests at work, and on those of a minute, begin: for a visitor, for an
+address."""
+
+
 class Gate:
     """Counts the requests of each visitor and each address. Thread safe."""
 
@@ -77,85 +85,60 @@ class Gate:
         self.limits = limits
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._names: Counter[str] = Counter()
-        self._addresses: Counter[str] = Counter()
+        self._at_work: Counter[str] = Counter()
         self._started: dict[str, deque[float]] = {}
 
     @property
     def visitors(self) -> int:
         """Visitors that have a request."""
         with self._lock:
-            return len(self._names)
+            return sum(who.startswith("visitor ") for who in self._at_work)
 
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
         """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
+        names = {f"visitor {visitor.name}": 1}
+        if visitor.address:  # a program can make up a new name for every question
+            names[f"address {visitor.address}"] = 1
         with self._lock:
-            refusal = self._refusal(visitor)
+            refusal = self._refusal(list(names), monotonic())
             if refusal:
                 self._metrics.requests.labels("answer", "refused").inc()
                 raise Busy(refusal)
-            self._names[visitor.name] += 1
-            self._addresses[visitor.address] += 1
+            self._at_work.update(names)
         try:
             yield
         finally:
             with self._lock:
-                self._names[visitor.name] -= 1
-                self._addresses[visitor.address] -= 1
-                self._names, self._addresses = +self._names, +self._addresses
+                self._at_work -= Counter(names)
 
-    def _refusal(self, visitor: Visitor) -> str:
-        """Why this request is one too many, "" if it is not."""
-        limits, now = self.limits, monotonic()
-        if self._names[visitor.name] >= limits.at_once:
-            return (
-                f"You have {limits.at_once} questions at work already, as many as one visitor may "
-                "have; wait for one to finish, or stop it."
-            )
-        if visitor.address and self._addresses[visitor.address] >= limits.of_address:
-            return (
-                f"{limits.of_address} questions from your network are at work already; "
-                "try again in a moment."
-            )
-        if len(self._started) > 1000:  # names cost nothing to make up
-            recent = {
-                name: times
-                for name, times in self._started.items()
-                if times and now - times[-1] < 60
-            }
-            self._started = recent
-        own = self._minute(f"visitor {visitor.name}", limits.per_minute)
-        if _full(own, now):
-            return (
-                f"You have asked {limits.per_minute} questions within a minute, as many as one "
-                f"visitor may; ask again in {math.ceil(60 - (now - own[0]))} seconds."
-            )
-        if visitor.address:  # a program can make up a new name for every question
-            network = self._minute(f"address {visitor.address}", limits.of_address_per_minute)
-            if _full(network, now):
-                return (
-                    f"{limits.of_address_per_minute} questions came from your network within a "
-                    f"minute; ask again in {math.ceil(60 - (now - network[0]))} seconds."
-                )
-            network.append(now)
-        own.append(now)
+    def _refusal(self, names: list[str], now: float) -> str:
+        """Why a request of these names is one too many; "" if it is not, which counts it."""
+        limits, at_work, started = self.limits, self._at_work, self._started
+        visitor = limits.at_once, limits.per_minute
+        network = limits.of_address, limits.of_address_per_minute
+        rules = list(zip(names, (visitor, network), SENTENCES, strict=False))
+        for name, (most, _), (told, _) in rules:
+            if at_work[name] >= most:
+                return f"{told.format(most)} at work already; wait for one to finish, or stop it."
+        if len(started) > 1000:  # names cost nothing to make up
+            for name in [name for name, times in started.items() if now - times[-1] >= 60]:
+                del started[name]
+        for name, (_, most), (_, told) in rules:
+            times = started.get(name, ())
+            if len(times) == most and now - times[0] < 60:
+                rest = math.ceil(60 - (now - times[0]))
+                return f"{told.format(most)} within a minute; ask again in {rest} seconds."
+        for name, (_, most), _ in rules:
+            started.setdefault(name, deque(maxlen=most)).append(now)
         return ""
-
-    def _minute(self, name: str, most: int) -> deque[float]:
-        """When the last `most` requests of this name began."""
-        return self._started.setdefault(name, deque(maxlen=most))
-
-
-def _full(times: deque[float], now: float) -> bool:
-    return len(times) == times.maxlen and now - times[0] < 60
 
 
 class LimitedSession:
     """A session within the limits of one request, which counts how the request ended. Attributes
     that are not here are the session's own."""
 
-    def __init__(self, session: Session, metrics: Metrics, limits: Limits = LIMITS):
+    def __init__(self, session: Answering, metrics: Metrics, limits: Limits = LIMITS):
         self._session = session
         self._metrics = metrics
         self._limits = limits
@@ -164,12 +147,12 @@ class LimitedSession:
         return getattr(self._session, name)
 
     def answer(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Session.answer`, but what it raises comes with the first event. Raises BadInput too
-        for an instruction or an answer over the limits, RequestFailed when it took too long."""
+        """As `Answering.answer`, but what it raises comes with the first event: BadInput too for an
+        instruction or an answer over the limits, RequestFailed when it took too long."""
         return self._limited(self._session.answer, instruction, settings, **options)
 
     def race(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Session.race`, in the same limits as `answer`."""
+        """As `Answering.race`, in the same limits as `answer`."""
         return self._limited(self._session.race, instruction, settings, **options)
 
     def _limited(
@@ -197,8 +180,8 @@ class LimitedSession:
 
         with Record(self._metrics) as record:
             self._check(instruction, settings)
-            events = start(instruction, settings, stop=stop, on_wait=waited, **options)
-            with closing(events):
+            started = start(instruction, settings, stop=stop, on_wait=waited, **options)
+            with closing(started) as events:
                 for event in events:
                     if late() and isinstance(event, Trace):
                         record.end("timeout", event)

@@ -110,24 +110,18 @@ class Tab:
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML) -> None:
         """Connects the events of the tab, and those of opening and leaving the page."""
-        every = list(self.inputs.values())
+        every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
         many = {"concurrency_limit": None, **PRIVATE}
-        changes = [component.change for component in every]
         remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
         # "multiple": the default drops a change that comes while another one is being told.
+        changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        pair = self.inputs["pair"]
-        pair.change(
-            lambda name: gr.update(visible=name == inputs.OWN),
-            pair,
-            self.own,
-            preprocess=False,
-            **now,
-        )
-        asked = [self.run.click, self.inputs["question"].submit]
+        show_own = lambda name: gr.update(visible=name == inputs.OWN)  # noqa: E731
+        pair.change(show_own, pair, self.own, preprocess=False, **now)
         # The values are checked as settings are everywhere, and told in a sentence.
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
+        asked = [self.run.click, self.inputs["question"].submit]
         gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
         self.stop.click(self._stop, None, None, **now)
         blocks.unload(self._leave)
@@ -144,8 +138,7 @@ class Tab:
         except BadInput as error:
             yield runs.failed(error)
             return
-        question = str(given["question"] or "")
-        asked = visitor_of(request), question, pair, settings
+        asked = visitor_of(request), str(given["question"] or ""), pair, settings
         yield from runs.run(self._service, self._running, *asked)
 
     def _stop(self, request: gr.Request) -> None:

@@ -198,6 +198,8 @@ def page_app(
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = SESSIONS
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
+    # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
+    blocks._queue.sleep_when_free = 0.02
     # Without this a mounted page copies any file of this machine that a request names (launch()
     # sets it; mount_gradio_app of Gradio 6.31 does not).
     blocks.has_launched = True

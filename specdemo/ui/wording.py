@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specdemo.bench.costs import measured_costs
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
-from specdemo.trace import Summary, Trace, summarize
+from specdemo.trace import Trace, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.handle import Waiting
@@ -34,18 +34,26 @@ class Verdict:
 def verdict(trace: Trace) -> Verdict:
     """The words for a finished or stopped run."""
     summary, baseline = summarize(trace), trace.baseline
+    acceptance = "nothing was drafted"
+    if summary.acceptance_rate is not None:
+        acceptance = f"acceptance rate {percent(summary.acceptance_rate)}"
+    tokens = _count(summary.tokens, "token")
+    alone = f"{tokens} had been generated."
+    if summary.tokens > 1:
+        pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
+        end = "The baseline did not run to the end, so there is no comparison."
+        alone = f"{tokens}, {pace}; {acceptance}. {end}"
     cut_short = baseline and trace.identical is None and len(baseline.tokens) < summary.tokens
     if trace.finish_reason == "cancelled" or cut_short:
-        return Verdict("stopped", "Stopped", _answer_only(summary), "", "")
+        return Verdict("stopped", "Stopped", alone, "", "")
     if summary.speedup is None:
-        words = _answer_only(summary)
         if baseline and summary.tokens <= 1:
-            words = "The answer is a single token, so there is nothing to speed up."
-        return Verdict("plain", _count(summary.tokens, "token"), words, "", identity(trace))
+            alone = "The answer is a single token, so there is nothing to speed up."
+        return Verdict("plain", tokens, alone, "", identity(trace))
     gain = summary.speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
     factor = 1.0 / summary.speedup if tone == "slower" else summary.speedup
-    headline = f"{factor:.2f} times {tone}" if factor < 1.2 else f"{factor:.1f} times {tone}"
+    headline = f"{factor:.{2 if factor < 1.2 else 1}f} times {tone}"
     reason = "" if tone == "faster" else why_not(trace)
     others = max(trace.shared_with, baseline.shared_with)
     if others:
@@ -53,10 +61,19 @@ def verdict(trace: Trace) -> Verdict:
             f" The machine was shared with {_count(others, 'other request')}, "
             "so these times are not those of a quiet machine."
         )
+    # Both runs are counted from the first token, because both start from the same prefill.
+    pace = f"{_count(summary.decoded, 'token')} in {seconds(summary.decode_seconds)}"
+    took = seconds(summary.baseline_decode_seconds)
+    if summary.decoded == summary.baseline_decoded:
+        pace += f" instead of {took}"
+    else:
+        other = _count(summary.baseline_decoded, "token")
+        pace += f", the baseline {other} in {took} (compared per token)"
+    same = {True: "both answers are identical", False: "the answers differ", None: "not compared"}
     return Verdict(
         tone,
         "No faster this time" if tone == "even" else headline,
-        _comparison(trace, summary),
+        f"{pace}; {acceptance}; {same[trace.identical]}.",
         reason.strip(),
         identity(trace),
     )
@@ -68,11 +85,9 @@ def _count(number: int, name: str) -> str:
 
 def seconds(value: float) -> str:
     """A duration for reading: "0.61 s", "12.4 s", "8.5 ms"."""
-    if value >= 10:
-        return f"{value:.1f} s"
-    if value >= 0.095:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms"
+    if value < 0.095:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value:.{1 if value >= 10 else 2}f} s"
 
 
 def percent(share: float) -> str:
@@ -86,37 +101,6 @@ def origin(trace: Trace) -> str:
     question = question if len(question) <= 80 else question[:79] + "…"
     where = f" on {trace.machine.partition(',')[0]}" if trace.machine else ""
     return f"Recorded{where}{f', {trace.created[:10]}' if trace.created else ''}: “{question}”"
-
-
-def _acceptance(summary: Summary) -> str:
-    if summary.acceptance_rate is None:
-        return "nothing was drafted"
-    return f"acceptance rate {percent(summary.acceptance_rate)}"
-
-
-def _comparison(trace: Trace, summary: Summary) -> str:
-    """Both runs, counted from the first token, because both start from the same prefill."""
-    after = summary.tokens - len(trace.rounds[0].tokens)
-    baseline_after = len(trace.baseline.tokens) - 1
-    pace = f"{_count(after, 'token')} in {seconds(summary.decode_seconds)}"
-    baseline = seconds(summary.baseline_decode_seconds)
-    if after == baseline_after:
-        pace += f" instead of {baseline}"
-    else:
-        other = _count(baseline_after, "token")
-        pace += f", the baseline {other} in {baseline} (compared per token)"
-    same = {True: "both answers are identical", False: "the answers differ", None: "not compared"}
-    return f"{pace}; {_acceptance(summary)}; {same[trace.identical]}."
-
-
-def _answer_only(summary: Summary) -> str:
-    tokens = _count(summary.tokens, "token")
-    if summary.tokens <= 1:
-        return f"{tokens} had been generated."
-    return (
-        f"{tokens}, {summary.tokens_per_second:.0f} tokens/s after the first; "
-        f"{_acceptance(summary)}. The baseline did not run to the end, so there is no comparison."
-    )
 
 
 def why_not(trace: Trace) -> str:
@@ -154,19 +138,15 @@ def identity(trace: Trace) -> str:
     certificate = trace.certificate
     if trace.baseline is not None or certificate is None:
         return ""
-    if certificate.certified:
-        return (
-            "Certified: one parallel pass over the finished answer chose the same "
-            f"{_count(certificate.checked, 'token')}."
-        )
-    return (
-        "Not certified: one parallel pass over the finished answer chose another token at position "
-        f"{(certificate.first_difference or 0) + 1}."
-    )
+    sure = certificate.certified
+    words = f"{'C' if sure else 'Not c'}ertified: one parallel pass over the finished answer chose"
+    if sure:
+        return f"{words} the same {_count(certificate.checked, 'token')}."
+    return f"{words} another token at position {(certificate.first_difference or 0) + 1}."
 
 
 def _difference(trace: Trace) -> str:
-    found = trace.difference
+    found, settings = trace.difference, trace.settings
     if found is None:
         shorter = min(len(trace.token_ids), len(trace.baseline.tokens))
         return f"Not identical: one of the two runs ends after {_count(shorter, 'token')}."
@@ -175,7 +155,6 @@ def _difference(trace: Trace) -> str:
         f"Not identical: at token {found.position + 1} the answer has “{found.text}”, the baseline "
         f"chose “{found.baseline_text}”{margin}."
     )
-    settings = trace.settings
     if settings.temperature > 0 and settings.coupling == "maximal":
         return text + " The classic acceptance rule keeps the distribution, not the tokens."
     if settings.numerics == "fast":

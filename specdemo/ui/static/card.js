@@ -15,19 +15,20 @@ const STEPS = {
 
 const meter = (who, probability) => {
   const row = make("p", "sd-meter"), track = make("span", "sd-meter-track");
-  const fill = make("span", "sd-meter-fill"), share = 100 * (probability ?? 0);
-  fill.style.width = share + "%";
-  track.append(fill);
+  const share = 100 * (probability ?? 0);
+  track.append(make("span", "sd-meter-fill"));
+  track.firstChild.style.width = share + "%";
   const value = probability === null ? "none" : share.toFixed(share < 10 ? 1 : 0) + " %";
   row.append(make("span", "", who), track, make("span", "", value));
   return row;
 };
 
-/* Scrolls `box` so that the child is in sight; `side` is "Left" or "Top". */
-const reveal = (box, child, side) => {
-  const at = child["offset" + side] - box["offset" + side], from = box["scroll" + side];
-  const room = side === "Left" ? box.clientWidth : box.clientHeight;
-  if (at < from || at > from + room - 24) box["scroll" + side] = at - room / 2;
+/* Scrolls `box`, and nothing else, until the child is in sight. */
+const reveal = (box, child, side, size) => {
+  const seen = box.getBoundingClientRect(), at = child.getBoundingClientRect();
+  const off = at[side] - seen[side], room = seen[size];
+  if (off >= 0 && off + at[size] <= room) return;
+  box[side === "top" ? "scrollTop" : "scrollLeft"] += off - room / 2;
 };
 
 class Card {
@@ -42,42 +43,35 @@ class Card {
 
   /* A token of the answer; `about` has its kind, round, fields, place, and the draft's size. */
   token(about) {
-    const { text } = about.token, node = make("span", `sd-tok sd-${about.kind} sd-later`, text);
+    const { text } = about.token, node = make("span", `sd-tok sd-${about.kind}`, text);
+    node.role = "option";
+    node.ariaSelected = "false";
+    const blank = text.includes("\n") ? "line break" : text ? "space" : "no text yet";
+    if (!text.trim()) node.ariaLabel = blank;
     this.about.set(node, about);
     return node;
   }
 
-  /* Names the tokens for assistive technology, once a run has ended. */
-  label(nodes) {
-    for (const node of nodes) {
-      const { text } = this.about.get(node).token;
-      node.setAttribute("role", "option");
-      node.setAttribute("aria-selected", "false");
-      const blank = text.includes("\n") ? "line break" : text ? "space" : "no text yet";
-      if (!text.trim()) node.setAttribute("aria-label", blank);
-    }
-  }
-
   pick(node, focus) {
-    this.active?.classList.remove("sd-picked");
-    this.active?.setAttribute("aria-selected", "false");
-    this.near?.classList.remove("sd-near");
+    const { active, near, box } = this;
+    if (active) active.ariaSelected = "false";
+    active?.classList.remove("sd-picked");
+    near?.classList.remove("sd-near");
     this.active = node;
     this.root.hidden = !node;
     if (!node) {
-      this.box.removeAttribute("aria-activedescendant");
+      box.removeAttribute("aria-activedescendant");
       return;
     }
     const about = this.about.get(node);
     node.classList.add("sd-picked");
-    node.setAttribute("aria-selected", "true");
+    node.ariaSelected = "true";
     node.id ||= "sd-token-" + about.position;
-    this.box.setAttribute("aria-activedescendant", node.id);
-    if (focus) reveal(this.box, node, "Top");
-    this.stage.columns();
-    this.near = this.stage.strip.children[about.round];
+    box.setAttribute("aria-activedescendant", node.id);
+    if (focus) reveal(box, node, "top", "height");
+    this.near = this.stage.spec.events[about.round].column;
     this.near.classList.add("sd-near");
-    reveal(this.stage.strip, this.near, "Left");
+    reveal(this.stage.strip, this.near, "left", "width");
     this.fill(about);
     this.place(node);
   }
@@ -116,8 +110,8 @@ class Card {
   }
 
   listen() {
-    const { box } = this;
-    const at = (event) => event.target.closest?.(".sd-text-spec .sd-tok:not(.sd-later)") ?? null;
+    const { box, stage } = this;
+    const at = (event) => event.target.closest(".sd-tok");
     box.addEventListener("pointerover", (event) => {
       if (at(event) && event.pointerType === "mouse") this.pick(at(event));
     });
@@ -127,7 +121,7 @@ class Card {
     box.addEventListener("click", (event) => this.pick(at(event)));
     box.addEventListener("blur", () => this.pick(null));
     box.addEventListener("keydown", (event) => {
-      const step = STEPS[event.key], last = this.stage.spec.tokensShown - 1;
+      const step = STEPS[event.key], last = (stage.spec.last?.tokens ?? 0) - 1;
       if (step === undefined || last < 0) return;
       event.preventDefault();
       const from = this.active ? this.about.get(this.active).position : step === 1 ? -1 : 0;
@@ -137,7 +131,7 @@ class Card {
       if (event.key === "Escape") this.pick(null);
     });
     document.addEventListener("pointerdown", (event) => {
-      if (!this.stage.root.contains(event.target)) this.pick(null);
+      if (!stage.root.contains(event.target)) this.pick(null);
     });
   }
 }

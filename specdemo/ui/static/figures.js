@@ -8,14 +8,8 @@ const SPENT = {
 
 const table = (head, rows) => {
   const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
-  top.append(...head.map((text) => {
-    const cell = make("th", "", text);
-    cell.scope = "col";
-    return cell;
-  }));
-  for (const row of rows) {
-    body.insertRow().append(...row.map((text) => make("td", "", String(text))));
-  }
+  for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
+  for (const row of rows) body.insertRow().append(...row.map((text) => make("td", "", text)));
   return whole;
 };
 
@@ -23,44 +17,38 @@ const table = (head, rows) => {
 const bar = (label, parts, whole, text) => {
   const row = make("div", "sd-part-row"), track = make("span", "sd-part-track");
   for (const [cls, length, title] of parts) {
-    const part = track.appendChild(make("span", "sd-part " + cls));
+    const part = track.appendChild(make("span", "sd-part sd-part-" + cls));
     part.style.width = 100 * Math.min(1, length / (whole || 1)) + "%";
-    if (title) part.title = title;
+    part.title = title ?? "";
   }
   row.append(make("span", "sd-part-label", label), track, make("span", "sd-part-value", text));
   return row;
 };
 
-const drawFigures = (find, trace, figures) => {
-  const { tokens, accepted } = trace.summary, { sources, positions, seconds: spent } = figures;
+const drawFigures = (find, { summary }, { sources, positions, seconds: spent }) => {
+  const { tokens, accepted } = summary, own = tokens - accepted;
   find(".sd-who").hidden = !sources.length;
-  const rows = sources.map((one) => [
-    SOURCES[one.name] ?? one.name, one.examined, shareOf(one.accepted, one.examined),
-    shareOf(one.accepted, tokens), one.accepted,
-  ]);
-  rows.push(["target model itself", "-", "-", shareOf(tokens - accepted, tokens), "-"]);
-  const head = ["Source", "Examined", "Acceptance rate", "Share of the answer", "Tokens saved"];
-  find(".sd-who-table").replaceChildren(table(head, rows));
-  find(".sd-positions").replaceChildren(...positions.length ? [
-    make("h3", "", "Acceptance by draft position"),
-    ...positions.map(([kept, seen], at) => bar(
-      "token " + (at + 1), [["sd-part-drafting", kept]], seen, `${kept} of ${seen}`)),
-  ] : []);
+  find(".sd-who-table").replaceChildren(table(
+    ["Source", "Examined", "Acceptance rate", "Share of the answer", "Tokens saved"],
+    [...sources.map((one) => [SOURCES[one.name] ?? one.name, one.examined,
+      shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens), one.accepted]),
+    ["target model itself", "-", "-", shareOf(own, tokens), "-"]]));
+  find(".sd-positions").replaceChildren(
+    ...positions.length ? [make("h3", "", "Acceptance by draft position")] : [],
+    ...positions.map(([kept, seen], at) =>
+      bar("token " + (at + 1), [["drafting", kept]], seen, `${kept} of ${seen}`)));
   const sum = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
-  const longest = Math.max(...Object.values(spent).map(sum));
-  const key = make("ul", "sd-legend");
-  key.append(...Object.entries(SPENT).map(([name, words]) => {
-    const item = make("li");
+  const longest = Math.max(...Object.values(spent).map(sum)), key = make("ul", "sd-legend");
+  for (const [name, words] of Object.entries(SPENT)) {
+    const item = key.appendChild(make("li"));
     item.append(make("span", "sd-swatch sd-part-" + name), words);
-    return item;
-  }));
-  find(".sd-spent-bars").replaceChildren(...Object.entries(spent).map(([run, parts]) => {
-    const pieces = Object.entries(parts).map(
-      ([name, length]) => ["sd-part-" + name, length, `${SPENT[name]}: ${seconds(length)}`]);
-    const words = Object.entries(parts).filter(([, length]) => length >= .005)
-      .map(([name, length]) => `${name} ${seconds(length)}`).join(", ");
-    const row = bar(run, pieces, longest, seconds(sum(parts)));
-    row.append(make("span", "sd-hint", words));
+  }
+  find(".sd-spent-bars").replaceChildren(...Object.entries(spent).map(([run, all]) => {
+    const parts = Object.entries(all);
+    const pieces = parts.map(([name, s]) => [name, s, `${SPENT[name]}: ${seconds(s)}`]);
+    const row = bar(run, pieces, longest, seconds(sum(all)));
+    row.append(make("span", "sd-hint", parts.filter(([, s]) => s >= .005)
+      .map(([name, s]) => `${name} ${seconds(s)}`).join(", ")));
     return row;
   }), key);
 };

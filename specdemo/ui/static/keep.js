@@ -3,8 +3,6 @@ const COLUMNS = [
   "Round", "Drafted", "Accepted", "Target added", "Text", "Drafting, ms", "Verifying, ms",
   "Shown at, s",
 ];
-const keptText = (round) => round.drafted.filter((t) => t.accepted).map((t) => t.text).join("")
-  + (round.emitted?.text ?? "");
 
 const keepFile = (file, name) => {
   const link = make("a");
@@ -21,37 +19,42 @@ class Keep {
     this.listen();
   }
 
+  open() {
+    this.find(".sd-link-text").hidden = true;
+    this.money();
+    this.table();
+  }
+
   money() {
-    const { trace, joules } = this.stage;
+    const { trace, joules, root } = this.stage, say = (...given) => this.stage.say(...given);
     const price = Math.max(0, parseFloat(this.find(".sd-price").value) || 0);
     const { cpu_seconds_per_token: spec, baseline_cpu_seconds_per_token: plain } = trace.summary;
     for (const [name, cpu] of Object.entries({ spec, plain })) {
       const cost = (cpu ?? 0) * 1e6 / 3600 * price;
-      this.stage.say(".sd-cpu-" + name, cpu === null ? "" : cpu.toPrecision(3) + " s");
-      this.stage.say(".sd-money-" + name, cost.toFixed(cost < 10 ? 2 : 0));
+      say(".sd-cpu-" + name, cpu === null ? "" : cpu.toPrecision(3) + " s");
+      say(".sd-money-" + name, cost.toFixed(cost < 10 ? 2 : 0));
     }
-    for (const node of this.stage.root.querySelectorAll(".sd-with-plain")) {
-      node.hidden = plain === null;
-    }
+    for (const node of root.querySelectorAll(".sd-with-plain")) node.hidden = plain === null;
     const words = (name) => joules[name]?.toPrecision(3) ?? "unknown";
-    this.stage.say(".sd-energy", joules ? `Processor package: ${words("speculative")} joules a `
-      + `token speculative, ${words("plain")} for the baseline.` : "");
+    say(".sd-energy", joules ? `Processor package: ${words("speculative")} joules a token `
+      + `speculative, ${words("plain")} for the baseline.` : "");
   }
 
   table() {
-    const body = this.find(".sd-table-body");
-    body.textContent = "";
-    if (!this.find(".sd-table").open) return;
-    body.append(table(COLUMNS, this.stage.rounds.map((round, index) => [
-      index + 1,
-      round.drafted.length,
-      round.drafted.filter((token) => token.accepted).length,
-      round.emitted?.kind ?? "-",
-      visible(keptText(round)),
-      (1000 * round.draft_seconds).toFixed(2),
-      (1000 * round.verify_seconds).toFixed(2),
-      round.shown_at.toFixed(3),
-    ])));
+    const rows = this.find(".sd-table").open ? this.stage.trace.rounds : [];
+    this.find(".sd-table-body").replaceChildren(table(COLUMNS, rows.map((round, index) => {
+      const { drafted, emitted } = round, kept = drafted.filter((token) => token.accepted);
+      return [
+        index + 1,
+        drafted.length,
+        kept.length,
+        emitted?.kind ?? "-",
+        visible(kept.map((token) => token.text).join("") + (emitted?.text ?? "")),
+        (1000 * round.draft_seconds).toFixed(2),
+        (1000 * round.verify_seconds).toFixed(2),
+        round.shown_at.toFixed(3),
+      ];
+    })));
   }
 
   name(kind) {
@@ -73,25 +76,23 @@ class Keep {
   }
 
   listen() {
-    const pick = make("input");
+    const { stage } = this, pick = make("input");
+    const on = (name, event, act) => this.find(".sd-" + name).addEventListener(event, act);
     Object.assign(pick, { type: "file", accept: ".json" });
-    pick.addEventListener("change", async () => this.stage.open(await pick.files[0].text()));
-    this.find(".sd-open").addEventListener("click", () => {
+    pick.addEventListener("change", async () => stage.open(await pick.files[0].text()));
+    on("open", "click", () => {
       pick.value = "";
       pick.click();
     });
-    this.find(".sd-price").addEventListener("input", () => this.money());
-    this.find(".sd-table").addEventListener("toggle", () => this.table());
-    this.find(".sd-download").addEventListener("click", () => {
-      const text = JSON.stringify(this.stage.trace, null, 1);
+    on("price", "input", () => this.money());
+    on("table", "toggle", () => this.table());
+    on("link", "click", () => this.link());
+    on("download", "click", () => {
+      const text = JSON.stringify(stage.trace, null, 1);
       keepFile(new Blob([text], { type: "application/json" }), this.name("json"));
     });
-    for (const button of this.stage.root.querySelectorAll(".sd-picture")) {
-      const { kind } = button.dataset;
-      button.addEventListener("click", async () => {
-        keepFile(await cardFile(this.stage, kind), this.name(kind));
-      });
+    for (const kind of ["png", "svg"]) {
+      on(kind, "click", async () => keepFile(await cardFile(stage, kind), this.name(kind)));
     }
-    this.find(".sd-link").addEventListener("click", () => this.link());
   }
 }
