@@ -69,7 +69,6 @@ class Session(Answering):
             loaded.device,
             loaded.draft_device,
             loaded.kv_cache,
-            loaded.draft_head_tokens,
             loaded.template.opening(loaded.tokenizer),
             draft_later=loaded.ngrams is not None,
             head=loaded.head_xml,
@@ -259,7 +258,6 @@ class Session(Answering):
             Limits(settings.max_new_tokens, self.context_limit, loaded.stop_ids),
             settings.drafter,
             settings.draft_tokens,
-            loaded.draft_window,
             loaded.ngrams,
             **options,
         )

@@ -35,7 +35,7 @@ def recorded(answer, draft=(), **fields):
 
 
 def one(records, table, without=()):
-    found = replay(records, table, table=None, window=None, without=without)
+    found = replay(records, table, table=None, without=without)
     return found["a"]
 
 

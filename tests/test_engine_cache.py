@@ -161,17 +161,6 @@ def test_a_fixed_shape_gives_of_each_sequence_the_rows_it_asked_for(xml, paged):
             assert np.abs(ours - expected).max() < TOLERANCE
 
 
-def test_writing_after_a_fork_leaves_the_other_sequence_alone(model):
-    text = list(range(2 * model.block_size))
-    with model.new_sequence() as one:
-        model.forward([Run(one, text, 1)])
-        with model.fork(one, len(text)) as other:
-            one.truncate(5)
-            model.forward([Run(one, [9] * 40, 1)])
-            row = model.forward([Run(other, [7, 8], 1)])[0].rows[0].copy()
-    assert np.abs(row - recomputed(model, [*text, 7, 8])).max() < TOLERANCE
-
-
 def test_best_and_log_sum_are_those_of_the_rows(model):
     with model.new_sequence() as sequence:
         logits = model.forward([Run(sequence, [1, 2, 3, 4], 3)])[0]

@@ -30,6 +30,7 @@ def write_head(folder, fractions=()):
         return heads.quantize(rng.normal(size=shape).astype(np.float32))
 
     weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
+    weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8)}
     tables = rng.normal(size=(2, 256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
     heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), *tables, folder)

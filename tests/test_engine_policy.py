@@ -48,8 +48,6 @@ class Simulation:
     def reply(self, request) -> Reply:
         run = request.run
         start = run.sequence.length
-        if request.model == "draft":
-            start += self.drafter.model._skipped  # of the text, before a window of it
         run.sequence.tokens.extend(run.tokens)
         positions = range(start + len(run.tokens) - run.rows + 1, start + len(run.tokens) + 1)
         if request.model == "target":
@@ -73,16 +71,14 @@ class Simulation:
         row[token] = np.log(probability)
         return row
 
-    def run(self, fixed=None, tokens=600, lookup=False, window=None) -> tuple[float, list[Round]]:
+    def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
         policy = Policy(fixed=fixed)
         for size, seconds in zip(self.sizes, self.seconds, strict=True):
             policy.costs.saw_verify(size, seconds)
         policy.costs.saw_draft(self.draft_step)
         name = "auto" if lookup else "model"
         prompt = tuple(self.text[:8])
-        self.drafter = make_drafter(
-            name, policy, Sampling(), sequence=toy.sequence(), window=window
-        )
+        self.drafter = make_drafter(name, policy, Sampling(), sequence=toy.sequence())
         decoding = decode.decode(
             decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
@@ -138,7 +134,7 @@ def test_a_draft_that_knows_when_it_is_right_beats_every_fixed_length():
 def test_a_draft_model_that_turns_good_is_noticed():
     simulation = Simulation(acceptance=0.9, verify=STEPPED, draft_step=0.02)
     simulation.right[:300] = False
-    _, rounds = simulation.run(tokens=2900, window=8)
+    _, rounds = simulation.run(tokens=2900)
     late = [len(round_.drafted) for round_ in rounds[-60:]]
     assert np.mean(late) > 2
 

@@ -195,7 +195,7 @@ class _Along(Request):
     def _draft(self, model: Model) -> Generator[Forward, Reply, list[tuple[int, float]]]:
         length = len(self.tokens)
         drafting = Drawing(Policy(), self.sampling, model.head_tokens)
-        text = [*self.tokens[-(self.window or length) :], *self.answer[:-1]]
+        text = [*self.tokens, *self.answer[:-1]]
         with model.new_sequence() as sequence:
             reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
             said = [
@@ -234,9 +234,7 @@ def replay_all(
         chosen = [one for one in records if one.temperature == temperature]
         Random(0).shuffle(chosen)
         for name, costs in tables.items():
-            tasks = replay(
-                chosen, costs, table=loaded.ngrams, window=loaded.draft_window, without=without
-            )
+            tasks = replay(chosen, costs, table=loaded.ngrams, without=without)
             total = sum(tasks.values(), Replayed())
             yield {
                 "costs": name,
@@ -252,11 +250,10 @@ def replay(
     costs: CostTable,
     *,
     table: NgramTable | None,
-    window: int | None,
     without: Sequence[str] = (),
 ) -> dict[str, Replayed]:
     """By task, what these answers take, decoded one after another in this order: each learns from
-    those before it. `table` and `window` are the pair's; `without` leaves out some of SOURCES."""
+    those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
     seconds = costs.seconds()
     shared = Policy(limit=len(seconds) - 2)
     for size in costs.ms:
@@ -268,7 +265,7 @@ def replay(
             model, step = DraftHead(policy, GREEDY, None), costs.head_step_ms / 1000
         elif one.draft and "model" not in without:
             sequence = cache.Sequence(cache.BlockPool(0), 32)
-            model = DraftModel(sequence, policy, GREEDY, None, window)
+            model = DraftModel(sequence, policy, GREEDY)
             step = costs.draft_step_ms / 1000
         if model is not None:
             policy.costs.saw_draft(step)
@@ -327,7 +324,7 @@ def _decode(
                 said = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
             else:
                 run.sequence.tokens.extend(run.tokens)
-                end = drafter.model._skipped + run.sequence.length
+                end = run.sequence.length
                 drafted = run.sequence.tokens[run.sequence.length - max(end - begin, 0) :]
                 said = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
             token, probability = said if drafted == text[begin:end] else WRONG

@@ -95,6 +95,14 @@ class Drawing:
     def start(self, context: list[int], state: np.ndarray | None) -> None:
         """A draft begins."""
 
+    def cost(self, drafted: list[int]) -> float:
+        """Seconds of the next step, with what has to be read of `drafted` before."""
+        return self.policy.costs.draft_step
+
+    def catching_up(self, context: list[int], drafted: list[int]) -> float:
+        """Seconds of reading the text once, before the next step."""
+        return 0.0
+
     def choose(self, logits: Logits, position: int) -> Proposal:
         if self.sampling.greedy:
             column = int(logits.best[0])
@@ -138,18 +146,14 @@ class DraftHead(Drawing):
         self._read = len(drafted) + 1
         return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
-    def catching_up(self, context: list[int], drafted: list[int]) -> float:
-        """Seconds of reading the draft tokens of other sources, before its next step."""
-        return (len(drafted) - self._read) * self.policy.costs.draft_step
+    def cost(self, drafted: list[int]) -> float:
+        return (len(drafted) + 1 - self._read) * self.policy.costs.draft_step
 
 
 class DraftModel(Drawing):
     """Proposes the tokens of a second, smaller model.
 
-    The sequence may hold any text; what it
-    shares with the context is kept. Of a text that it falls more than `window` tokens behind, the
-    model reads the last `window` tokens only (None: all): a small draft model predicts no better
-    for what it read long ago, and reading costs time.
+    The sequence may hold any text; what it shares with the context is kept.
     """
 
     def __init__(
@@ -158,12 +162,9 @@ class DraftModel(Drawing):
         policy: Policy,
         sampling: Sampling,
         head_tokens: np.ndarray | None = None,
-        window: int | None = None,
     ):
         super().__init__(policy, sampling, head_tokens)
         self.sequence = sequence
-        self.window = window
-        self._skipped = 0
         self._agreed = 0
 
     def step(
@@ -171,9 +172,6 @@ class DraftModel(Drawing):
     ) -> Generator[Forward, Reply, tuple[Proposal, float]]:
         """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
         start = self._rewind(context, drafted)
-        if self.window is not None and len(context) - start > self.window:
-            self.sequence.truncate(0)
-            start = self._skipped = len(context) - self.window
         pending = [*context[start:], *drafted[max(start - len(context), 0) :]]
         seconds = 0.0
         for chunk, rows in prefill_chunks(pending, 1):
@@ -186,11 +184,7 @@ class DraftModel(Drawing):
         return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
     def catching_up(self, context: list[int], drafted: list[int]) -> float:
-        """Seconds of reading what the model has not seen, before its next step; 0 for a few
-        tokens."""
         behind = len(context) + len(drafted) - self._rewind(context, drafted)
-        if self.window is not None:
-            behind = min(behind, self.window + len(drafted))
         return self.policy.costs.reading(behind) if behind > FEW else 0.0
 
     def _rewind(self, context: list[int], drafted: list[int]) -> int:
@@ -198,15 +192,14 @@ class DraftModel(Drawing):
         them at most; gives how many of those tokens need not be read. Compares only what was
         appended to the context since the last call."""
         held = self.sequence.tokens
-        known = len(context) - self._skipped
-        text = [*context[self._skipped + self._agreed :], *drafted]
+        text = [*context[self._agreed :], *drafted]
         same = min(self._agreed, len(held))
-        most = min(len(held), known + len(drafted) - 1)
+        most = min(len(held), len(context) + len(drafted) - 1)
         while same < most and held[same] == text[same - self._agreed]:
             same += 1
         self.sequence.truncate(min(same, most))
-        self._agreed = min(same, known)
-        return self._skipped + self.sequence.length
+        self._agreed = min(same, len(context))
+        return self.sequence.length
 
 
 class AdaptiveDrafter:
@@ -277,26 +270,29 @@ class AdaptiveDrafter:
         remaining: int,
     ) -> bool:
         """Whether to ask the draft model for the next token: where what it adds to the acceptance
-        of the `best` guess is expected to save more than its step takes, and, within the
-        `remaining` tokens of the answer, the time of catching up as well."""
+        of the `best` guess is expected to save more than its step takes (without a guess: where
+        drafting on with it is), and, within the `remaining` tokens of the answer, the time of
+        catching up as well."""
         policy = self.policy
         if len(drafted) >= self.model.depth:
             return False
-        cost = policy.costs.draft_step
-        if best is None:
-            added = policy.accepted(self.model.name).total.hopeful
-            cost += policy.rows[len(drafted) + 2] - policy.rows[len(drafted) + 1]
-        else:
-            added = policy.accepted(EITHER)(best.acceptance) - best.acceptance
+        free, expected = 0.0, policy.accepted(self.model.name).total.hopeful
+        if best is not None:
+            free = best.acceptance
+            expected = policy.accepted(EITHER)(free)
         if policy.fixed is not None:
-            return added > 0
-        saved = survival * added * policy.pace - cost
+            return expected > free
+        step = self.model.cost(drafted)
+        if best is None:
+            saved = policy.gain(len(drafted), survival, expected, step)
+        else:
+            saved = survival * (expected - free) * policy.pace - step
         if saved <= 0 and drafted:
             return False
         reading = self.model.catching_up(context, drafted)
         if saved > 0 and saved * remaining / 2 > reading:
             return True
-        return not drafted and policy.probe_due(policy.costs.draft_step + reading)
+        return not drafted and policy.probe_due(step + reading)
 
     def _learn(self, context: list[int]) -> None:
         """Read what was added to the text, and count which of it was proposed."""
@@ -329,7 +325,6 @@ def make_drafter(
     head: Head | None = None,
     sequence: Sequence | None = None,
     head_tokens: np.ndarray | None = None,
-    window: int | None = None,
     table: NgramTable | None = None,
 ) -> AdaptiveDrafter | None:
     """The drafter of this `name` (as in settings): with a draft head, or a draft model whose
@@ -340,6 +335,6 @@ def make_drafter(
     if head is not None and name != "lookup":
         model = DraftHead(policy, sampling, head.head_tokens)
     elif sequence is not None and name != "lookup":
-        model = DraftModel(sequence, policy, sampling, head_tokens, window)
+        model = DraftModel(sequence, policy, sampling, head_tokens)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
     return AdaptiveDrafter(ngrams, policy, model)

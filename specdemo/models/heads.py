@@ -4,10 +4,12 @@
 With x = [norm(hidden), norm(state), norm(embedding(token))], where norm divides by the root of the
 mean square, a step is
 
-    s = mix x;  for each block: s += down (silu(gate norm(s)) * (up norm(s)))
-    next_state = s;  logits = rows (out norm(s))
+    s = mix x
+    next_state = s + down (silu(gate norm(s)) * (up norm(s)))
+    logits = rows (out norm(next_state))
 
-`embedding` and `rows` are the target's own. Knows numpy and OpenVINO only; needs no torch.
+`embedding` and `rows` are the target's own, the other matrices the head's. Knows numpy and OpenVINO
+only; needs no torch.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ def quantize(matrix: np.ndarray) -> Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a head has of its own: weights by their names above (`0.gate_up`, the gate above up, and
-    `0.down` for those of block 0), the ids of its logits, int64 [V'], and the parts of the target's
-    residual stream that it reads beside the input of the target's output matrix."""
+    """What a head has of its own: its matrices by their names above (`gate_up` is the gate above
+    up), the ids of its logits, int64 [V'], and the parts of the target's residual stream that it
+    reads beside the input of the target's output matrix."""
 
     weights: dict[str, Quantized]
     tokens: np.ndarray
@@ -115,10 +117,9 @@ def _graph(weights: dict[str, Quantized], embedding: Quantized, rows: Quantized)
     pieces = ops.split(hidden, ops.constant(-1), (given - state_size) // width - 1).outputs()
     parts = [_norm(part) for part in (*pieces, state.output(0), embedded.output(0))]
     s = _product(ops.concat(parts, -1), weights["mix"])
-    for block in range(sum(name.endswith("down") for name in weights)):
-        both = _product(_norm(s.output(0)), weights[f"{block}.gate_up"])
-        gate, up = ops.split(both, ops.constant(-1), 2).outputs()
-        s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), weights[f"{block}.down"]))
+    gate_up = _product(_norm(s.output(0)), weights["gate_up"])
+    gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
+    s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), weights["down"]))
     logits = _product(_product(_norm(s.output(0)), weights["out"]), rows)
     results = []
     for name, output in (("logits", logits), ("next_state", s)):

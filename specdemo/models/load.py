@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
@@ -30,10 +28,8 @@ UNSAID_CONTEXT = 2048
 class LoadedPair:
     """A pair ready to compile: IR, or checkpoints for torch devices; `draft_xml` None means n-gram
     lookup only, unless there is a draft head, `head_xml`. `context_limit` is in tokens.
-    `draft_head_tokens` are the ids that a trimmed draft head keeps, ascending (int64 [n]).
-    `draft_window` is how many tokens of the prompt the draft reads, None for all. `typical_profile`
-    is what to expect before this machine has measured. `check` compares the files with their
-    hashes, since they were opened."""
+    `typical_profile` is what to expect before this machine has measured. `check` compares the files
+    with their hashes, since they were opened."""
 
     info: PairInfo
     target_xml: Path | Checkpoint
@@ -42,9 +38,7 @@ class LoadedPair:
     template: Template
     stop_ids: frozenset[int]
     context_limit: int
-    draft_head_tokens: np.ndarray | None = None
     ngrams: NGramTable | None = None
-    draft_window: int | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
@@ -118,9 +112,7 @@ def _opened(
     if pair.embedded:
         return replace(
             loaded,
-            draft_head_tokens=embedded.head_tokens(),
             ngrams=embedded.ngrams(),
-            draft_window=embedded.DRAFT_WINDOW,
             typical_profile=None if on_torch(choice.device) else embedded.typical_profile(),
         )
     if draft:

@@ -19,8 +19,8 @@ class TrainSettings:
     """What a training run does; the command offers the settings that have help.
 
     Of the others, `answer_tokens` is the longest answer written, `batch_tokens` the size of a step
-    with its padding, for a head its chains, in `parts` equal parts, and `width` and `blocks` are
-    the size of a head.
+    with its padding, for a head its chains, in `parts` equal parts, and `width` the size of a
+    head.
     """
 
     target: Line = option(
@@ -75,7 +75,6 @@ class TrainSettings:
     batch_tokens: int = 2560
     parts: int = 4
     width: int = 768
-    blocks: int = 1
     checkpoint_seconds: float = 200.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +20,11 @@ POOL = 512
 
 
 @dataclass(frozen=True, slots=True)
-class States:
-    """Of each answer token: the target's hidden state that gave it, float16 [n, H], of which the
-    first columns times the output matrix are its logits, and the logarithm of the sum of those
-    logits' exponentials, float32 [n]."""
-
-    hidden: np.ndarray
-    log_sums: np.ndarray
-
-    def first(self, count: int) -> States:
-        return States(self.hidden[:count], self.log_sums[:count])
-
-
-@dataclass(frozen=True, slots=True)
 class Conversation:
     """One prompt, with its chat template, and the target's answer, with its end token.
 
     `greedy`: every answer token is the target's most likely one. `weights` are those of the answer
-    tokens in the loss (empty: all are 1).
+    tokens in the loss (empty: all are 1), `states` what `states.Read` gives of them.
     """
 
     kind: str
@@ -45,7 +32,7 @@ class Conversation:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     weights: tuple[float, ...] = ()
-    states: States | None = None
+    states: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.answer)
@@ -58,7 +45,7 @@ class Batch:
 
     tokens: np.ndarray
     weights: np.ndarray
-    states: States | None
+    states: np.ndarray | None
 
     @property
     def answered(self) -> np.ndarray:
@@ -101,33 +88,30 @@ def frequent_tokens(
     return np.argsort(-np.bincount(answers, minlength=vocabulary), kind="stable")[:count]
 
 
-def cut(conversation: Conversation, longest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt and answer in at most `longest` tokens: the answer's end goes first, then the
-    prompt's beginning."""
-    answer = conversation.answer
-    if len(conversation) > longest:
-        answer = answer[: longest // 2]
-    return conversation.prompt[len(answer) - longest :], answer
+def cut(one: Conversation, longest: int) -> Conversation:
+    """At most `longest` tokens of a conversation: the answer's end goes first, then the prompt's
+    beginning."""
+    if len(one) <= longest:
+        return one
+    end = min(len(one.answer), longest // 2)
+    states = None if one.states is None else one.states[:end]
+    answer, weights = one.answer[:end], one.weights[:end]
+    return replace(
+        one, prompt=one.prompt[end - longest :], answer=answer, weights=weights, states=states
+    )
 
 
 def make_batch(conversations: Sequence[Conversation], longest: int) -> Batch:
     """Pad conversations to the longest of them, each cut to `longest` tokens."""
-    pairs = [cut(one, longest) for one in conversations]
-    tokens = np.zeros((len(pairs), max(len(prompt + answer) for prompt, answer in pairs)), np.int64)
+    members = [cut(one, longest) for one in conversations]
+    tokens = np.zeros((len(members), max(map(len, members))), np.int64)
     weights = np.zeros(tokens.shape, np.float32)
-    for row, ((prompt, answer), one) in enumerate(zip(pairs, conversations, strict=True)):
-        begin, end = len(prompt), len(prompt) + len(answer)
-        tokens[row, :end] = prompt + answer
-        weights[row, begin:end] = one.weights[: len(answer)] or 1
-    states = [
-        one.states.first(len(answer))
-        for one, (_, answer) in zip(conversations, pairs, strict=True)
-        if one.states
-    ]
-    if not states:
-        return Batch(tokens, weights, None)
-    hidden, log_sums = (np.concatenate(part) for part in zip(*map(astuple, states), strict=True))
-    return Batch(tokens, weights, States(hidden, log_sums))
+    for row, one in enumerate(members):
+        begin, end = len(one.prompt), len(one)
+        tokens[row, :end] = one.prompt + one.answer
+        weights[row, begin:end] = one.weights or 1
+    states = [one.states for one in members if one.states is not None]
+    return Batch(tokens, weights, np.concatenate(states) if states else None)
 
 
 def lookup_hits(conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:

@@ -81,9 +81,8 @@ def soft_labels(model: PreTrainedModel, batch: Batch, candidates: np.ndarray) ->
     """The target's probabilities of `candidates` for the labels of a batch, [labels, m]."""
     import torch
 
-    hidden = torch.from_numpy(batch.states.hidden).to(model.device, model.dtype)
-    log_sums = torch.from_numpy(batch.states.log_sums).to(model.device)
-    return (hidden @ _head_rows(model, candidates) - log_sums[:, None]).exp()
+    states = torch.from_numpy(batch.states).to(model.device, model.dtype)
+    return (states[:, :-1] @ _head_rows(model, candidates) - states[:, -1:]).exp()
 
 
 def _head_rows(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:

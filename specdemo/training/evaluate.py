@@ -59,7 +59,7 @@ def evaluate(
             scores = distil.logits(model, batch, frequent)
             right = frequent[scores.argmax(1).cpu().numpy()] == batch.labels
             hits += np.split(right, np.cumsum(batch.answered.sum(1))[:-1])
-            if batch.states:
+            if batch.states is not None:
                 # The chance that a sampled draft token is accepted (arXiv 2211.17192).
                 wanted = distil.soft_labels(model, batch, frequent)
                 overlaps.append(torch.minimum(scores.softmax(1), wanted).sum(1).cpu().numpy())

@@ -36,12 +36,11 @@ EVALUATED_ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Answer tokens, one after the other: the hidden state that gave each, float16 [n, H], with the
-    logarithm of the sum of its exponentiated logits, float32 [n]; the tokens, int64 [n]; their
-    weights in the loss, float32 [n]; and where the answer of each ends, int64 [n]."""
+    """Answer tokens, one after the other: their `states` (`states.Read`), float16 [n, H + 1]; the
+    tokens, int64 [n]; their weights in the loss, float32 [n]; and where the answer of each ends,
+    int64 [n]."""
 
-    hidden: np.ndarray
-    log_sums: np.ndarray
+    states: np.ndarray
     tokens: np.ndarray
     weights: np.ndarray
     ends: np.ndarray
@@ -51,8 +50,7 @@ def gather(lessons: Sequence[Conversation]) -> Rows:
     """The rows of conversations with states."""
     lengths = [len(one.answer) for one in lessons]
     return Rows(
-        np.concatenate([one.states.hidden for one in lessons]),
-        np.concatenate([one.states.log_sums for one in lessons]),
+        np.concatenate([one.states for one in lessons]),
         np.concatenate([np.asarray(one.answer, np.int64) for one in lessons]),
         np.concatenate([one.weights or np.ones(len(one.answer)) for one in lessons]).astype("f4"),
         np.repeat(np.cumsum(lengths), lengths),
@@ -73,10 +71,12 @@ class DraftHead:
         device: str,
     ) -> None:
         width, inner, size = settings.width, 2 * settings.width, embedding.shape[1]
-        shapes = {"mix": (width, features * size + width + size)}
-        for block in range(settings.blocks):
-            shapes |= {f"{block}.gate_up": (2 * inner, width), f"{block}.down": (width, inner)}
-        shapes["out"] = (output.shape[1], width)
+        shapes = {
+            "mix": (width, features * size + width + size),
+            "gate_up": (2 * inner, width),
+            "down": (width, inner),
+            "out": (output.shape[1], width),
+        }
         generator = torch.Generator().manual_seed(settings.seed)
         self.weights = {
             name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(device)
@@ -88,7 +88,6 @@ class DraftHead:
         self.rows = torch.from_numpy(output[frequent]).to(device, _product_type(device))
         self.frequent = frequent
         self.device = device
-        self._blocks = settings.blocks
 
     def quantized(self) -> dict[str, heads.Quantized]:
         values = {name: one.detach().cpu().numpy() for name, one in self.weights.items()}
@@ -99,12 +98,12 @@ class DraftHead:
         so that sums would be rounded in another order each time."""
         return {name: one.to(self.rows.dtype) for name, one in self.weights.items()}
 
-    def read(self, weights: dict[str, torch.Tensor], hidden: np.ndarray) -> torch.Tensor:
-        """What all steps of a chain share, [n, S], of hidden states [n, H]. `weights` are those of
+    def read(self, weights: dict[str, torch.Tensor], states: np.ndarray) -> torch.Tensor:
+        """What all steps of a chain share, [n, S], of rows of `Rows.states`. `weights` are those of
         `cast`."""
-        pieces = torch.from_numpy(hidden).to(self.device).float()
-        pieces = _norm(pieces.view(len(hidden), -1, self.embedding.shape[1]))
-        hidden = pieces.view(len(hidden), -1)
+        pieces = torch.from_numpy(states[:, :-1]).to(self.device).float()
+        pieces = _norm(pieces.reshape(len(states), -1, self.embedding.shape[1]))
+        hidden = pieces.view(len(states), -1)
         return _product(hidden, weights["mix"][:, : hidden.shape[1]])
 
     def step(
@@ -119,9 +118,8 @@ class DraftHead:
         state = torch.zeros_like(read) if state is None else _norm(state)
         given = torch.cat([state, given], 1)
         state = read + _product(given, weights["mix"][:, -given.shape[1] :])
-        for block in range(self._blocks):
-            gate, up = _product(_norm(state), weights[f"{block}.gate_up"]).chunk(2, 1)
-            state = state + _product(functional.silu(gate) * up, weights[f"{block}.down"])
+        gate, up = _product(_norm(state), weights["gate_up"]).chunk(2, 1)
+        state = state + _product(functional.silu(gate) * up, weights["down"])
         return state, _product(_norm(state), weights["out"])
 
     def logits(self, out: torch.Tensor) -> torch.Tensor:
@@ -131,9 +129,9 @@ class DraftHead:
     def target(self, rows: Rows, at: np.ndarray) -> torch.Tensor:
         """The target's probabilities of the frequent tokens after the rows `at`, [n, V']; the rest
         to one is that of all others."""
-        last = torch.from_numpy(rows.hidden[at, : self.embedding.shape[1]]).to(self.device)
-        log_sums = torch.from_numpy(rows.log_sums[at]).to(self.device)
-        return self.logits(last).sub_(log_sums[:, None]).clamp_(max=0).exp_()
+        states = torch.from_numpy(rows.states[at]).to(self.device)
+        logits = self.logits(states[:, : self.embedding.shape[1]])
+        return logits.sub_(states[:, -1:]).clamp_(max=0).exp_()
 
 
 def _norm(rows: torch.Tensor) -> torch.Tensor:
@@ -180,7 +178,7 @@ def _gradients(head: DraftHead, rows: Rows, at: np.ndarray, seed: int, total: in
     rng = np.random.default_rng(seed)
     outs, slopes, state, right, chains = [], [], None, 0, len(at)
     weights = head.cast()
-    read = head.read(weights, rows.hidden[at])
+    read = head.read(weights, rows.states[at])
     for depth in range(1, DEPTH + 1):
         ahead = np.minimum(at + depth, len(rows.tokens) - 1)
         state, out = head.step(weights, read, state, rows.tokens[ahead - 1])
@@ -216,7 +214,7 @@ def guesses(head: DraftHead, rows: Rows) -> np.ndarray:
         weights = head.cast()
         for start in range(0, len(hits), EVALUATED_ROWS):
             at = np.arange(start, min(start + EVALUATED_ROWS, len(hits)))
-            read, state = head.read(weights, rows.hidden[at]), None
+            read, state = head.read(weights, rows.states[at]), None
             for depth in range(1, DEPTH + 1):
                 ahead = np.minimum(at + depth, len(hits) - 1)
                 state, out = head.step(weights, read, state, rows.tokens[ahead - 1])

@@ -154,9 +154,9 @@ def _lessons(
     if read:
         found = states.read_all(read, said, settings.out / "work" / "states")
         known = dict(zip(said, found, strict=True))
-        held = [replace(one, states=known[one].first(len(one.answer))) for one in held]
+        held = [replace(one, states=known[one]) for one in held]
         pairs = zip(lessons, train, strict=True)
-        lessons = [replace(to, states=known[one].first(len(to.answer))) for to, one in pairs]
+        lessons = [replace(to, states=known[one][: len(to.answer)]) for to, one in pairs]
     return held, lessons
 
 
@@ -178,7 +178,7 @@ def _text(teacher: Target, settings: TrainSettings, work: Path, device: str) -> 
         writer = teacher.writer(device)
         generate.write_text(teacher, writer, path, settings.tokens, limit=limit, seed=seed)
         done.touch()
-    conversations = corpus.read(path)
+    conversations = [corpus.cut(one, corpus.LONGEST) for one in corpus.read(path)]
     if not conversations:
         raise BadInput(
             f"--text {path} holds no conversations (JSONL: kind, greedy, prompt, answer)."

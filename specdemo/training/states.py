@@ -1,4 +1,4 @@
-"""The target's hidden states over conversations, which a draft head learns from.
+"""What the target knew at each token of its answers: hidden states, and so its probabilities.
 
 Kept in files of some conversations each, so an interrupted reading continues.
 """
@@ -17,8 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from specdemo.models import ir
-from specdemo.training import corpus
-from specdemo.training.corpus import Conversation, States
+from specdemo.training.corpus import Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,8 +33,10 @@ THIRDS = (1 / 3, 2 / 3)
 """Parts of the residual stream that a head reads beside the last hidden state: agreement 0.400 with
 them, 0.376 without, for SmolLM2-135M after 164,000 chains."""
 
-Read = Callable[[Sequence[int], Sequence[int]], States]
-"""Takes the tokens of a prompt and of its answer; may be called from THREADS threads."""
+Read = Callable[[Sequence[int], Sequence[int]], np.ndarray]
+"""Takes the tokens of a prompt and of its answer, in up to THREADS threads. The result is float16
+[answer tokens, H + 1]: the hidden state that gave each, of which the first columns times the output
+matrix are its logits, and the logarithm of the sum of the logits' exponentials."""
 
 
 def of(
@@ -48,30 +49,22 @@ def of(
     return _of_torch(model.to(device), fractions)
 
 
-def read_all(read: Read, conversations: Sequence[Conversation], folder: Path) -> list[States]:
-    """The states of every answer, from `folder` where they are there already."""
+def read_all(read: Read, conversations: Sequence[Conversation], folder: Path) -> list[np.ndarray]:
+    """The states of every answer, views of files in `folder`; what is there is not read again."""
     folder.mkdir(parents=True, exist_ok=True)
-    states: list[States] = []
+    states: list[np.ndarray] = []
     starts = tqdm(range(0, len(conversations), SHARD), desc="Reading the target's states")
     with ThreadPoolExecutor(THREADS) as pool:
         for start in starts:
-            path, partial = folder / f"{start // SHARD:04d}.npz", folder / "partial.npz"
+            path, partial = folder / f"{start // SHARD:04d}.npy", folder / "partial.npy"
+            some = conversations[start : start + SHARD]
             if not path.is_file():
-                pairs = [
-                    corpus.cut(one, corpus.LONGEST) for one in conversations[start : start + SHARD]
-                ]
-                found = list(pool.map(lambda pair: read(*pair), pairs))
-                np.savez(
-                    partial,
-                    hidden=np.concatenate([one.hidden for one in found]),
-                    log_sum=np.concatenate([one.log_sums for one in found]),
-                    lengths=[len(one.hidden) for one in found],
-                )
+                found = pool.map(lambda one: read(one.prompt, one.answer)[: len(one.answer)], some)
+                np.save(partial, np.concatenate(list(found)))
                 os.replace(partial, path)
-            with np.load(path) as held:
-                hidden, log_sums, lengths = held["hidden"], held["log_sum"], held["lengths"]
-            bounds = pairwise([0, *np.cumsum(lengths)])
-            states += [States(hidden[begin:end], log_sums[begin:end]) for begin, end in bounds]
+            rows = np.load(path, mmap_mode="r")
+            ends = np.cumsum([len(one.answer) for one in some])
+            states += [rows[begin:end] for begin, end in pairwise([0, *ends])]
     return states
 
 
@@ -90,7 +83,7 @@ def _of_ir(xml: Path, fractions: tuple[float, ...]) -> Read:
     compiled = core.compile_model(model, "CPU", options)
     free = [compiled.create_infer_request() for _ in range(THREADS)]
 
-    def read(prompt: Sequence[int], answer: Sequence[int]) -> States:
+    def read(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
         request = free.pop()
         tokens = [*prompt, *answer[:-1]]
         size = -(-len(tokens) // PADDING) * PADDING  # what is behind a token does not change it
@@ -105,10 +98,10 @@ def _of_ir(xml: Path, fractions: tuple[float, ...]) -> Read:
         }
         request.reset_state()
         request.infer({name: value for name, value in values.items() if name in names})
-        hidden = request.get_tensor(graph.HIDDEN).data.astype(np.float16)
-        log_sums = request.get_output_tensor(2).data.reshape(-1).astype(np.float32)
+        log_sums = request.get_output_tensor(2).data.reshape(-1, 1)
+        rows = np.hstack([request.get_tensor(graph.HIDDEN).data, log_sums]).astype(np.float16)
         free.append(request)
-        return States(hidden, log_sums)
+        return rows
 
     return read
 
@@ -119,15 +112,14 @@ def _of_torch(model: PreTrainedModel, fractions: tuple[float, ...]) -> Read:
     chosen = [round(fraction * len(model.base_model.layers)) for fraction in fractions]
     lock = Lock()
 
-    def read(prompt: Sequence[int], answer: Sequence[int]) -> States:
+    def read(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
         tokens = torch.tensor([[*prompt, *answer[:-1]]], device=model.device)
         with lock, torch.no_grad():
             found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
             last = found.last_hidden_state[0, len(prompt) - 1 :]
-            log_sums = model.get_output_embeddings()(last).float().logsumexp(1)
+            log_sums = model.get_output_embeddings()(last).float().logsumexp(1, True)
             others = [found.hidden_states[at][0, len(prompt) - 1 :] for at in chosen]
-            hidden = torch.cat([last, *others], 1)
-        return States(hidden.half().cpu().numpy(), log_sums.cpu().numpy())
+            return torch.cat([last, *others, log_sums], 1).half().cpu().numpy()
 
     return read
 
