@@ -37,10 +37,7 @@ COMMANDS = {
     "run": ("specdemo.commands.run", "Answer an instruction, tokens coloured by origin."),
     "bench": ("specdemo.bench.command", "Measure prompts with and without speculative decoding."),
     "audit": ("specdemo.bench.command", "Test that speculative decoding is lossless."),
-    "load": (
-        "specdemo.serving.load_command",
-        "Measure a server under load, and what stays behind.",
-    ),
+    "load": ("specdemo.serving.load", "Measure a server under load, and what stays behind."),
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
     "train-draft": ("specdemo.training.command", "Distil a draft model for a target model."),
     "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),

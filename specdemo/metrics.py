@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -42,25 +43,23 @@ class Metrics:
         self._session, self._visitors = session, visitors
         self.registry = CollectorRegistry()
         common = {"registry": self.registry, "namespace": "specdemo"}
-        labels = ["kind", "outcome"]
-        self.requests = Counter("requests", "Requests by kind and outcome", labels, **common)
-        self.tokens = Counter("tokens", "Tokens of answers", ["kind"], **common)
-        self.prompt_tokens = Counter("prompt_tokens", "Tokens of answered prompts", **common)
-        self.rounds = Counter("rounds", "Draft-and-verify rounds", **common)
-        self.drafted = Counter("draft_tokens", "Draft tokens proposed", **common)
-        self.accepted = Counter("draft_tokens_accepted", "Draft tokens accepted", **common)
-        self.errors = Counter("errors", "Failures by kind of exception", ["exception"], **common)
-        self.first_token = Histogram(
+        counter, histogram = partial(Counter, **common), partial(Histogram, **common)
+        self.requests = counter("requests", "Requests by kind and outcome", ["kind", "outcome"])
+        self.tokens = counter("tokens", "Tokens of answers", ["kind"])
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of answered prompts")
+        self.rounds = counter("rounds", "Draft-and-verify rounds")
+        self.drafted = counter("draft_tokens", "Draft tokens proposed")
+        self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
+        self.errors = counter("errors", "Failures by kind of exception", ["exception"])
+        self.first_token = histogram(
             "time_to_first_token_seconds",
             "From the request to its first token, waiting included",
             buckets=FIRST_TOKEN_SECONDS,
-            **common,
         )
-        self.whole = Histogram(
+        self.whole = histogram(
             "answer_seconds",
             "From the request to the end of its answer, waiting included",
             buckets=ANSWER_SECONDS,
-            **common,
         )
         self.registry.register(self)
 
@@ -72,23 +71,20 @@ class Metrics:
         """The gauges; called by the registry."""
         session = self._session()
         load = session.load if session else None
-        caches = session.cache_blocks() if session else {}
         for name, value, words in (
             ("visitors", self._visitors(), "Visitors with a request"),
-            ("requests_active", load.active if load else 0, "Requests that share the models now"),
-            ("requests_waiting", load.waiting if load else 0, "Requests that wait to be admitted"),
-            ("engine_restarts", load.restarts if load else 0, "Restarts of the scheduler's thread"),
+            ("requests_active", load and load.active, "Requests that share the models now"),
+            ("requests_waiting", load and load.waiting, "Requests that wait to be admitted"),
+            ("engine_restarts", load and load.restarts, "Restarts of the scheduler's thread"),
         ):
-            yield GaugeMetricFamily(f"specdemo_{name}", words, value)
-        blocks = "specdemo_cache_blocks"
-        used = GaugeMetricFamily(f"{blocks}_used", "KV cache blocks in use", labels=["cache"])
-        limit = GaugeMetricFamily(f"{blocks}_limit", "KV cache blocks there are", labels=["cache"])
-        for name, use in caches.items():
-            used.add_metric([name], use.used)
-            if use.limit is not None:
-                limit.add_metric([name], use.limit)
-        yield used
-        yield limit
+            yield GaugeMetricFamily(f"specdemo_{name}", words, value or 0)
+        caches = session.cache_blocks() if session else {}
+        for what, words in (("used", "KV cache blocks in use"), ("limit", "Blocks there are")):
+            gauge = GaugeMetricFamily(f"specdemo_cache_blocks_{what}", words, labels=["cache"])
+            for name, use in caches.items():
+                if getattr(use, what) is not None:
+                    gauge.add_metric([name], getattr(use, what))
+            yield gauge
 
 
 class Record:
@@ -148,15 +144,14 @@ class Record:
         if trace is not None:
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
             self._metrics.whole.observe((self._answered or now) - self._begun)
+        answered = self._answered or now
         if self._answered is None:
-            self._count("answer", outcome, trace, now - self._begun)
-        else:
-            answered = "length" if trace is None else trace.finish_reason
-            self._count("answer", answered, trace, self._answered - self._begun)
-            stopped = trace is not None and trace.identical is None
-            self._count(
-                "baseline", "cancelled" if stopped else outcome, trace, now - self._answered
-            )
+            self._count("answer", outcome, trace, answered - self._begun)
+            return
+        finished = "length" if trace is None else trace.finish_reason
+        self._count("answer", finished, trace, answered - self._begun)
+        stopped = trace is not None and trace.identical is None
+        self._count("baseline", "cancelled" if stopped else outcome, trace, now - answered)
 
     def _count(self, kind: str, outcome: str, trace: Trace | None, seconds: float) -> None:
         self._metrics.requests.labels(kind, outcome).inc()

@@ -200,6 +200,10 @@ class Summary:
         return over(self.decoded, self.decode_rounds) or 0.0
 
     @property
+    def outside_fraction(self) -> float:
+        return over(self.outside_seconds, self.decode_seconds) or 0.0
+
+    @property
     def cpu_seconds_per_token(self) -> float:
         return over(self.cpu_seconds, self.decoded) or 0.0
 

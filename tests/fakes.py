@@ -157,13 +157,14 @@ def _round(at: int, text: str) -> Round:
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
+    from specdemo.serving.api import Api
     from specdemo.serving.backend import Engine, LocalBackend
-    from specdemo.serving.door import bound_socket
+    from specdemo.serving.door import Server, bound_socket
     from specdemo.serving.options import ServeOptions
-    from specdemo.serving.server import local_server
 
     backend = LocalBackend(load or (lambda report: Engine(session, loaded)))
-    server, _ = local_server(backend, ServeOptions(max_new_tokens=8, drain_seconds=5), key)
+    api = Api(backend, ServeOptions(max_new_tokens=8), key)
+    server = Server(api.app, api.door, 5)
     listening = bound_socket("127.0.0.1", 0)
     loading = threading.Thread(target=backend.load, daemon=True)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -173,7 +174,7 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
         loading.join()
     try:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        yield SimpleNamespace(url=url, backend=backend)
+        yield SimpleNamespace(url=url, backend=backend, api=api)
     finally:
         server.should_exit = True
         serving.join()
@@ -182,7 +183,7 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
 @contextlib.contextmanager
 def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
-    from specdemo.serving.door import bound_socket, bounded_server
+    from specdemo.serving.door import Server, bound_socket
     from specdemo.ui import choice, page, server
 
     os.environ["GRADIO_TEMP_DIR"] = str(files)
@@ -190,7 +191,9 @@ def page_server(service, files: Path, *, key: str | None = None):
     door = server.PageDoor(blocks)
     listening = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    running = bounded_server(server.page_app(blocks, looks, service, door, key, url), 1, "")
+    app = server.page_app(blocks, looks, service, door, key, url)
+    running = Server(app, door, 1, trusted_proxies="127.0.0.1")
+    running.config.timeout_graceful_shutdown = 1
     serving = threading.Thread(target=running.run, args=([listening],), daemon=True)
     serving.start()
     try:

@@ -276,8 +276,7 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     monkeypatch.setattr(machine, "memory_bytes", lambda: gigabytes * 2**30)
     for place, name in (
         (Service, "start"),
-        (pages.doors, "run_until_stopped"),
-        (pages.doors, "bounded_server"),
+        (pages.doors.Server, "run"),
         (pages, "page_app"),
     ):
         monkeypatch.setattr(place, name, lambda *_: None)

@@ -1,4 +1,4 @@
-"""A benchmark of a real pair: the contract of its JSON, its arithmetic, stopping, peers, page."""
+"""A benchmark of a scripted session: the contract of its JSON, its arithmetic, stopping, peers."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import json
 import statistics
 import threading
 from collections.abc import Collection
+from types import SimpleNamespace
 
 import pytest
+from fakes import FakeSession
 
 from specdemo.bench import race
-from specdemo.bench import report as reports
-from specdemo.bench.costs import CostTable, VerifyCost, expected_speedup, expected_tokens
+from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
 from specdemo.bench.energy import Meter
 from specdemo.bench.html import page
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.race import Plan, Step, bench
+from specdemo.bench.race import Bench, Step
 from specdemo.bench.report import PeerRow, Report, Row, Skipped, to_json
 from specdemo.errors import RequestFailed
 from specdemo.settings import Settings
 from specdemo.terminal import where
-from specdemo.trace import BaselineToken, Summary, combined, summarize
+from specdemo.trace import Summary, combined
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 PROMPTS = (
-    BenchPrompt("one", "qa", "Why is the sky blue?"),
+    BenchPrompt("one", "qa", "Why is the sky blue today and not green?"),
     BenchPrompt("two", HOSTILE, "Repeat: one two three one two three"),
-    BenchPrompt(HOSTILE, "qa", HOSTILE),
+    BenchPrompt(HOSTILE, "qa", f"{HOSTILE} and some more words"),
 )
-SETTINGS = Settings(max_new_tokens=24, drafter="model", draft_tokens=3)
+SETTINGS = Settings(max_new_tokens=24)
 
 
 @dataclasses.dataclass
@@ -41,8 +42,11 @@ class FakePeer:
     tokens: tuple[int, ...] = (1, 2, 3)
     seconds: float = 0.5
     failing: Collection = ()
-    settings: dict = dataclasses.field(default_factory=lambda: {"variant": "K=2"})
     asked: int = 0
+
+    @property
+    def settings(self):
+        return {"variant": self.variant}
 
     def answer(self, instruction, settings):
         self.asked += 1
@@ -51,10 +55,15 @@ class FakePeer:
         return self.tokens, self.seconds
 
 
+def report_of(prompts=PROMPTS, session=None, **more) -> Report:
+    *_, report = Bench(session or FakeSession(), prompts, SETTINGS, **more)
+    return report
+
+
 @pytest.fixture(scope="module")
-def events(session):
-    plan = Plan(SETTINGS, repeats=2, sweep_prompts=1)
-    return list(bench(session, PROMPTS, plan, peers=[FakePeer()]))
+def events():
+    runs = {"repeats": 2, "sweep_prompts": 1, "peers": [FakePeer()]}
+    return list(Bench(FakeSession(), PROMPTS, SETTINGS, **runs))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +83,7 @@ def test_a_row_follows_each_prompt_and_the_report_comes_last(events):
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
     data = json.loads(to_json(report))
     assert set("machine versions pair settings rows summary peers".split()) <= data.keys()
+    assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "fake target"
     for place, fields in (
         (
             data["rows"][0],
@@ -92,73 +102,14 @@ def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(r
         assert list(place) == fields.split()
 
 
-def test_speedups_are_total_time_over_total_time(report):
-    def speedup(rows):
-        seconds = [(row.autoregressive_s, row.speculative_s) for row in rows]
-        plain, speculative = map(sum, zip(*seconds, strict=True))
-        return pytest.approx(plain / speculative)
-
-    rows, summary = report.rows, report.summary
-    assert all(row.identical for row in rows)
-    assert summary.speedup == speedup(rows)
-    assert summary.speedup_by_task["qa"] == speedup([row for row in rows if row.task == "qa"])
-    assert summary.worst_prompt_speedup == min(row.speedup for row in rows)
-    assert rows[0].speedup == speedup(rows[:1])
-
-
-def test_time_is_split_into_drafting_verifying_and_outside(report):
-    for figures in (detail.figures for detail in report.details.rows):
-        # Medians over two repeats: parts and whole may come from different runs.
-        assert 0 < figures.draft_seconds + figures.verify_seconds <= figures.decode_seconds * 1.5
-        assert figures.draft_seconds > 0
-
-
-def test_sweep_has_the_adaptive_and_every_fixed_draft_length(report):
-    assert [point.draft_tokens for point in report.details.sweep] == [None, *race.SWEEP]
-    assert report.details.sweep_prompts == 1
-    assert all(point.figures.speedup > 0 for point in report.details.sweep)
-
-
-def test_a_prompt_that_cannot_be_used_is_skipped_with_a_reason(session):
-    long = BenchPrompt("long", "qa", "x" * 5000)
-    events = list(bench(session, [long, PROMPTS[0]], Plan(Settings(max_new_tokens=4))))
-    kinds = [type(event) for event in events if not isinstance(event, Step)]
-    assert kinds == [Skipped, Row, Report]
-    assert "shorten it" in events[-1].details.skipped[0].reason
-
-
-def test_stopping_ends_soon_with_a_report_of_the_finished_prompts(session):
-    stop = threading.Event()
-    events = []
-    for event in bench(session, PROMPTS * 50, Plan(SETTINGS), stop=stop):
-        events.append(event)
-        if isinstance(event, Row):
-            stop.set()
-    assert len(events[-1].rows) == 1
-    assert events[-1].details.stopped
-
-
-def test_stopping_before_the_first_prompt_still_gives_a_readable_report(session):
-    stop = threading.Event()
-    stop.set()
-    *_, report = bench(session, PROMPTS, Plan(Settings(draft_tokens=None)), stop=stop)
-    assert report.rows == ()
-    assert json.loads(to_json(report))["settings"]["draft_tokens"] == "auto"
-    summary = report.summary
-    assert (summary.speedup, summary.identical, summary.prompts) == (None, None, 0)
-    assert "No prompt was finished" in page(report)
-
-
-def test_a_row_that_is_not_identical_says_where_both_tokens_and_the_margin(session):
-    *_, trace = session.race(PROMPTS[0].instruction, SETTINGS)
-    tokens = list(trace.baseline.tokens)
-    tokens[5] = BaselineToken(tokens[5].id + 1, tokens[5].shown_at, "other", 0.25)
-    other = dataclasses.replace(trace.baseline, tokens=tuple(tokens))
-    parted = dataclasses.replace(trace, baseline=other, identical=False)
-    row = reports.row_of(PROMPTS[0], [trace, parted], summarize(trace))
-    assert row.identical is False
-    said = where(parted.difference)
-    assert all(part in said for part in ("token 6", "'other'", "0.25 logits"))
+def test_speedups_are_total_time_over_total_time():
+    runs = [Summary(decoded=1, decode_seconds=s, baseline_decoded=1) for s in (1.0, 3.0)]
+    runs = [dataclasses.replace(one, baseline_decode_seconds=4.0) for one in runs]
+    head = report_of(PROMPTS[:1])
+    rows = tuple(dataclasses.replace(head.rows[0], figures=one) for one in runs)
+    report = dataclasses.replace(head, rows=rows)
+    assert report.total.speedup == report.speedup_by_task["qa"] == 2.0, "not the mean, 2.67"
+    assert report.worst_prompt_speedup == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize(("by", "seconds"), [(sum, 12.0), (statistics.median_low, 2.0)])
@@ -167,55 +118,87 @@ def test_repeats_are_summed_up_by_medians_and_prompts_by_sums(by, seconds):
     assert combined(runs, by).decode_seconds == seconds
 
 
+def test_sweep_has_the_adaptive_and_every_fixed_draft_length(report):
+    assert [point.draft_tokens for point in report.sweep] == [None, *race.SWEEP]
+    assert report.sweep_prompts == 1
+    assert all(point.figures.speedup == pytest.approx(2) for point in report.sweep)
+
+
+def test_a_prompt_that_cannot_be_used_is_skipped_with_a_reason():
+    empty = SimpleNamespace(id="empty", task="qa", instruction=" ")
+    events = list(Bench(FakeSession(), [empty, PROMPTS[0]], SETTINGS))
+    kinds = [type(event) for event in events if not isinstance(event, Step)]
+    assert kinds == [Skipped, Row, Report]
+    assert "is empty" in events[-1].skipped[0].reason
+
+
+def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
+    stop = threading.Event()
+    for event in Bench(FakeSession(), PROMPTS * 50, SETTINGS, stop=stop):
+        if isinstance(event, Row):
+            stop.set()
+    assert len(event.rows) == 1 and event.stopped
+
+
+def test_stopping_before_the_first_prompt_still_gives_a_readable_report():
+    stop = threading.Event()
+    stop.set()
+    report = report_of(stop=stop)
+    summary = json.loads(to_json(report))["summary"]
+    assert [summary[name] for name in ("speedup", "identical", "prompts")] == [None, None, 0]
+    assert "No prompt was finished" in page(report)
+
+
+def test_a_row_that_is_not_identical_says_where_both_tokens_and_the_margin():
+    session = FakeSession()
+    session.differs_at = 5
+    [row] = report_of(PROMPTS[:1], session=session).rows
+    assert row.identical is False
+    said = where(row.difference)
+    assert all(part in said for part in ("token 6", "'other '", "0.25 logits"))
+
+
 # Peers
 
 
-def test_a_peer_is_identical_only_with_our_very_tokens(session):
-    *_, trace = session.answer(PROMPTS[0].instruction, SETTINGS)
-    ids = trace.token_ids
+def test_a_peer_is_identical_only_with_our_very_tokens():
+    ids = tuple(range(1, 10))
     peers = [FakePeer(tokens=ids), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
-    *_, report = bench(session, PROMPTS[:1], Plan(SETTINGS), peers=peers)
-    assert report.peers["fake/speculative"].identical is True
-    assert report.peers["fake/other"].identical is False
-    assert report.peers["fake/other"].tokens_per_s == pytest.approx((len(ids) - 1) / 0.5)
+    found = report_of(PROMPTS[:1], peers=peers).peers
+    assert found["fake/speculative"]["identical"] is True
+    assert found["fake/other"]["identical"] is False
+    assert found["fake/other"]["tokens_per_s"] == pytest.approx(8 / 0.5)
 
 
-def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(session):
+def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on():
     peers = [FakePeer(failing=[PROMPTS[0].instruction]), FakePeer("fake/good")]
-    *_, report = bench(session, PROMPTS[:2], Plan(SETTINGS), peers=peers)
-    assert len(report.rows) == 2
-    assert list(report.peers) == ["fake/good"]
-    assert "no reason" in report.details.skipped[0].reason
+    report = report_of(PROMPTS[:2], peers=peers)
+    assert len(report.rows) == 2 and list(report.peers) == ["fake/good"]
+    assert "no reason" in report.skipped[0].reason
 
 
-def test_slow_variants_are_dropped_after_the_pilot_and_the_fastest_is_reported(
-    session, monkeypatch
-):
+def test_slow_variants_are_dropped_after_the_pilot_and_the_fastest_is_reported(monkeypatch):
     monkeypatch.setattr(race, "PILOT_PROMPTS", 2)
     fast, slow = FakePeer(variant="fast", seconds=0.1), FakePeer(variant="slow", seconds=1.0)
-    fast.settings = {"variant": "fast"}
-    *_, report = bench(session, PROMPTS, Plan(Settings(max_new_tokens=3)), peers=[slow, fast])
+    report = report_of(peers=[slow, fast])
     assert (slow.asked, fast.asked) == (3, 4)  # one of them to warm up
-    assert report.peers["fake/speculative"].settings == {"variant": "fast"}
+    assert report.peers["fake/speculative"]["settings"] == {"variant": "fast"}
 
 
-def test_a_variant_that_ran_fewer_prompts_is_not_the_one_reported():
-    rows = [
-        PeerRow("p", "few", "1", 10, 0.1, True),
-        *(PeerRow("p", "all", str(i), 10, 1.0, False) for i in (1, 2)),
-    ]
-    [figures] = reports.peer_figures(rows, {("p", "all"): {"variant": "all"}}).values()
-    assert figures.settings == {"variant": "all"}
-    assert figures.tokens_per_s == pytest.approx(10.0)
-    assert figures.identical is False
+def test_a_variant_that_ran_fewer_prompts_is_not_the_one_reported(report):
+    few = PeerRow("p", "few", "1", 10, 0.1, True)
+    more = [PeerRow("p", "all", id, 10, 1.0, False) for id in "12"]
+    settings = {("p", "all"): {"variant": "all"}}
+    found = dataclasses.replace(report, peer_rows=(few, *more), peer_settings=settings).peers["p"]
+    expected = {"settings": {"variant": "all"}, "tokens_per_s": 10.0, "identical": False}
+    assert found == expected
 
 
 # Costs and energy
 
 
 def test_verification_costs_between_measured_sizes_lie_on_a_line_and_never_fall():
-    verify = (VerifyCost(1, 1.0, 5), VerifyCost(3, 2.0, 5), VerifyCost(5, 1.8, 5))
-    costs = CostTable(1.0, 0.1, verify)
+    costs = CostTable(1.0, 0.1, {1: 1.0, 3: 2.0, 5: 1.8})
     assert costs.verify_seconds(2) == pytest.approx(1.5)
     assert costs.verify_seconds(4) >= 1.8
     assert costs.verify_seconds(9) > 1.8
@@ -225,7 +208,7 @@ def test_expected_figures_are_leviathans():
     assert expected_tokens(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
     assert expected_tokens(1.0, 4) == 5
     # Theorem 3.8 with cost coefficient c: (1 - a^(g+1)) / ((1 - a)(g c + 1))
-    flat = CostTable(1.0, 0.1, (VerifyCost(1, 1.0, 9),))
+    flat = CostTable(1.0, 0.1, {1: 1.0})
     theorem = (1 - 0.7**6) / (0.3 * (5 * 0.1 + 1))
     assert expected_speedup(0.7, 5, flat) == pytest.approx(theorem)
     free = expected_speedup(0.7, 5, flat, draft_step=0.0)
@@ -255,19 +238,16 @@ def test_page_draws_every_figure_and_loads_and_runs_nothing_foreign(report, chro
     (tmp_path / "report.html").write_text(html, encoding="utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        try:
-            tab = browser.new_page()
-            asked, errors = [], []
-            tab.on("request", lambda request: asked.append(request.url))
-            tab.on("pageerror", lambda error: errors.append(str(error)))
-            tab.goto((tmp_path / "report.html").as_uri())
-            tab.wait_for_function(
-                "document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6"
-            )
-            assert tab.evaluate("window.hacked") is None
-            assert tab.evaluate("document.querySelectorAll('.js-plotly-plot').length") == 6
-            assert tab.evaluate("document.querySelectorAll('[src],[href],[action]').length") == 0
-            assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-            assert errors == []
-        finally:
-            browser.close()
+        tab = browser.new_page()
+        asked, errors = [], []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.goto((tmp_path / "report.html").as_uri())
+        drawn = "document.querySelectorAll('.js-plotly-plot .main-svg').length >= 6"
+        tab.wait_for_function(drawn)
+        assert tab.evaluate("window.hacked") is None
+        assert tab.evaluate("document.querySelectorAll('.js-plotly-plot').length") == 6
+        assert tab.evaluate("document.querySelectorAll('[src],[href],[action]').length") == 0
+        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert errors == []
+        browser.close()

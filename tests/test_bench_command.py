@@ -11,7 +11,6 @@ from test_bench_audit import accept_everything
 from specdemo import cli, terminal
 from specdemo.bench import audit as audits
 from specdemo.bench import command
-from specdemo.bench.paper import PUBLISHED
 from specdemo.engine import decode
 
 
@@ -82,8 +81,7 @@ def test_paper_prints_the_published_figures_beside_ours(capsys):
     out, err = capsys.readouterr()
     rows = json.loads(out)["rows"]
     assert [row["new_tokens"] for row in rows] == [40, 100]
-    published = [row["published"]["speculative_s"] for row in rows]
-    assert published == [p.speculative_s for p in PUBLISHED.values()] == [13.61, 26.97]
+    assert [row["published"]["speculative_s"] for row in rows] == [13.61, 26.97]
     assert all(row["autoregressive_s"] > 0 for row in rows)
     assert "19.9" in err and "44.2" in err
 

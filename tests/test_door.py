@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,14 +18,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from specdemo.serving import door as doors
-from specdemo.serving.door import (
-    Door,
-    bound_socket,
-    bounded_server,
-    run_until_stopped,
-    strangers_share,
-)
+from specdemo.serving.door import Door, Server, bound_socket, strangers_share
 from specdemo.settings import ModelChoice
+from specdemo.ui.limits import Gate
 from specdemo.ui.service import Service
 
 JSON = {"Content-Type": "application/json"}
@@ -142,8 +139,9 @@ def serving():
     ended = []
 
     def start(app: Starlette | None = None, trusted: str = "") -> tuple[str, int]:
-        app = app or Starlette(middleware=Door().middleware())
-        running = bounded_server(app, 1, trusted)
+        door = Door()
+        app = app or Starlette(middleware=door.middleware())
+        running = Server(app, door, 1, trusted_proxies=trusted)
         listening = bound_socket("127.0.0.1", 0)
         thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
         thread.start()
@@ -192,9 +190,8 @@ def test_the_visitors_address_is_what_a_trusted_proxy_says_and_nobody_else(servi
 # The end
 
 
-def test_a_server_that_is_stopped_finishes_what_has_begun_and_refuses_the_rest(monkeypatch):
-    begun, go, signals = threading.Event(), threading.Event(), {}
-    monkeypatch.setattr(doors.signal, "signal", lambda number, do: signals.update({number: do}))
+def test_a_server_that_is_stopped_finishes_what_has_begun_and_refuses_the_rest():
+    begun, go, finished = threading.Event(), threading.Event(), threading.Event()
 
     async def slow(request):
         begun.set()
@@ -204,25 +201,38 @@ def test_a_server_that_is_stopped_finishes_what_has_begun_and_refuses_the_rest(m
 
     door = Door()
     routes = [Route("/slow", slow, methods=["POST"])]
-    running = bounded_server(Starlette(routes=routes, middleware=door.middleware()), 60, "")
+    app = Starlette(routes=routes, middleware=door.middleware())
+    server = Server(app, door, 60, finish=finished.set)
     listening = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/slow"
-    arguments = running, listening, door, 60, threading.Event().set
-    serving = threading.Thread(target=run_until_stopped, args=arguments, daemon=True)
+    serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
     serving.start()
-    answers = []
-    asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json={}).text))
-    asking.start()
-    assert begun.wait(30)
-    signals[doors.signal.SIGTERM]()
-    while not door.closing:
-        pass
-    refused = httpx.post(url, json={})
-    assert refused.status_code == 503 and refused.headers["retry-after"] == "30"
-    go.set()
-    asking.join(30)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.post, url, json={}, timeout=60)
+        assert begun.wait(30)
+        server.handle_exit(signal.SIGTERM, None)
+        refused = httpx.post(url, json={})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+        assert not finished.is_set()
+        go.set()
+        assert asking.result(30).text == "the whole answer"
     serving.join(30)
-    assert answers == ["the whole answer"] and not serving.is_alive()
+    assert finished.is_set() and not serving.is_alive()
+
+
+def test_a_second_signal_ends_a_server_at_once():
+    door = Door()
+    door.open = 1  # somebody never comes to an end
+    server = Server(Starlette(), door, 10_000)
+    listening = bound_socket("127.0.0.1", 0)
+    serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    serving.start()
+    server.handle_exit(signal.SIGINT, None)
+    serving.join(0.5)
+    assert serving.is_alive()
+    server.handle_exit(signal.SIGINT, None)
+    serving.join(30)
+    assert not serving.is_alive()
 
 
 # The page
@@ -252,6 +262,9 @@ WRONG_CALLS = [
     ("queue/join", {"data": [], "fn_index": 9999, "session_hash": "a"}, 404),
     ("queue/join", {"data": [], "fn_index": ["x"], "session_hash": "a"}, 404),
     ("queue/join", {"data": [], "session_hash": "a"}, 404),
+    *(("run/load_example", {"data": [odd]}, 400) for odd in (10**9, -1, 1.0, None, "x", {})),
+    ("call/load_example", {"data": [99]}, 400),
+    ("run/load_example", {"data": []}, 400),
     ("cancel", {"session_hash": 1}, 400),
     ("component_server", {"data": [], "component_id": 99, "fn_name": "", "session_hash": ""}, 404),
 ]
@@ -314,12 +327,20 @@ def test_no_file_of_the_machine_is_copied_to_where_it_can_be_read(page, tmp_path
     assert not list(folder.rglob("secret.json"))
 
 
-def test_mcp_tools_are_called_here_whatever_name_a_caller_claims(page):
+def test_mcp_tools_are_called_here_whatever_name_a_caller_claims_and_counted_by_address(
+    page, monkeypatch
+):
+    visitors, count = [], Gate.request
+
+    def counted(gate, visitor):
+        visitors.append(visitor)
+        return count(gate, visitor)
+
     async def call():
         from mcp import ClientSession
         from mcp.client.streamable_http import streamablehttp_client
 
-        headers = {"X-Forwarded-Host": "elsewhere.invalid"}
+        headers = {"X-Forwarded-Host": "elsewhere.invalid", "X-Forwarded-For": "192.0.2.7"}
         async with (
             streamablehttp_client(f"{page[0]}/gradio_api/mcp/", headers) as (read, write, _),
             ClientSession(read, write) as session,
@@ -327,4 +348,11 @@ def test_mcp_tools_are_called_here_whatever_name_a_caller_claims(page):
             await session.initialize()
             return await session.call_tool("generate", {"instruction": "one two three"})
 
+    monkeypatch.setattr(Gate, "request", counted)
     assert "one two three" in asyncio.run(call()).content[0].text
+    assert [visitor.address for visitor in visitors] == ["192.0.2.7"]
+
+
+def test_what_is_accepted_sends_small_writes_at_once():
+    with bound_socket("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only

@@ -355,7 +355,7 @@ def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
 
 
 def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
-    from specdemo.bench.transformers_peers import open_all, to_audit
+    from specdemo.bench.peers import open_all, pipelines, to_audit
 
     found = loaded(
         tiny_home / "llama-target",
@@ -364,35 +364,30 @@ def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
         draft_device="torch:cpu",
     )
     asked = Settings(max_new_tokens=16)
-    peers, left_out = open_all(found, {"dtype": "float32"})
+    ways = pipelines(["transformers"], found, {"dtype": "float32"})
+    peers = open_all(ways)
     with closing(Session(found)) as session:
         *_, trace = session.answer(QUESTION, asked)
-    names = ("autoregressive", "speculative", "prompt-lookup")
-    assert {peer.name for peer in peers} == {f"transformers/{name}" for name in names}
-    assert not left_out
+    names = [f"transformers/{mode}" for mode in ("autoregressive", "prompt-lookup", "speculative")]
+    assert sorted({peer.name for peer in peers}) == names
     for peer in peers:
         tokens, seconds = peer.answer(QUESTION, asked)
         assert tokens == trace.token_ids, peer.name
         assert seconds > 0
     sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
     assert len(sampled) == 16
-    assert list(to_audit(found, {"dtype": "float32"}, 3)) == [
-        f"transformers/{name}" for name in names
-    ]
+    assert list(to_audit(ways, 3)) == names
 
 
-def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair):
-    from specdemo.bench import peers, transformers_peers
+def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair, capsys):
+    from specdemo.bench.peers import pipelines
 
     with pytest.raises(BadInput, match="--peers transformers runs checkpoints"):
-        transformers_peers.open_all(tiny_llama_pair, {})
+        pipelines(["transformers"], tiny_llama_pair, {})
     target = Checkpoint(tiny_home / "llama-target")
     mixed = dataclasses.replace(tiny_llama_pair, target_xml=target, device="torch:cpu")
     with pytest.raises(BadInput, match="--peers openvino-genai runs IR"):
-        peers.open_all(mixed, {})
-    opened, left_out = transformers_peers.open_all(mixed, {"dtype": "float32"})
-    assert "transformers/speculative was left out" in left_out[0]
-    assert {peer.name for peer in opened} == {
-        "transformers/autoregressive",
-        "transformers/prompt-lookup",
-    }
+        pipelines(["openvino-genai"], mixed, {})
+    ways = pipelines(["transformers"], mixed, {"dtype": "float32"})
+    assert "transformers/speculative was left out" in capsys.readouterr().err
+    assert [one.mode for one in ways] == ["autoregressive", "prompt-lookup"]

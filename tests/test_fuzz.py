@@ -21,7 +21,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Trace, from_json, to_json
 from specdemo.ui import inputs
 
-FUZZ = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", 500)), deadline=None)
+FUZZ = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", 200)), deadline=None)
 
 
 def sample() -> dict:

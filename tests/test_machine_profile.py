@@ -72,6 +72,30 @@ def test_other_models_devices_and_precisions_have_profiles_of_their_own(tiny_lla
     assert len({one.path for one in [file, *others]}) == 4
 
 
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_leaves_a_whole_profile(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from specdemo.models.profiles import About, ProfileFile
+from specdemo.engine.profile import Profile
+file = ProfileFile(Path(sys.argv[1]), About("", 0, "", "", "", "", ""), Profile())
+for step in range(1_000_000):
+    file.write(Profile(draft_step=float(step + 1), acceptance={"x": [(1.0, 1.0)] * 500}))
+    print(step, flush=True)
+"""
+    path = tmp_path / "kept.json"
+    for lines in (1, 3, 8):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(lines):
+            writer.stdout.readline()
+        writer.kill()
+        writer.wait()
+        assert json.loads(path.read_text())["profile"]["draft_step"] >= 1
+
+
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
     with closing(Session(tiny_llama_pair)) as session:

@@ -173,6 +173,7 @@ def test_progress_is_in_bytes_and_reaches_the_end(server):
     assert any(progress.seconds_left for progress in seen)
 
 
+@pytest.mark.slow
 def test_a_download_killed_in_mid_file_fetches_only_the_rest(server, tmp_path):
     size, enough = 15_000_000, 4_000_000
     weights = os.urandom(size)
@@ -257,6 +258,7 @@ def test_a_refusal_of_the_hub_is_one_sentence_with_what_to_do(server, revision, 
     assert "\n" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offline", "words"), [("", "cannot be reached"), ("1", "HF_HUB_OFFLINE forbids")]
 )

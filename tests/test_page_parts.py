@@ -336,6 +336,7 @@ def test_energy_is_counted_from_the_first_token_to_the_last_where_it_can_be_read
 # Starting
 
 
+@pytest.mark.slow
 def test_the_page_imports_none_of_the_slow_libraries():
     code = (
         "import sys; from specdemo.ui import page, server\n"

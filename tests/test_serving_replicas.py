@@ -14,11 +14,11 @@ from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.serving import load
-from specdemo.serving.backend import Description, Done, NotReady, Piece, Started
+from specdemo.serving.backend import Event, NotReady
+from specdemo.serving.command import PlanOptions, best_level, plan
 from specdemo.serving.door import bound_socket
 from specdemo.serving.options import ServeOptions
-from specdemo.serving.plan import Measured, PlanOptions, best_level, plan
-from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend, ReplicaReport
+from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend
 from specdemo.serving.schema import Job
 from specdemo.serving.server import require_cores
 from specdemo.settings import Settings, parse
@@ -36,9 +36,9 @@ class Impossible(Exception): ...
 
 PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
-BEGUN = Started(3)
-SAID = Piece(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
-OVER = Done("", "length", TRACE)
+BEGUN = Event(3)
+SAID = Event(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
+OVER = Event(TRACE, reason="length")
 JOB = Job(Settings(), text="q")
 
 
@@ -47,18 +47,13 @@ class Stream:
 
     def __init__(self, script):
         self._script = iter(script)
-        self._failure: type[Exception] | None = None
         self.cancelled = False
-
-    def __aiter__(self):
-        return self
 
     async def __anext__(self):
         for step in self._script:
             if isinstance(step, float):
                 await asyncio.sleep(step)
-            elif isinstance(step, type) and issubclass(step, Exception):
-                self._failure = step
+            elif isinstance(step, type):
                 raise step
             else:
                 return step
@@ -66,8 +61,7 @@ class Stream:
 
     def cancel(self):
         self.cancelled = True
-        if self._failure is not None:  # as Ray's does
-            raise self._failure
+        raise Died  # as Ray's does for a call that has failed
 
 
 class Handle:
@@ -76,7 +70,8 @@ class Handle:
     def __init__(self, *scripts, replicas: int = 1):
         self.streams = [Stream(script) for script in scripts]
         self.calls = 0
-        self.replicas = replicas
+        figures = {"metrics": Metrics().text().decode(), "model": {"id": "t"}}
+        self.told = [{"replica": f"r{at}", "in_flight": at, **figures} for at in range(replicas)]
         self.answer = self
 
     def options(self, *, stream):
@@ -87,11 +82,6 @@ class Handle:
         return self.streams[self.calls - 1]
 
     def broadcast(self, method):
-        text = Metrics().text().decode()
-        self.told = [
-            ReplicaReport(f"r{at}", "node", at, at, text, Description(PAIR, 512, 100, 1, 50))
-            for at in range(self.replicas)
-        ]
         return self
 
     async def results_async(self, **_):
@@ -169,19 +159,19 @@ def test_leaving_in_the_middle_cancels_the_replicas_work():
 
 def test_health_model_and_metrics_are_those_of_the_replicas_that_answer():
     async def ask(one):
-        return await one.health(), await one.metrics(), await one.describe()
+        return await one.health(), await one.metrics(), await one.model()
 
-    health, metrics, description = asyncio.run(ask(backend(Handle(replicas=2))))
+    health, metrics, model = asyncio.run(ask(backend(Handle(replicas=2))))
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
     assert 'specdemo_visitors{replica="r1"} 0.0' in metrics
     assert "specdemo_requests_moved_total 0.0" in metrics
-    assert description.model == "t"
+    assert model["id"] == "t"
 
 
 def test_without_a_replica_there_is_no_model_to_describe():
     assert asyncio.run(backend(Handle(replicas=0)).health())["status"] == "loading"
     with pytest.raises(NotReady):
-        asyncio.run(backend(Handle(replicas=0)).describe())
+        asyncio.run(backend(Handle(replicas=0)).model())
 
 
 # Options
@@ -247,14 +237,16 @@ def test_a_port_in_use_is_named(capsys):
 
 
 def test_a_plan_has_replicas_for_the_tokens_and_for_the_answers_in_flight():
-    measured = Measured(8, tokens_per_s=200.0, first_token_s=0.5, cores=2, memory_bytes=10**9)
-    found = plan(PlanOptions(1000, price_per_core_hour=0.04), measured)
-    assert found.demand_tokens_per_s == 2500
-    assert found.answer_s == 0.5 + 150 / 25
-    assert found.in_flight == pytest.approx(1000 / 60 * 6.5)
-    assert found.replicas == 18, "2500 / (0.7 * 200) are more than 108 answers / 8"
-    assert (found.cores, found.memory_bytes) == (36, 18 * 10**9)
-    assert found.per_million_tokens == pytest.approx(36 * 0.04 / (2500 * 3600) * 1e6)
+    rates = {"visitors": 8, "tokens_per_s": 200.0, "first_token_s": 0.5}
+    found = plan(
+        PlanOptions(1000, price_per_core_hour=0.04), {**rates, "cores": 2, "memory_bytes": 10**9}
+    )
+    assert found["demand_tokens_per_s"] == 2500
+    assert found["answer_s"] == 0.5 + 150 / 25
+    assert found["in_flight"] == pytest.approx(1000 / 60 * 6.5)
+    assert found["replicas"] == 18, "2500 / (0.7 * 200) are more than 108 answers / 8"
+    assert (found["cores"], found["memory_bytes"]) == (36, 18 * 10**9)
+    assert found["per_million_tokens"] == pytest.approx(36 * 0.04 / (2500 * 3600) * 1e6)
 
 
 def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, capsys):
@@ -263,7 +255,7 @@ def test_a_plan_takes_the_fastest_level_at_which_nobody_waits_long(tmp_path, cap
     levels = [dict(zip(names, row, strict=True)) for row in rows]
     figures = tmp_path / "load.json"
     figures.write_text(json.dumps({"levels": levels}))
-    assert best_level(str(figures), 2, 0).visitors == 8
+    assert best_level(str(figures), 2, 0)["visitors"] == 8
     arguments = ["--plan", "1000", "--figures", str(figures), "--cpus-per-replica", "2"]
     assert cli.main(["serve", "--pair", "embedded", *arguments]) == 0
     assert re.search(r" 20 +40 +68000000000 ", capsys.readouterr().out), "replicas, cores, bytes"

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from tqdm import tqdm
 
@@ -34,55 +35,32 @@ INSTRUCTION = (
 
 TOP_K, MAX_TOP_K = 4, 8
 
-DRAFT_TOKENS = 4
-"""Draft length of the sampled part, fixed so that every draw speculates."""
+DRAFT_TOKENS = 4  # draft length of the sampled part, fixed so that every draw speculates
 
-TOGETHER = 8
-"""Requests that are active at once in the batched cells."""
+TOGETHER = 8  # requests that are active at once in the batched cells
 
 SAME_SEED_ANSWERS, SAME_SEED_TOKENS = 20, 24
 LEAST_P_VALUE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class PromptDifference:
-    """The prompt whose answer is not that of autoregressive decoding, and where (None: one of the
-    two ends before)."""
-
-    id: str
-    difference: Difference | None
+Comparison = dict[str, Any]
+"""Answers compared token by token with autoregressive decoding, each decoded freely: `prompts`, how
+many are `identical`, their `tokens`, and the `differences`, each with the prompt's `id` and where
+(None: one of the two ends before)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Answers compared token by token with autoregressive decoding, each decoded freely."""
-
-    prompts: int
-    identical: int
-    tokens: int
-    differences: tuple[PromptDifference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerAudit:
-    """A peer's greedy answers against its own autoregressive ones, and its draws against our target
-    model's exact distribution, computed with the plugin properties that `note` gives."""
-
-    greedy: Comparison | None
-    sampling: Cell | None
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Audit(Measurement):
     """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value;
-    `same_seed` compares sampled answers of the shared coupling."""
+    `same_seed` compares sampled answers of the shared coupling. Of each of the `peers`: its greedy
+    answers against its own autoregressive ones, its draws against our target model's exact
+    distribution, and a `note` on its settings or on why it failed."""
 
     greedy: Comparison
     same_seed: Comparison | None
     sampling: Cell | None
     sampling_cells: tuple[Cell, ...]
-    peers: dict[str, PeerAudit]
+    peers: dict[str, dict[str, Any]]
 
     @property
     def lossless(self) -> bool:
@@ -90,8 +68,8 @@ class Audit(Measurement):
         the number of cells: it is the chance of one false alarm among them all."""
         compared = filter(None, (self.greedy, self.same_seed))
         least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
-        same = all(one.identical == one.prompts for one in compared)
-        return same and all(cell.p_value > least for cell in self.sampling_cells)
+        same = all(one["identical"] == one["prompts"] for one in compared)
+        return same and all(cell["p_value"] > least for cell in self.sampling_cells)
 
 
 def audit(
@@ -126,7 +104,7 @@ def audit(
         **Measurement.here(session, settings),
         greedy=compared,
         same_seed=same_seed,
-        sampling=min(cells, key=lambda cell: cell.p_value, default=None),
+        sampling=min(cells, key=lambda cell: cell["p_value"], default=None),
         sampling_cells=tuple(cells),
         peers=_audit_peers(peers or {}, prompts, greedy, sampled, exact, draws),
     )
@@ -153,15 +131,28 @@ def _compare(
     session: Session, prompts: Sequence[BenchPrompt], settings: Settings, name: str
 ) -> Comparison:
     """Race each prompt, with a seed of its own."""
-    differences, tokens = [], 0
+    differences, tokens = {}, 0
     for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
-        seeded = replace(settings, seed=settings.seed + place)
-        *_, trace = session.race(prompt.instruction, seeded)
+        *_, trace = session.race(prompt.instruction, replace(settings, seed=settings.seed + place))
         tokens += len(trace.baseline.tokens)
         if not trace.identical:
-            differences.append(PromptDifference(prompt.id, trace.difference))
-    same = len(prompts) - len(differences)
-    return Comparison(len(prompts), same, tokens, tuple(differences))
+            differences[place] = trace.difference
+    return _comparison(prompts, tokens, differences)
+
+
+def _comparison(
+    prompts: Sequence[BenchPrompt], tokens: int, differences: Mapping[int, Difference | None]
+) -> Comparison:
+    """`differences` are by the prompt's place."""
+    return {
+        "prompts": len(prompts),
+        "identical": len(prompts) - len(differences),
+        "tokens": tokens,
+        "differences": [
+            {"id": prompts[place].id, "difference": difference}
+            for place, difference in differences.items()
+        ],
+    }
 
 
 def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> list[Cell]:
@@ -171,12 +162,12 @@ def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> li
         drafters = [sampled.drafter]
     elif session.info.draft is None:
         drafters.remove("model")
-    sampler = partial(session_draw, session)
     cells = []
     for ways in itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1)):
         drafter, coupling, together = ways
         seed = sampled.seed + len(cells) * 10_000_000
         settings = replace(sampled, drafter=drafter, coupling=coupling, seed=seed)
+        sampler = partial(session_draw, session)
         cells.append(sample_cell(sampler, exact, settings, draws, drafter, together))
     return cells
 
@@ -188,42 +179,39 @@ def _audit_peers(
     sampled: Settings,
     exact: Exact | None,
     draws: int,
-) -> dict[str, PeerAudit]:
+) -> dict[str, dict[str, Any]]:
     """One peer at a time is in memory. Of a peer that fails, what was finished, and why."""
     audits = {}
     baseline = None
     for name, opening in peers.items():
-        comparison, cell, note = None, None, ""
+        found = audits[name] = {"greedy": None, "sampling": None, "note": ""}
         try:
             [peer] = opening()
-            note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
+            found["note"] = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
             progress = tqdm(prompts, f"{name}: greedy", leave=False, disable=None)
             answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
             if "/autoregressive" in name:
                 baseline = answers
             elif baseline is not None:
-                comparison = _compare_answers(prompts, answers, baseline)
+                tokens = sum(map(len, baseline))
+                found["greedy"] = _comparison(prompts, tokens, _differences(answers, baseline))
             if exact is not None:
                 cell = sample_cell(partial(peer_draw, peer), exact, sampled, draws, name)
-                cell = replace(cell, coupling="its own")
+                found["sampling"] = {**cell, "coupling": "its own"}
         except SpecdemoError as error:
-            note = f"{note} {error}".strip()
+            found["note"] = f"{found['note']} {error}".strip()
         peer = None  # frees its memory before the next one is opened
-        audits[name] = PeerAudit(comparison, cell, note)
     return audits
 
 
-def _compare_answers(
-    prompts: Sequence[BenchPrompt],
-    answers: Sequence[tuple[int, ...]],
-    baseline: Sequence[tuple[int, ...]],
-) -> Comparison:
-    differences = []
-    for prompt, ours, plain in zip(prompts, answers, baseline, strict=True):
-        for at, (one, other) in enumerate(itertools.zip_longest(ours, plain)):
+def _differences(
+    answers: Sequence[tuple[int, ...]], baseline: Sequence[tuple[int, ...]]
+) -> dict[int, Difference]:
+    """Where token ids part first, by place."""
+    found = {}
+    for place, both in enumerate(zip(answers, baseline, strict=True)):
+        for at, (one, other) in enumerate(itertools.zip_longest(*both)):
             if one != other:
-                where = Difference(at, f"id {one}", f"id {other}", None)
-                differences.append(PromptDifference(prompt.id, where))
+                found[place] = Difference(at, f"id {one}", f"id {other}", None)
                 break
-    same = len(prompts) - len(differences)
-    return Comparison(len(prompts), same, sum(map(len, baseline)), tuple(differences))
+    return found

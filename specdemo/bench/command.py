@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -37,13 +35,6 @@ if TYPE_CHECKING:
     from specdemo.settings import ModelChoice, Settings
 
 SWEEP_PROMPTS = 8
-
-PEERS = {
-    "openvino-genai": "specdemo.bench.peers",
-    "llama-cpp": "specdemo.bench.llama_peers",
-    "transformers": "specdemo.bench.transformers_peers",
-}
-"""Name: the module that opens it."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -85,16 +76,21 @@ class AuditOptions(PromptOptions):
     )
 
 
-@click.command(cls=Command)
-@options_of(BenchOptions, "asked", variables=False)
-@json_option
-@model_options
-@settings_options
+def _command(options: type) -> Callable:
+    """A command with these options, and those of models and settings."""
+
+    def decorated(function: Callable) -> click.Command:
+        function = json_option(model_options(settings_options(function)))
+        return click.command(cls=Command)(options_of(options, "asked", variables=False)(function))
+
+    return decorated
+
+
+@_command(BenchOptions)
 def bench(
     asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    from specdemo.bench import paper as papers
-    from specdemo.bench import race
+    from specdemo.bench import paper, peers, race
     from specdemo.bench.report import to_json
     from specdemo.session import Session
 
@@ -107,30 +103,24 @@ def bench(
     chosen = asked.read()
     if asked.record or asked.replay:
         return _recorded(asked, chosen, json_file, choice, settings)
-    sweep_prompts = asked.sweep_prompts
-    if sweep_prompts is None:
-        sweep_prompts = SWEEP_PROMPTS if asked.html else 0
     loaded = load_pair(choice)
     out = sys.stderr if json_file == "-" else sys.stdout
     with Session(loaded) as session:
         session.require_intact()
         say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
         if asked.paper:
-            say(f'"{papers.PROMPT}", seconds from the prompt to the last token', out)
-            report = papers.paper_table(session, settings)
-            title = "The paper ran dolly-v2-12b with dolly-v2-3b, K = 5"
-            show(title, papers.table(report), out)
+            say(f'"{paper.PROMPT}", seconds from the prompt to the last token', out)
+            report = paper.paper_table(session, settings)
+            show("The paper ran dolly-v2-12b with dolly-v2-3b, K = 5", report.table(), out)
         else:
-            opened, left_out = [], []
-            for peer in asked.peers or ():
-                properties = session.target_properties(settings.numerics)
-                more, reasons = import_module(PEERS[peer]).open_all(loaded, properties)
-                opened += more
-                left_out += reasons
-            for sentence in left_out:
-                say(sentence, out)
-            plan = race.Plan(settings, asked.repeats, sweep_prompts)
-            report = _show_bench(race.bench(session, chosen, plan, peers=opened), out)
+            properties = session.target_properties(settings.numerics)
+            found = peers.pipelines(asked.peers or (), loaded, properties)
+            sweep_prompts = asked.sweep_prompts
+            if sweep_prompts is None:
+                sweep_prompts = SWEEP_PROMPTS if asked.html else 0
+            runs = asked.repeats, sweep_prompts
+            running = race.Bench(session, chosen, settings, *runs, peers.open_all(found))
+            report = _show_bench(running, out)
     if json_file:
         write_json(to_json(report), json_file)
     if asked.html:
@@ -138,8 +128,8 @@ def bench(
 
         Path(asked.html).write_text(page(report), encoding="utf-8")
     if not report.rows:
-        reasons = [skipped.reason for skipped in report.details.skipped]
-        raise RequestFailed(f"None of the prompts could be run: {reasons[0] if reasons else ''}")
+        reason = report.skipped[0].reason if report.skipped else ""
+        raise RequestFailed(f"None of the prompts could be run: {reason}")
 
 
 def _recorded(
@@ -169,12 +159,12 @@ def _recorded(
         write_json(json.dumps(rows, indent=1), json_file)
 
 
-def _show_bench(events: Iterator, out: TextIO) -> Report:
-    """Prints what `race.bench` yields as it comes; returns its report."""
+def _show_bench(events: Iterable, out: TextIO) -> Report:
+    """Prints what `race.Bench` yields as it comes; returns its report."""
     from tqdm import tqdm
 
     from specdemo.bench.race import Step
-    from specdemo.bench.report import Report, Row, Skipped
+    from specdemo.bench.report import Row, Skipped
     from specdemo.bench.tables import of_report
 
     form = "{percentage:3.0f}% |{bar:24}| {desc}"
@@ -186,27 +176,22 @@ def _show_bench(events: Iterator, out: TextIO) -> Report:
             elif isinstance(event, Skipped):
                 say(f"skipped {event.id}: {event.reason}", out)
             elif isinstance(event, Row):
-                speedup, identical = map(text, (event.speedup, event.identical))
-                figures = f"{event.tokens} tokens, speed-up {speedup}, identical: {identical}"
-                say(f"{event.task} {event.id}: {figures}", out)
-            elif isinstance(event, Report):
-                report = event
-    for title, table in reversed(of_report(report).items()):
+                tokens, speedup = event.figures.tokens, text(event.figures.speedup)
+                same = f"identical: {text(event.identical)}"
+                say(f"{event.task} {event.id}: {tokens} tokens, speed-up {speedup}, {same}", out)
+    for title, table in reversed(of_report(event).items()):
         show(title, table, out)
-    if report.details.stopped:
+    if event.stopped:
         say("stopped before the end: figures are of the prompts finished until then", out)
-    return report
+    return event
 
 
-@click.command(cls=Command)
-@options_of(AuditOptions, "asked", variables=False)
-@json_option
-@model_options
-@settings_options
+@_command(AuditOptions)
 def audit(
     asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> int:
     from specdemo.bench import audit as audits
+    from specdemo.bench import peers
     from specdemo.bench.report import to_json
     from specdemo.session import Session
 
@@ -216,6 +201,7 @@ def audit(
     with Session(loaded) as session:
         session.require_intact()
         properties = session.target_properties(settings.numerics)
+        pipelines = peers.pipelines(asked.peers or (), loaded, properties)
         found = audits.audit(
             session,
             chosen,
@@ -223,13 +209,7 @@ def audit(
             draws=asked.draws,
             sample_prompts=asked.sample_prompts,
             stop_ids=loaded.stop_ids,
-            peers={
-                name: opening
-                for peer in asked.peers or ()
-                for name, opening in import_module(PEERS[peer])
-                .to_audit(loaded, properties, sampled.draft_tokens)
-                .items()
-            },
+            peers=peers.to_audit(pipelines, sampled.draft_tokens),
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
@@ -241,19 +221,17 @@ def audit(
 
 
 def _show_audit(audit: Audit, out: TextIO) -> None:
-
     compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
-    compared |= {f"{name}, greedy": peer.greedy for name, peer in audit.peers.items()}
+    compared |= {f"{name}, greedy": peer["greedy"] for name, peer in audit.peers.items()}
     for name, one in compared.items():
         if one is not None:
-            same = f"{one.identical} of {one.prompts} answers identical"
-            say(f"{name}: {same} to autoregressive decoding ({one.tokens} tokens)", out)
-            for differing in one.differences[:10]:
-                say(f"  {differing.id}: {where(differing.difference)}", out)
+            same = f"{one['identical']} of {one['prompts']} answers identical"
+            say(f"{name}: {same} to autoregressive decoding ({one['tokens']} tokens)", out)
+            for differing in one["differences"][:10]:
+                say(f"  {differing['id']}: {where(differing['difference'])}", out)
     for name, peer in audit.peers.items():
-        say(f"{name}: {peer.note}", out)
-    of_peers = [peer.sampling for peer in audit.peers.values() if peer.sampling]
-    cells = [asdict(cell) for cell in (*audit.sampling_cells, *of_peers)]
-    names = ("drafter", "coupling", "batched")
-    table = [{**{name: cell[name] for name in names}, **cell} for cell in cells]
+        say(f"{name}: {peer['note']}", out)
+    cells = [*audit.sampling_cells, *(peer["sampling"] for peer in audit.peers.values())]
+    first = {"drafter": "", "coupling": "", "batched": ""}
+    table = [first | cell for cell in cells if cell]
     show("Sampling, against the exact distribution", table, out)

@@ -6,6 +6,7 @@ step over that of a target step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,28 +17,20 @@ from specdemo.trace import Trace, summarize
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyCost:
-    """Median seconds of one target forward of `tokens` tokens, over `seen` forwards."""
-
-    tokens: int
-    seconds: float
-    seen: int
-
-
-@dataclass(frozen=True, slots=True)
 class CostTable:
     """Median seconds: `plain` of one token of autoregressive decoding, `draft_step` of one token of
-    the draft model (0 if it drafted none), `verify` of the target's forwards by size, ascending."""
+    the draft model (0 if it drafted none), `verify` of the target's forwards by their tokens,
+    ascending."""
 
     plain: float
     draft_step: float
-    verify: tuple[VerifyCost, ...]
+    verify: dict[int, float]
 
     def verify_seconds(self, tokens: float) -> float:
         """Seconds to verify `tokens` tokens: on straight lines between the measured sizes, which
         never fall, and beyond the largest with the mean slope."""
-        sizes = [cost.tokens for cost in self.verify]
-        seconds = np.maximum.accumulate([cost.seconds for cost in self.verify])
+        sizes = list(self.verify)
+        seconds = np.maximum.accumulate(list(self.verify.values()))
         slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
         beyond = max(tokens - sizes[-1], 0) * slope
         return float(np.interp(tokens, sizes, seconds) + beyond)
@@ -62,10 +55,8 @@ def predicted_speedup(traces: Iterable[Trace], costs: CostTable | None) -> float
     """Theorem 3.8 summed over rounds of different draft lengths: equation 1 gives the tokens that
     each round is expected to yield at its trace's acceptance rate. Only inference counts. None
     without costs or rounds."""
-    if costs is None:
-        return None
     tokens = seconds = 0.0
-    for trace in traces:
+    for trace in traces if costs else ():
         acceptance = summarize(trace).acceptance_rate or 0.0
         for round_ in trace.decoding_rounds:
             drafted = len(round_.drafted)
@@ -77,19 +68,18 @@ def predicted_speedup(traces: Iterable[Trace], costs: CostTable | None) -> float
 
 def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
     """Median costs over all traces; None when none of them has a baseline or a round."""
-    verify: dict[int, list[float]] = {}
+    verify: dict[int, list[float]] = defaultdict(list)
     steps: list[float] = []
     plain: list[float] = []
     for trace in traces:
         for round_ in trace.decoding_rounds:
-            verify.setdefault(len(round_.drafted) + 1, []).append(round_.verify_seconds)
+            verify[len(round_.drafted) + 1].append(round_.verify_seconds)
             if round_.draft_seconds:
                 from_model = sum(token.draft_probability is not None for token in round_.drafted)
                 steps.append(round_.draft_seconds / max(from_model, 1))
         if trace.baseline:
-            shown = [token.shown_at for token in trace.baseline.tokens]
-            plain += np.diff(shown).tolist()
+            plain += np.diff([token.shown_at for token in trace.baseline.tokens]).tolist()
     if not verify or not plain:
         return None
-    sizes = (VerifyCost(size, median(seen), len(seen)) for size, seen in sorted(verify.items()))
-    return CostTable(median(plain), median(steps) if steps else 0.0, tuple(sizes))
+    sizes = {size: median(seen) for size, seen in sorted(verify.items())}
+    return CostTable(median(plain), median(steps or [0.0]), sizes)

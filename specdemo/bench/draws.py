@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from typing import Any
 
 from tqdm import tqdm
 
@@ -34,18 +35,9 @@ LEAST_EXPECTED = 5.0
 
 RETRIES = 5
 
-Outcome = tuple[str, tuple[int, ...]]
-"""An instruction and the tokens drawn after it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """What is sampled: the instructions, how many tokens of each answer count, and the probability
-    of each outcome, all instructions being equally frequent."""
-
-    instructions: tuple[str, ...]
-    tokens: int
-    probabilities: Mapping[Outcome, float]
+Exact = Mapping[tuple[str, tuple[int, ...]], float]
+"""The probability of each outcome, an instruction and the tokens drawn after it; all instructions
+are equally frequent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +54,8 @@ Sampler = Callable[[str, Settings, int], Draw]
 """(instruction, settings, tokens): the first tokens of an answer, fewer where it ends before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One way to sample, tested. `tv_noise_floor` is the expected distance of as many draws from
-    the exact distribution itself. `drafted_per_draw` says how much was speculated (None: not
-    known), `failures` counts draws that failed and were repeated with another seed."""
-
-    draws: int
-    outcomes: int
-    tv_distance: float
-    tv_noise_floor: float
-    p_value: float
-    drafter: str
-    coupling: str
-    batched: bool
-    outcome_tokens: int
-    top_k: int
-    temperature: float
-    drafted_per_draw: float | None
-    failures: int
+Cell = dict[str, Any]
+"""One way to sample, tested, as JSON has it."""
 
 
 def exact_outcomes(
@@ -92,14 +67,14 @@ def exact_outcomes(
 ) -> Exact:
     """Enumerates the outcomes: of three tokens if so many draws then have little noise, or two."""
     for tokens in OUTCOME_TOKENS:
-        chances: dict[Outcome, float] = {}
+        exact = {}
         for instruction in instructions:
             following = partial(session.next_distribution, instruction, settings)
             for outcome, chance in enumerate_outcomes(following, tokens, stop_ids).items():
-                chances[instruction, outcome] = chance / len(instructions)
-        if expected_distance(chances, draws) <= MOST_NOISE:
+                exact[instruction, outcome] = chance / len(instructions)
+        if expected_distance(exact, draws) <= MOST_NOISE:
             break
-    return Exact(tuple(instructions), tokens, chances)
+    return exact
 
 
 def enumerate_outcomes(
@@ -124,15 +99,20 @@ def enumerate_outcomes(
 def sample_cell(
     sampler: Sampler, exact: Exact, settings: Settings, draws: int, drafter: str, together: int = 1
 ) -> Cell:
-    """Draw, `together` at once, and test against the exact distribution.
+    """Draw, `together` at once, and test against the exact distribution. `tv_noise_floor` is the
+    expected distance of as many draws from that distribution itself; `drafted_per_draw` says how
+    much was speculated (None: not known), `failures` counts draws that failed and were repeated.
 
     Every draw has a seed of its own: equal seeds would make even a wrong rule look right.
     """
+    instructions = list(dict.fromkeys(instruction for instruction, _ in exact))
+    tokens = max(len(outcome) for _, outcome in exact)
 
     def one(place: int) -> tuple[str, Draw]:
-        instruction = exact.instructions[place % len(exact.instructions)]
-        seeded = replace(settings, seed=settings.seed + place)
-        return instruction, sampler(instruction, seeded, exact.tokens)
+        instruction = instructions[place % len(instructions)]
+        return instruction, sampler(
+            instruction, replace(settings, seed=settings.seed + place), tokens
+        )
 
     title = f"sampling: {drafter}, {settings.coupling}, {together} at once"
     pool = ThreadPoolExecutor(together)
@@ -143,21 +123,21 @@ def sample_cell(
         pool.shutdown(cancel_futures=True)
     counts = Counter((instruction, draw.tokens) for instruction, draw in drawn)
     drafted = [draw.drafted for _, draw in drawn if draw.drafted is not None]
-    return Cell(
-        draws=draws,
-        outcomes=len(exact.probabilities),
-        tv_distance=distance(counts, exact.probabilities),
-        tv_noise_floor=expected_distance(exact.probabilities, draws),
-        p_value=p_value(counts, exact.probabilities),
-        drafter=drafter,
-        coupling=settings.coupling,
-        batched=together > 1,
-        outcome_tokens=exact.tokens,
-        top_k=settings.top_k,
-        temperature=settings.temperature,
-        drafted_per_draw=sum(drafted) / len(drafted) if drafted else None,
-        failures=sum(draw.failures for _, draw in drawn),
-    )
+    return {
+        "draws": draws,
+        "outcomes": len(exact),
+        "tv_distance": distance(counts, exact),
+        "tv_noise_floor": expected_distance(exact, draws),
+        "p_value": p_value(counts, exact),
+        "drafter": drafter,
+        "coupling": settings.coupling,
+        "batched": together > 1,
+        "outcome_tokens": tokens,
+        "top_k": settings.top_k,
+        "temperature": settings.temperature,
+        "drafted_per_draw": sum(drafted) / len(drafted) if drafted else None,
+        "failures": sum(draw.failures for _, draw in drawn),
+    }
 
 
 def session_draw(session: Session, instruction: str, settings: Settings, tokens: int) -> Draw:

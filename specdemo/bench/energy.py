@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/class/powercap")
@@ -17,12 +18,10 @@ class Meter:
         self._microjoules = 0
         # Sub-zones (cores, DRAM) are named intel-rapl:0:1; packages contain the cores.
         for zone in root.glob("intel-rapl:*"):
-            try:
+            with suppress(OSError):
                 if (zone / "name").read_text().startswith("package"):
                     self._ranges[zone] = int((zone / "max_energy_range_uj").read_text()) + 1
                     self._last[zone] = int((zone / "energy_uj").read_text())
-            except OSError:
-                continue
 
     def joules(self) -> float | None:
         """Joules since this meter was made. Call every few minutes: the counters wrap around."""

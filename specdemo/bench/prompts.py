@@ -14,8 +14,7 @@ from pydantic.dataclasses import dataclass
 from specdemo.errors import BadInput
 from specdemo.settings import CONFIG, listed, option, sentence, whole
 
-BUILT_IN = Path(__file__).with_name("prompts.jsonl")
-"""A few prompts of each of eight tasks."""
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 
 WARM_UP = "Name three things that people take to the seaside."
 """Run before anything is timed; not part of any set."""
@@ -42,10 +41,9 @@ class BenchPrompt:
 
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """The prompts of a JSONL file, in file order; blank lines are skipped and other keys ignored.
+    `id` is text or a whole number, `task` and `instruction` are text that is not blank.
 
-    Raises BadInput, naming the line, for a file that cannot be read, a line that is not an object
-    with `id` (text or a whole number), `task` and `instruction` (text that is not blank), an id
-    that comes twice, and a file without prompts.
+    Raises BadInput, naming the line, for anything else and for an id that comes twice.
     """
     where = f"--prompts {path}"
     try:
@@ -78,10 +76,7 @@ class PromptOptions:
     """What the commands run, and what they compare with."""
 
     prompts: str | None = option(
-        None,
-        "JSONL with id, task and instruction",
-        metavar="FILE",
-        unset="a small set of its own",
+        None, "JSONL with id, task and instruction", metavar="FILE", unset="a small set of its own"
     )
     limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
     peers: listed("openvino-genai", "llama-cpp", "transformers") | None = option(

@@ -1,6 +1,6 @@
-"""A benchmark report: frozen dataclasses, what traces sum up to, and JSON. Measures nothing.
+"""A benchmark's report: what was run, the figures that follow from it, and JSON. Measures nothing.
 
-Field names are those of the JSON; what the contract does not name lies under `details`.
+The JSON's fields beside those of the contract lie under `details`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,33 @@ import platform
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
 from specdemo import __version__
-from specdemo.bench.costs import CostTable
-from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.costs import CostTable, measured_costs, predicted_speedup
 from specdemo.models.machine import describe
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import Difference, PairInfo, Summary, Trace, combined, over
+from specdemo.trace import (
+    Difference,
+    PairInfo,
+    Summary,
+    Trace,
+    acceptance_by_position,
+    combined,
+    over,
+)
 
 PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
 TORCH_PACKAGES = ("torch", "transformers")
+DETAILS = (
+    "total positions costs sweep sweep_prompts peer_rows skipped repeats stopped created seconds"
+).split()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """What was measured, and with what: the head of a report, an audit and the paper's table."""
 
@@ -39,70 +50,53 @@ class Measurement:
     def here(session: Session, settings: Settings) -> dict[str, Any]:
         """The fields of a measurement on this machine."""
         used = (*PACKAGES, *(package for package in TORCH_PACKAGES if package in sys.modules))
-        packages = {package: metadata.version(package) for package in used}
-        versions = {"specdemo": __version__, "python": platform.python_version(), **packages}
+        versions = {"specdemo": __version__, "python": platform.python_version()}
+        versions |= {package: metadata.version(package) for package in used}
         head = {"machine": describe(), "versions": versions, "pair": session.info}
         return {**head, "settings": settings}
 
 
+HEAD = [field.name for field in dataclasses.fields(Measurement)]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt, medians over the repeats. `tokens` counts the whole answer. Rates that an answer
-    of a single token does not have are None."""
+    """One prompt: the traces of its races, and the medians of their figures."""
 
     id: str
     task: str
-    tokens: int
-    autoregressive_s: float
-    speculative_s: float
-    speedup: float | None
-    acceptance_rate: float | None
-    tokens_per_round: float
-    identical: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowDetail:
-    """What a row's figures are made of. `difference` is where answer and baseline part, in the
-    first run in which they do; `speedups` are those of the repeats."""
-
-    id: str
+    traces: tuple[Trace, ...]
     figures: Summary
-    difference: Difference | None
-    predicted_speedup: float | None
-    speedups: tuple[float | None, ...]
 
+    @property
+    def identical(self) -> bool:
+        return all(trace.identical for trace in self.traces)
 
-@dataclass(frozen=True, slots=True)
-class Total:
-    """The rows together: rates are totals over totals, never means of rates."""
+    @property
+    def difference(self) -> Difference | None:
+        """Where answer and baseline part, in the first race in which they do."""
+        return next(filter(None, (trace.difference for trace in self.traces)), None)
 
-    speedup: float | None
-    speedup_by_task: dict[str, float | None]
-    worst_prompt_speedup: float | None
-    autoregressive_tokens_per_s: float | None
-    speculative_tokens_per_s: float | None
-    acceptance_rate: float | None
-    tokens_per_round: float | None
-    identical: bool | None
-    prompts: int
-    outside_inference_fraction: float | None
-    cpu_seconds_per_token: dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class PeerFigures:
-    """A peer on the same prompts. `identical`: to our tokens, on every prompt (None: not
-    compared)."""
-
-    tokens_per_s: float
-    settings: dict[str, str]
-    identical: bool | None
+    def as_dict(self) -> dict[str, Any]:
+        """As the contract has it. `tokens` counts the whole answer; rates that an answer of a
+        single token does not have are None."""
+        return {
+            "id": self.id,
+            "task": self.task,
+            "tokens": len(self.traces[0].token_ids),
+            "autoregressive_s": self.figures.baseline_decode_seconds,
+            "speculative_s": self.figures.decode_seconds,
+            "speedup": self.figures.speedup,
+            "acceptance_rate": self.figures.acceptance_rate,
+            "tokens_per_round": self.figures.tokens_per_round,
+            "identical": self.identical,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """One prompt run by one variant of a peer: `tokens` after the first, in `seconds`."""
+    """One prompt run by one variant of a peer: `tokens` after the first, in `seconds`. `identical`
+    to our tokens (None: not compared)."""
 
     peer: str
     variant: str
@@ -130,72 +124,99 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What the contract's fields are made of, and what the HTML report draws. `positions` holds
-    (accepted, examined) of the first, second, ... draft token of a round."""
+@dataclass(frozen=True)
+class Report(Measurement):
+    """A whole benchmark, finished or (`stopped`) with what was measured until then. Rates are
+    totals over totals, never means of rates. `peer_settings` are by peer and variant."""
 
-    rows: tuple[RowDetail, ...]
-    total: Summary
-    positions: tuple[tuple[int, int], ...]
-    costs: CostTable | None
-    predicted_speedup: float | None
+    rows: tuple[Row, ...]
+    peer_rows: tuple[PeerRow, ...]
+    peer_settings: dict[tuple[str, str], dict[str, str]]
     sweep: tuple[SweepPoint, ...]
     sweep_prompts: int
-    peer_rows: tuple[PeerRow, ...]
     skipped: tuple[Skipped, ...]
     repeats: int
     stopped: bool
     created: str
     seconds: float
 
+    @cached_property
+    def total(self) -> Summary:
+        return combined(row.figures for row in self.rows)
 
-@dataclass(frozen=True, slots=True)
-class Report(Measurement):
-    """A whole benchmark, finished or (`details.stopped`) with what was measured until then."""
+    @property
+    def identical(self) -> bool | None:
+        return all(row.identical for row in self.rows) if self.rows else None
 
-    rows: tuple[Row, ...]
-    summary: Total
-    peers: dict[str, PeerFigures]
-    details: Details
+    @property
+    def worst_prompt_speedup(self) -> float | None:
+        return min((row.figures.speedup for row in self.rows if row.figures.speedup), default=None)
 
+    @cached_property
+    def speedup_by_task(self) -> dict[str, float | None]:
+        tasks: dict[str, list[Summary]] = {}
+        for row in self.rows:
+            tasks.setdefault(row.task, []).append(row.figures)
+        return {task: combined(figures).speedup for task, figures in tasks.items()}
 
-def row_of(prompt: BenchPrompt, traces: Sequence[Trace], median: Summary) -> Row:
-    """One prompt, from the traces of its races and the medians of their figures."""
-    return Row(
-        id=prompt.id,
-        task=prompt.task,
-        tokens=len(traces[0].token_ids),
-        autoregressive_s=median.baseline_decode_seconds,
-        speculative_s=median.decode_seconds,
-        speedup=median.speedup,
-        acceptance_rate=median.acceptance_rate,
-        tokens_per_round=median.tokens_per_round,
-        identical=all(trace.identical for trace in traces),
-    )
+    @cached_property
+    def positions(self) -> list[tuple[int, int]]:
+        """(accepted, examined) of the first, second, ... draft token of a round."""
+        return acceptance_by_position(_traces(self.rows))
 
+    @cached_property
+    def costs(self) -> CostTable | None:
+        return measured_costs(_traces(self.rows))
 
-def summarize_rows(rows: Sequence[Row], whole: Summary, parts: Sequence[Summary]) -> Total:
-    """All rows: `whole` is the sum of their `parts`."""
-    tasks: dict[str, list[Summary]] = {}
-    for row, part in zip(rows, parts, strict=True):
-        tasks.setdefault(row.task, []).append(part)
-    return Total(
-        speedup=whole.speedup,
-        speedup_by_task={task: combined(parts).speedup for task, parts in tasks.items()},
-        worst_prompt_speedup=min((row.speedup for row in rows if row.speedup), default=None),
-        autoregressive_tokens_per_s=whole.baseline_tokens_per_second,
-        speculative_tokens_per_s=over(whole.decoded, whole.decode_seconds),
-        acceptance_rate=whole.acceptance_rate,
-        tokens_per_round=over(whole.decoded, whole.decode_rounds),
-        identical=all(row.identical for row in rows) if rows else None,
-        prompts=len(rows),
-        outside_inference_fraction=over(whole.outside_seconds, whole.decode_seconds),
-        cpu_seconds_per_token={
-            "autoregressive": whole.baseline_cpu_seconds_per_token,
-            "speculative": over(whole.cpu_seconds, whole.decoded),
-        },
-    )
+    def predicted_speedup(self, rows: Sequence[Row]) -> float | None:
+        return predicted_speedup(_traces(rows), self.costs)
+
+    @cached_property
+    def peers(self) -> dict[str, dict[str, Any]]:
+        """Each peer by its fastest variant among those that ran the most prompts."""
+        figures = {}
+        for name, variants in by_variant(self.peer_rows).items():
+            best = max(variants.values(), key=lambda ran: (len(ran), tokens_per_s(ran)))
+            compared = [row.identical for row in best]
+            figures[name] = {
+                "tokens_per_s": tokens_per_s(best),
+                "settings": self.peer_settings[name, best[0].variant],
+                "identical": None if None in compared else all(compared),
+            }
+        return figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the contract has it; what it does not name is in `details`."""
+        total = self.total
+        return {
+            **{name: getattr(self, name) for name in HEAD},
+            "rows": self.rows,
+            "summary": {
+                "speedup": total.speedup,
+                "speedup_by_task": self.speedup_by_task,
+                "worst_prompt_speedup": self.worst_prompt_speedup,
+                "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
+                "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
+                "acceptance_rate": total.acceptance_rate,
+                "tokens_per_round": over(total.decoded, total.decode_rounds),
+                "identical": self.identical,
+                "prompts": len(self.rows),
+                "outside_inference_fraction": total.outside_fraction,
+                "cpu_seconds_per_token": {
+                    "autoregressive": total.baseline_cpu_seconds_per_token,
+                    "speculative": over(total.cpu_seconds, total.decoded),
+                },
+            },
+            "peers": self.peers,
+            "details": {
+                "rows": [
+                    {"id": row.id, "figures": row.figures, "difference": row.difference}
+                    for row in self.rows
+                ],
+                "predicted_speedup": self.predicted_speedup(self.rows),
+                **{name: getattr(self, name) for name in DETAILS},
+            },
+        }
 
 
 def by_variant(rows: Iterable[PeerRow]) -> dict[str, dict[str, list[PeerRow]]]:
@@ -210,22 +231,19 @@ def tokens_per_s(rows: Iterable[PeerRow]) -> float:
     return over(sum(row.tokens for row in rows), sum(row.seconds for row in rows)) or 0.0
 
 
-def peer_figures(
-    rows: Iterable[PeerRow], settings: dict[tuple[str, str], dict[str, str]]
-) -> dict[str, PeerFigures]:
-    """Each peer by its fastest variant among those that ran the most prompts; `settings` belong to
-    (peer, variant)."""
-    figures = {}
-    for peer, variants in by_variant(rows).items():
-        best = max(variants.values(), key=lambda ran: (len(ran), tokens_per_s(ran)))
-        compared = [row.identical for row in best]
-        same = None if None in compared else all(compared)
-        figures[peer] = PeerFigures(tokens_per_s(best), settings[peer, best[0].variant], same)
-    return figures
+def _traces(rows: Iterable[Row]) -> list[Trace]:
+    return [trace for row in rows for trace in row.traces]
 
 
 def to_json(result: Measurement) -> str:
-    data = dataclasses.asdict(result)
-    if result.settings.draft_tokens is None:
-        data["settings"]["draft_tokens"] = "auto"
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False)
+    return json.dumps(result, default=_plain, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON has it."""
+    if isinstance(value, Row | Report):
+        return value.as_dict()
+    data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Settings) and value.draft_tokens is None:
+        data["draft_tokens"] = "auto"
+    return data

@@ -13,20 +13,20 @@ from specdemo.trace import over
 
 def of_report(report: Report) -> dict[str, Table]:
     """The tables of a report by their titles, the most important one first."""
-    s, d, pair = report.summary, report.details, report.pair
-    speedups = [row.speedup for row in report.rows if row.speedup]
+    total, pair = report.total, report.pair
+    speedups = [row.figures.speedup for row in report.rows if row.figures.speedup]
     quartiles = quantiles(speedups, method="inclusive") if len(speedups) > 1 else ()
     figures = {
-        "speed-up in total": s.speedup,
-        "speed-up predicted from acceptance rate and costs": d.predicted_speedup,
-        "speed-up of the worst prompt": s.worst_prompt_speedup,
+        "speed-up in total": total.speedup,
+        "speed-up predicted from acceptance rate and costs": report.predicted_speedup(report.rows),
+        "speed-up of the worst prompt": report.worst_prompt_speedup,
         "speed-up, quartiles of the prompts": ", ".join(map(text, quartiles)) or None,
-        **{f"speed-up, {task}": speedup for task, speedup in s.speedup_by_task.items()},
-        "prompts": s.prompts,
-        "identical to autoregressive decoding": s.identical,
-        "acceptance rate": s.acceptance_rate,
-        "tokens per round": s.tokens_per_round,
-        "fraction outside inference": s.outside_inference_fraction,
+        **{f"speed-up, {task}": speedup for task, speedup in report.speedup_by_task.items()},
+        "prompts": len(report.rows),
+        "identical to autoregressive decoding": report.identical,
+        "acceptance rate": total.acceptance_rate,
+        "tokens per round": total.tokens_per_round,
+        "fraction outside inference": total.outside_fraction,
     }
     facts = {
         "machine": report.machine,
@@ -35,43 +35,41 @@ def of_report(report: Report) -> dict[str, Table]:
         "numerics": pair.numerics_found,
         "settings": _listed(asdict(report.settings)),
         "versions": _listed(report.versions),
-        "runs of each prompt": d.repeats,
-        "measured": f"{d.created}, {d.seconds:.0f} s in all",
+        "runs of each prompt": report.repeats,
+        "measured": f"{report.created}, {report.seconds:.0f} s in all",
     }
     decoding = [
         {
-            "": way,
-            "tokens per second": getattr(s, f"{way}_tokens_per_s"),
-            "processor seconds per token": s.cpu_seconds_per_token[way],
-            "joules per token": over(joules, tokens),
-        }
-        for way, joules, tokens in (
-            ("autoregressive", d.total.baseline_joules, d.total.baseline_decoded),
-            ("speculative", d.total.joules, d.total.decoded),
-        )
+            "": "autoregressive",
+            "tokens per second": total.baseline_tokens_per_second,
+            "processor seconds per token": total.baseline_cpu_seconds_per_token,
+            "joules per token": over(total.baseline_joules, total.baseline_decoded),
+        },
+        {
+            "": "speculative",
+            "tokens per second": total.tokens_per_second,
+            "processor seconds per token": total.cpu_seconds_per_token,
+            "joules per token": over(total.joules, total.decoded),
+        },
     ]
+    peers = []
+    for name, peer in report.peers.items():
+        # Like is compared with like: a peer's autoregressive decoding with ours.
+        plain = "/autoregressive" in name
+        ours = total.baseline_tokens_per_second if plain else total.tokens_per_second
+        shown = {"settings": _listed(peer["settings"]), "ours is": over(ours, peer["tokens_per_s"])}
+        peers.append({"peer": name, **peer, **shown})
     prompts = [
-        {**asdict(row), "predicted": detail.predicted_speedup, "": where(detail.difference)}
-        for row, detail in zip(report.rows, d.rows, strict=True)
+        {**row.as_dict(), "predicted": report.predicted_speedup([row]), "": where(row.difference)}
+        for row in report.rows
     ]
     return {
         "Summary": [{"": name, "figure": value} for name, value in figures.items()],
         "Decoding": decoding,
-        "Other engines": _of_peers(report),
+        "Other engines": peers,
         "How this was measured": [{"": name, "value": value} for name, value in facts.items()],
         "Prompts": prompts,
     }
-
-
-def _of_peers(report: Report) -> Table:
-    """`ours is` compares like with like: a peer's autoregressive decoding with ours."""
-    rows = []
-    for name, peer in report.peers.items():
-        way = "autoregressive" if "/autoregressive" in name else "speculative"
-        gain = over(getattr(report.summary, f"{way}_tokens_per_s"), peer.tokens_per_s)
-        settings = _listed(peer.settings)
-        rows.append({"peer": name, **asdict(peer), "settings": settings, "ours is": gain})
-    return rows
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -162,10 +162,9 @@ def prospect(target: Sequence[float], draft_step: float, rate: float) -> dict[st
 
     `target` holds the seconds of a forward over 1, 2, ... tokens, `draft_step` those of a step.
     """
-    from specdemo.bench.costs import CostTable, VerifyCost, expected_speedup, expected_tokens
+    from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
 
-    verify = tuple(VerifyCost(tokens, cost, 1) for tokens, cost in enumerate(target, start=1))
-    costs = CostTable(target[0], draft_step, verify)
+    costs = CostTable(target[0], draft_step, dict(enumerate(target, start=1)))
     best = max(range(1, len(target)), key=lambda length: expected_speedup(rate, length, costs))
     return {
         "acceptance_rate": rate,

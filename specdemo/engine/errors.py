@@ -46,7 +46,7 @@ class CacheFull(SpecdemoError, RuntimeError):
 class Busy(SpecdemoError, RuntimeError):
     """Too much to do, not ready yet, or shutting down: the same request may succeed later."""
 
-    http_status = 503
+    http_status = 429
 
 
 class RequestFailed(SpecdemoError, RuntimeError):

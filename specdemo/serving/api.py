@@ -22,9 +22,10 @@ from starlette.routing import Route
 
 from specdemo.errors import RequestFailed
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import Description, Done, LocalBackend, Piece
-from specdemo.serving.door import Door, has_key
+from specdemo.serving.backend import Event, LocalBackend
+from specdemo.serving.door import Door, error_body, has_key
 from specdemo.serving.openapi import WITHOUT_KEY, document
+from specdemo.serving.options import ServeOptions
 from specdemo.serving.replicas import ReplicaBackend
 from specdemo.serving.responses import (
     ApiError,
@@ -42,20 +43,16 @@ T = TypeVar("T")
 class Api:
     """The endpoints. What a handler raises becomes a response; every response is counted.
 
-    `default_limit` is how many tokens a chat answer may have when its request does not say; `key`,
-    unless None, must come with every request, but for those to WITHOUT_KEY. `app` is the
-    ASGI application, behind its `door`.
+    `key`, unless None, must come with every request, but for those to WITHOUT_KEY. `app` is the
+    ASGI application behind its `door`: where a key is needed, a page of another site can do
+    nothing, whatever name it reaches the server by.
     """
 
     def __init__(
-        self,
-        backend: LocalBackend | ReplicaBackend,
-        *,
-        key: str | None,
-        default_limit: int,
-        door: Door,
+        self, backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
     ):
-        self._backend, self._key, self._default_limit = backend, key, default_limit
+        self._backend, self._key, self._default_limit = backend, key, options.max_new_tokens
+        self.door = Door(("*",) if key else options.allowed_hosts, options.allow_origins)
         self._registry = CollectorRegistry()
         self._responses = Counter(
             "specdemo_http_responses",
@@ -68,14 +65,13 @@ class Api:
             self._route("/metrics", self.metrics),
             self._route("/openapi.json", self.openapi),
             self._route("/v1/models", self.models),
-            self._route("/v1/models/{model:path}", self.model),
+            self._route("/v1/models/{model:path}", self.models),
             self._route("/v1/chat/completions", partial(self.answer, kind=ChatRequest), "POST"),
             self._route("/v1/completions", partial(self.answer, kind=CompletionRequest), "POST"),
         ]
         handlers = {404: _unknown, 405: _unknown}
-        self.app = Starlette(
-            routes=routes, exception_handlers=handlers, middleware=door.middleware()
-        )
+        middleware = self.door.middleware()
+        self.app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
     def _route(
         self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
@@ -83,7 +79,7 @@ class Api:
         async def handle(request: Request) -> Response:
             try:
                 if path not in WITHOUT_KEY:
-                    require_key(request, self._key)
+                    self._require_key(request)
                 response = await handler(request)
             except Exception as error:
                 told = as_api_error(error)
@@ -92,6 +88,18 @@ class Api:
             return response
 
         return Route(path, handle, methods=[method])
+
+    def _require_key(self, request: Request) -> None:
+        if has_key(request, self._key):
+            return
+        message = "Incorrect API key provided."
+        if not request.headers.get("authorization"):
+            message = (
+                "You didn't provide an API key: send it in an Authorization header, as in "
+                "'Authorization: Bearer YOUR_KEY'."
+            )
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise ApiError(401, message, code="invalid_api_key", headers=headers)
 
     async def metrics(self, request: Request) -> Response:
         text = await self._backend.metrics() + generate_latest(self._registry).decode()
@@ -105,25 +113,25 @@ class Api:
         return JSONResponse(health, 200 if health["status"] == "ready" else 503)
 
     async def openapi(self, request: Request) -> Response:
-        description = await self._backend.describe()
-        return JSONResponse(document(description, with_key=self._key is not None))
+        model = await self._backend.model()
+        return JSONResponse(document(model, with_key=self._key is not None))
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(await self._backend.describe())]})
-
-    async def model(self, request: Request) -> Response:
-        description = await self._backend.describe()
-        _require_model(description, request.path_params["model"])
-        return JSONResponse(_model(description))
+        """The one model, as a list or by its name."""
+        model = await self._backend.model()
+        if "model" not in request.path_params:
+            return JSONResponse({"object": "list", "data": [model]})
+        _require_model(model, request.path_params["model"])
+        return JSONResponse(model)
 
     async def answer(
         self, request: Request, kind: type[ChatRequest | CompletionRequest]
     ) -> Response:
         asked = read(kind, await request.body())
-        description = await self._backend.describe()
-        _require_model(description, asked.model)
-        job = asked.job(self._default_limit, description.longest)
-        form = Form(asked, description)
+        model = await self._backend.model()
+        _require_model(model, asked.model)
+        job = asked.job(self._default_limit, model["max_answer_tokens"])
+        form = Form(asked, model)
         if not asked.stream:
             text, done = await unless_gone(request, self._whole(job))
             return JSONResponse(form.whole(text, done))
@@ -142,14 +150,13 @@ class Api:
             background=BackgroundTask(pieces.aclose),
         )
 
-    async def _whole(self, job: Job, again: bool = True) -> tuple[str, Done]:
+    async def _whole(self, job: Job, again: bool = True) -> tuple[str, Event]:
         """The whole answer. Nobody has seen any of it, so a failed one is made again, once."""
         text = ""
         try:
             async with aclosing(self._backend.answer(job)) as events:
                 async for event in events:
-                    if isinstance(event, Piece | Done):
-                        text += event.text
+                    text += event.text
             require_finished(event)
             return text, event
         except RequestFailed:
@@ -162,49 +169,18 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
     message = f"Invalid URL ({request.method} {request.url.path[:200]})"
     if error.status_code == 405:
         message = f"Not allowed to {request.method} on {request.url.path}."
-    body = ApiError(error.status_code, message).body
+    body = error_body(error.status_code, message)
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def _require_model(description: Description, name: str) -> None:
-    if name not in (description.pair.target, description.pair.name):
+def _require_model(model: dict[str, Any], name: str) -> None:
+    if name not in (model["id"], model["pair"]):
         raise ApiError(
             404,
-            f"The model `{name[:100]}` does not exist here; this server has `{description.model}`.",
+            f"The model `{name[:100]}` does not exist here; this server has `{model['id']}`.",
             param="model",
             code="model_not_found",
         )
-
-
-def _model(description: Description) -> dict[str, Any]:
-    pair = description.pair
-    return {
-        "id": description.model,
-        "object": "model",
-        "created": description.created,
-        "owned_by": "specdemo",
-        "pair": pair.name,
-        "draft": pair.draft,
-        "target_revision": pair.target_revision,
-        "draft_revision": pair.draft_revision,
-        "context_length": description.context_limit,
-        "max_answer_tokens": description.longest,
-        "numerics_found": pair.numerics_found,
-    }
-
-
-def require_key(request: Request, key: str | None) -> None:
-    """Raises ApiError for a request without the key."""
-    if has_key(request, key):
-        return
-    message = "Incorrect API key provided."
-    if not request.headers.get("authorization"):
-        message = (
-            "You didn't provide an API key: send it in an Authorization header, as in "
-            "'Authorization: Bearer YOUR_KEY'."
-        )
-    headers = {"WWW-Authenticate": "Bearer"}
-    raise ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -214,8 +190,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(left())
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():

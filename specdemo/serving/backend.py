@@ -6,7 +6,6 @@ Knows nothing of HTTP. Events are plain data that can be sent to another process
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from specdemo.errors import BadInput, Busy, CacheFull, DamagedModel, RequestFail
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import Job
 from specdemo.settings import MAX_NEW_TOKENS, require_loaded
-from specdemo.trace import BaselineToken, PairInfo, Trace
+from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
     from specdemo.models.load import LoadedPair
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOADING_FAILED = "The model could not be loaded:"
-STALLED = 120.0
-"""Seconds without an event after which an answer counts as stalled."""
+STALLED = 120.0  # seconds without an event after which an answer counts as stalled
 
 TITLE_CHARACTERS = 2000
 """How much of a conversation's last message or of a text becomes its trace's `instruction`."""
@@ -42,56 +40,18 @@ TITLE_CHARACTERS = 2000
 class NotReady(Busy):
     """No model is loaded yet, or none any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The request has been accepted; it waits to be admitted, or its prompt is being run."""
-
-    prompt_tokens: int
+    http_status = 503
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A round, and the text that is certain to be part of the answer since the one before."""
+class Event:
+    """What happens to a job: the tokens of its prompt once it is accepted, then what its session
+    yields, the Trace last. `text` is certain to be part of the answer; `reason` is why it ended:
+    "stop", "length" or "cancelled"."""
 
-    round: Round
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The end: text held back until now, reason ("stop", "length" or "cancelled") and trace."""
-
-    text: str
-    reason: str
-    trace: Trace
-
-
-Event = Started | Waiting | Piece | BaselineToken | Done
-Emit = Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """The model that answers. `context_limit` and `longest` (of one answer) are in tokens, token
-    ids are below `vocabulary`."""
-
-    pair: PairInfo
-    context_limit: int
-    longest: int
-    created: int
-    vocabulary: int
-
-    @property
-    def model(self) -> str:
-        """The name that clients ask for: the target's."""
-        return self.pair.target
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Changes when the weights do: the same seed then gives another answer."""
-        revision = self.pair.target_revision
-        return f"fp_{hashlib.sha256(revision.encode()).hexdigest()[:12]}" if revision else None
+    what: int | Waiting | Round | BaselineToken | Trace
+    text: str = ""
+    reason: str = ""
 
 
 class StopText:
@@ -99,55 +59,62 @@ class StopText:
 
     def __init__(self, strings: tuple[str, ...]):
         self._strings = strings
-        self._held = ""
+        self.held = ""
         self.found = False
 
     def push(self, text: str) -> str:
         """What of the text so far is certain and new; "" once a string was `found`."""
         if self.found:
             return ""
-        held = self._held + text
-        places = [at for string in self._strings if (at := held.find(string)) >= 0]
+        text = self.held + text
+        places = [at for string in self._strings if (at := text.find(string)) >= 0]
         if places:
-            self.found, self._held = True, ""
-            return held[: min(places)]
-        starts = [
-            string[:size]
+            self.found, self.held = True, ""
+            return text[: min(places)]
+        sizes = [
+            size
             for string in self._strings
-            for size in range(1, min(len(string), len(held) + 1))
+            for size in range(1, len(string))
+            if text.endswith(string[:size])
         ]
-        keep = max((len(start) for start in starts if held.endswith(start)), default=0)
-        certain = len(held) - keep
-        self._held = held[certain:]
-        return held[:certain]
-
-    def finish(self) -> str:
-        """What was held back, once nothing more comes."""
-        return self._held
+        certain = len(text) - max(sizes, default=0)
+        self.held = text[certain:]
+        return text[:certain]
 
 
 class Engine:
-    """A session with its tokenizer and template, for requests in these `numerics`. Thread safe as
-    the session is."""
+    """A session with its tokenizer and template, for requests in these `numerics`; `model` is its
+    entry in /v1/models. Thread safe as the session is."""
 
     def __init__(
         self, session: Session, loaded: LoadedPair, numerics: tuple[str, ...] = ("exact", "fast")
     ):
         self.session, self._numerics = session, numerics
         self._template, self._tokenizer = loaded.template, loaded.tokenizer
-        limit = session.context_limit
-        longest = min(MAX_NEW_TOKENS, limit - 1)
-        created, vocabulary = int(time.time()), loaded.tokenizer.vocabulary_size
-        self.description = Description(session.info, limit, longest, created, vocabulary)
+        info, limit = session.info, session.context_limit
+        self.model = {
+            "id": info.target,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "specdemo",
+            "pair": info.name,
+            "draft": info.draft,
+            "target_revision": info.target_revision,
+            "draft_revision": info.draft_revision,
+            "context_length": limit,
+            "max_answer_tokens": min(MAX_NEW_TOKENS, limit - 1),
+            "vocabulary_size": loaded.tokenizer.vocabulary_size,
+            "numerics_found": info.numerics_found,
+        }
 
-    def answer(self, job: Job, stop: threading.Event, emit: Emit) -> None:
+    def answer(self, job: Job, stop: threading.Event, emit: Callable[[Event], None]) -> None:
         """Run a job and `emit` its events. Setting `stop` ends it within a round.
 
         Raises BadInput or Busy before the first event, RequestFailed when the models fail.
         """
         require_loaded(job.settings, self._numerics, "speculative.numerics")
         prompt, title = self._prompt(job)
-        limit = self.description.context_limit
+        limit = self.session.context_limit
         if len(prompt) >= limit:
             raise BadInput(
                 f"This model's maximum context length is {limit} tokens. However, your prompt has "
@@ -157,24 +124,24 @@ class Engine:
             )
         # A race answers its instruction, which is all of the prompt.
         ids = None if job.baseline else prompt
-        question = Question(title, job.settings, ids, job.certify, job.baseline, stop, emit)
-        events = self.session.ask(question)
-        emit(Started(len(prompt)))
+        waits = lambda waiting: emit(Event(waiting))  # noqa: E731
+        question = Question(title, job.settings, ids, job.certify, job.baseline, stop, waits)
         text = StopText(job.stop)
         try:
-            with closing(events):
+            with closing(self.session.ask(question)) as events:
+                emit(Event(len(prompt)))
                 for event in events:
                     if isinstance(event, Round):
                         certain = text.push("".join(token.text for token in event.tokens))
                         if text.found:
                             stop.set()
-                        emit(Piece(event, certain))
+                        emit(Event(event, certain))
                     elif isinstance(event, Trace):
                         reason = "stop" if text.found else event.finish_reason
                         reason = "length" if reason == "context" else reason
-                        emit(Done(text.finish(), reason, event))
+                        emit(Event(event, text.held, reason))
                     else:
-                        emit(event)
+                        emit(Event(event))
         except CacheFull as error:
             raise RequestFailed(str(error)) from error
 
@@ -193,9 +160,9 @@ class Engine:
             if not ids:
                 raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
             return tuple(ids), job.text[:TITLE_CHARACTERS]
-        last_id = tokenizer.vocabulary_size - 1
-        if not job.tokens or any(not 0 <= id <= last_id for id in job.tokens):
-            message = f"The prompt's tokens must be from 0 to {last_id}, one at least."
+        last = tokenizer.vocabulary_size - 1
+        if not job.tokens or min(job.tokens) < 0 or max(job.tokens) > last:
+            message = f"The prompt's tokens must be from 0 to {last}, one at least."
             raise BadInput(message, "prompt")
         return job.tokens, tokenizer.decode(job.tokens)[:TITLE_CHARACTERS]
 
@@ -250,8 +217,8 @@ class LocalBackend:
             raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
         return self._engine
 
-    async def describe(self) -> Description:
-        return self.ready_engine().description
+    async def model(self) -> dict[str, Any]:
+        return self.ready_engine().model
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed") and `replicas`, for JSON."""
@@ -267,7 +234,7 @@ class LocalBackend:
         return self._metrics.text().decode()
 
     async def answer(self, job: Job) -> AsyncIterator[Event]:
-        """The events of an answer, Done last. Closing it ends the answer within a round.
+        """The events of an answer. Closing it ends the answer within a round.
 
         Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
         thread of its own.
@@ -303,10 +270,9 @@ class LocalBackend:
                 while (item := await arrived.get()) is not None:
                     if isinstance(item, BaseException):
                         raise item
-                    if isinstance(item, Done):
-                        record.end(item.reason, item.trace)
-                    else:
-                        record.saw(item.round if isinstance(item, Piece) else item)
+                    if item.reason:
+                        record.end(item.reason, item.what)
+                    record.saw(item.what)
                     yield item
         finally:
             stop.set()

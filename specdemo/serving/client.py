@@ -1,4 +1,4 @@
-"""A session on another machine: the face of `specdemo.session.Session` over the API of `serve`.
+"""A session on another machine: the methods of `specdemo.session.Session` over the API of `serve`.
 
 The page uses it as it uses a session of its own; nothing is decoded here.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -17,6 +20,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from specdemo.answering import Answering, Question
+from specdemo.bench.energy import Meter
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -37,13 +41,6 @@ EVENTS = {
 }
 
 
-class NoMeter:
-    """In place of `bench.energy.Meter`: this machine's counters do not measure the server's."""
-
-    def joules(self) -> None:
-        return None
-
-
 class RemoteSession(Answering):
     """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
 
@@ -52,7 +49,8 @@ class RemoteSession(Answering):
     """
 
     exclusive = False
-    meter = NoMeter
+    meter = partial(Meter, Path(os.devnull))  # this machine's counters do not measure the server's
+    load = Load()  # the server's own /metrics has it
 
     def __init__(self, url: str, key: str | None = None):
         self.url = server_url(url)
@@ -62,29 +60,22 @@ class RemoteSession(Answering):
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(SILENCE, connect=CONNECT, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
+            event_hooks={"response": [_require_ok]},
         )
         with self._reached():
             response = self._http.get("/v1/models")
-        _require_ok(response)
         try:
             [model] = response.json()["data"]
             self.context_limit = int(model["context_length"])
-            names = ("draft", "target_revision", "draft_revision", "numerics_found")
-            known = {name: model[name] for name in names}
-            self.info = PairInfo(name=model["pair"], target=model["id"], **known)
+            names = "pair", "id", "draft", "target_revision", "draft_revision", "numerics_found"
+            self.info = PairInfo(*(model[name] for name in names))
         except (ValueError, KeyError, TypeError) as error:
             raise RequestFailed(
                 f"What answers at {self.url} is not a specdemo server; start one with "
                 "`python -m specdemo serve`."
             ) from error
 
-    @property
-    def load(self) -> Load:
-        """Nothing is known here: the server's own /metrics has it."""
-        return Load()
-
     def cache_blocks(self) -> dict[str, CacheUse]:
-        """As `load`."""
         return {}
 
     def close(self) -> None:
@@ -104,7 +95,6 @@ class RemoteSession(Answering):
         seen: list[Round | BaselineToken] = []
         prompt_tokens = 0
         with self._reached(), self._http.stream("POST", path, json=body) as response:
-            _require_ok(response)
             for line in response.iter_lines():
                 if question.stop is not None and question.stop.is_set():
                     break

@@ -22,13 +22,12 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import Api
 from specdemo.serving.backend import Event, LocalBackend
-from specdemo.serving.door import door_of
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
-from specdemo.serving.replicas import Failures, ReplicaBackend, ReplicaReport
+from specdemo.serving.replicas import Failures, ReplicaBackend, Report
 from specdemo.serving.schema import Job
 from specdemo.settings import parse
 
-NAME, ENGINE, GATEWAY = "specdemo", "Engine", "Gateway"
+NAME, ENGINE = "specdemo", "Engine"
 
 FAILURES = Failures(RayActorError, BackPressureError, DeploymentUnavailableError, RayError)
 
@@ -56,15 +55,15 @@ class EngineReplica:
         except (BadInput, Busy, RequestFailed) as error:
             yield error
 
-    async def report(self) -> ReplicaReport:
-        return ReplicaReport(
-            replica=serve.get_replica_context().replica_id.unique_id,
-            node=os.uname().nodename,
-            pid=os.getpid(),
-            in_flight=self._backend.in_flight,
-            metrics=await self._backend.metrics(),
-            description=await self._backend.describe(),
-        )
+    async def report(self) -> Report:
+        """`metrics` in the Prometheus text format; `model` is its entry in /v1/models."""
+        return {
+            "replica": serve.get_replica_context().replica_id.unique_id,
+            "pid": os.getpid(),
+            "in_flight": self._backend.in_flight,
+            "metrics": await self._backend.metrics(),
+            "model": await self._backend.model(),
+        }
 
     def check_health(self) -> None:
         """Called by Serve every few seconds; a replica that raises is replaced."""
@@ -72,7 +71,7 @@ class EngineReplica:
             raise RuntimeError("An answer makes no progress any more.")
 
 
-@serve.deployment(name=GATEWAY, max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
+@serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Gateway:
     """The API, in front of the engines. Holds no model; takes next to no memory."""
@@ -82,9 +81,7 @@ class Gateway:
         self._options = options
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        limit, key = self._options.max_new_tokens, key_from_environment()
-        door = door_of(self._options, key)
-        return Api(self._backend, key=key, default_limit=limit, door=door).app
+        return Api(self._backend, self._options, key_from_environment()).app
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
@@ -93,22 +90,24 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
     options = args
     if isinstance(args, dict):
         options = parse(ServeOptions, {"pair": "embedded", **args})
-    autoscaling = {
-        "min_replicas": options.least,
-        "max_replicas": options.most,
-        "target_ongoing_requests": options.target_ongoing or max(options.ongoing / 2, 1),
-        "upscale_delay_s": options.upscale_seconds,
-        "downscale_delay_s": options.downscale_seconds,
-        "look_back_period_s": 15.0,
-    }
-    fixed: dict[str, Any] = {"num_replicas": options.least}
+    scaling: dict[str, Any] = {"num_replicas": options.least}
+    if options.autoscaling:
+        limits = {
+            "min_replicas": options.least,
+            "max_replicas": options.most,
+            "target_ongoing_requests": options.target_ongoing or max(options.ongoing / 2, 1),
+            "upscale_delay_s": options.upscale_seconds,
+            "downscale_delay_s": options.downscale_seconds,
+            "look_back_period_s": 15.0,
+        }
+        scaling = {"autoscaling_config": limits}
     common = {
         "graceful_shutdown_timeout_s": options.drain_seconds,
         "graceful_shutdown_wait_loop_s": 1.0,
         "logging_config": {"enable_access_log": False},
     }
     engine = EngineReplica.options(
-        **({"autoscaling_config": autoscaling} if options.autoscaling else fixed),
+        **scaling,
         **common,
         ray_actor_options={"num_cpus": options.cpus_per_replica or 1},
         max_ongoing_requests=options.ongoing,

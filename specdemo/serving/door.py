@@ -8,14 +8,13 @@ import errno
 import hmac
 import ipaddress
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -31,22 +30,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdemo.errors import BadInput
 
-if TYPE_CHECKING:
-    from specdemo.serving.options import ServeOptions
-
-MAX_BODY = 4_000_000
-"""Bytes; no prompt that a context holds is longer, and nothing is uploaded."""
+MAX_BODY = 4_000_000  # bytes; no prompt that a context holds is longer, and nothing is uploaded
 
 HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
 
-CONNECTIONS = 1000
-"""Open at once; further ones get 503."""
+CONNECTIONS = 1000  # open at once; further ones get 503
 
 RETRY_SECONDS = "30"
 
-CUT_SECONDS = 3
-"""For the last words of an answer that was cut short."""
+CUT_SECONDS = 3  # for the last words of an answer that was cut short
 
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
 """Where the proxies of a Space are: the address before them in X-Forwarded-For is the visitor's."""
@@ -57,7 +50,7 @@ def strangers_share(host: str, share: bool = False, option: bool | None = None) 
     Space, with a public link, or where `host` is not this machine's loopback address."""
     if option is not None:
         return option
-    return share or "SPACE_ID" in os.environ or not _is_loopback(host)
+    return share or "SPACE_ID" in os.environ or not is_loopback(host)
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -67,7 +60,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     address = _address(host)
     return address.is_loopback if address else host == "localhost"
 
@@ -82,7 +75,7 @@ class Door:
     `closing` is set, nothing new begins.
     """
 
-    endless: tuple[str, ...] = ()
+    endless: tuple[str, ...] = ("\0",)
     """Beginnings of the paths whose responses last as long as their client stays."""
 
     def __init__(self, allowed_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()):
@@ -100,31 +93,33 @@ class Door:
             Middleware(lambda app: partial(self._serve, app)),
         ]
 
-    def misfit(self, scope: Scope, body: bytes | None) -> tuple[int, str] | None:
-        """A status and a sentence for a request that the application could not make sense of.
-        `body` is that of a POST."""
+    def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
+        """A status and a sentence for a request that the application could not make sense of."""
 
     async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        counted = not scope["path"].startswith(self.endless or ("\0",))
+        counted = not scope["path"].startswith(self.endless)
         self.open += counted
         try:
             self._check(scope)
-            incoming, body = _bounded(receive, time.monotonic() + BODY_SECONDS), None
-            if scope["method"] == "POST":
-                body = await Request(scope, incoming).body()
-                incoming = _replayed(body, receive)
-            found = self.misfit(scope, body)
-            if found:
+            body = await _whole_body(scope, receive)
+            if found := self.misfit(scope, body):
                 raise HTTPException(*found)
         except ClientDisconnect:
             pass
         except HTTPException as error:
-            await _refusal(error)(scope, receive, send)
+            code = "request_too_large" if error.status_code == 413 else None
+            said = error_body(error.status_code, error.detail, code=code)
+            await JSONResponse(said, error.status_code, error.headers)(scope, receive, send)
         else:
-            await app(scope, incoming, send)
+            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+            async def replayed():
+                return next(messages, None) or await receive()
+
+            await app(scope, replayed, send)
         finally:
             self.open -= counted
 
@@ -158,13 +153,6 @@ class Door:
         return bool(same or allowed or _name(origin) in self.hosts - {"localhost"})
 
 
-def door_of(options: ServeOptions, key: str | None) -> Door:
-    """The door of an API. Where a `key` is needed, a page of another site can do nothing, whatever
-    name it reaches the server by."""
-    allowed = ("*",) if key else options.allowed_hosts
-    return Door(allowed, options.allow_origins)
-
-
 def _name(url: str) -> str:
     """The host's name in an URL, without port; "" where there is none."""
     try:
@@ -173,44 +161,23 @@ def _name(url: str) -> str:
         return ""
 
 
+async def _whole_body(scope: Scope, receive: Receive) -> bytes:
+    """Raises HTTPException for a body over MAX_BODY, or not here within BODY_SECONDS."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in Request(scope, receive).stream():
+                body += piece
+                if len(body) > MAX_BODY:
+                    raise _too_large()
+    except TimeoutError:
+        said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
+        raise HTTPException(408, said, {"Connection": "close"}) from None
+    return bytes(body)
+
+
 def _too_large() -> HTTPException:
     return HTTPException(413, f"The request's body is larger than {MAX_BODY:,} bytes.")
-
-
-def _bounded(receive: Receive, until: float) -> Receive:
-    """`receive` that raises HTTPException for a body over MAX_BODY, or not here by `until`."""
-    size, more = 0, True
-
-    async def bounded():
-        nonlocal size, more
-        if not more:
-            return await receive()
-        try:
-            message = await asyncio.wait_for(receive(), until - time.monotonic())
-        except TimeoutError:
-            said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
-            raise HTTPException(408, said, {"Connection": "close"}) from None
-        size += len(message.get("body", b""))
-        more = message.get("more_body", False)
-        if size > MAX_BODY:
-            raise _too_large()
-        return message
-
-    return bounded
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` that begins with a body that has been read."""
-    read = False
-
-    async def replayed():
-        nonlocal read
-        if read:
-            return await receive()
-        read = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
 
 
 def error_body(
@@ -220,12 +187,6 @@ def error_body(
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = "requests" if status == 429 else kind
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def _refusal(error: HTTPException) -> JSONResponse:
-    code = "request_too_large" if error.status_code == 413 else None
-    body = error_body(error.status_code, error.detail, code=code)
-    return JSONResponse(body, error.status_code, error.headers)
 
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:
@@ -252,6 +213,63 @@ class PatientProtocol(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
 
+class Server(uvicorn.Server):
+    """For `run(sockets=[...])`: serves until SIGINT or SIGTERM. What has begun may finish within
+    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `busy` says
+    whether something is being answered beside open requests; `finish` ends the responses that would
+    last for ever. X-Forwarded-For counts only where it comes from one of the `trusted_proxies`
+    (addresses and networks, separated by commas).
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        door: Door,
+        drain_seconds: float,
+        *,
+        trusted_proxies: str = "",
+        finish: Callable[[], None] = lambda: None,
+        busy: Callable[[], object] = lambda: False,
+    ):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=PatientProtocol,
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                proxy_headers=bool(trusted_proxies),
+                forwarded_allow_ips=trusted_proxies,
+                limit_concurrency=CONNECTIONS,
+                timeout_graceful_shutdown=CUT_SECONDS,
+            )
+        )
+        self._door, self._drain_seconds = door, drain_seconds
+        self._finish, self._busy = finish, busy
+        self._until = 0.0
+        self._told = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._until = 0.0 if self._door.closing else time.monotonic() + self._drain_seconds
+        self._door.closing = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; asked ten times a second."""
+        ended = await super().on_tick(counter)
+        if ended or not self._door.closing:
+            return ended
+        busy = self._busy() or self._door.open
+        if busy and not self._told:
+            self._told = True
+            words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
+            print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
+        return not (busy and time.monotonic() < self._until)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._finish)
+        await super().shutdown(sockets)
+
+
 def bound_socket(host: str, port: int) -> socket.socket:
     """A socket that listens on the address. Raises BadInput when that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -273,60 +291,3 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def bounded_server(app: ASGIApp, drain_seconds: float, trusted_proxies: str) -> uvicorn.Server:
-    """A server for `run(sockets=[...])`. X-Forwarded-For counts only where it comes from one of the
-    `trusted_proxies` (addresses and networks, separated by commas)."""
-    config = uvicorn.Config(
-        app,
-        http=PatientProtocol,
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        proxy_headers=bool(trusted_proxies),
-        forwarded_allow_ips=trusted_proxies,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=max(1, round(drain_seconds)),
-    )
-    return uvicorn.Server(config)
-
-
-def run_until_stopped(
-    server: uvicorn.Server,
-    listening: socket.socket,
-    door: Door,
-    drain_seconds: float,
-    finish: Callable[[], None],
-    busy: Callable[[], int] = lambda: 0,
-) -> None:
-    """Serve until SIGINT or SIGTERM, or until the server ends by itself. What has begun may finish
-    within `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile.
-    `finish` ends the responses that would last for ever."""
-    stop, hurry = threading.Event(), threading.Event()
-
-    def signalled(*_: object) -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    def serve() -> None:
-        try:
-            server.run(sockets=[listening])
-        finally:
-            stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signalled)
-    serving = threading.Thread(target=serve, daemon=True)
-    serving.start()
-    stop.wait()
-    door.closing = True
-    if serving.is_alive() and (busy() or door.open):
-        words = f"Finishing what has begun, for up to {drain_seconds:g} s; Ctrl-C ends it now."
-        print(words, file=sys.stderr, flush=True)
-        until = time.monotonic() + drain_seconds
-        while (busy() or door.open) and time.monotonic() < until and not hurry.wait(0.1):
-            pass
-    finish()
-    server.config.timeout_graceful_shutdown = CUT_SECONDS
-    server.should_exit = True
-    serving.join()

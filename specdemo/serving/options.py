@@ -33,10 +33,7 @@ class ServeOptions(ModelChoice):
     has them."""
 
     replicas: Count | None = option(
-        None,
-        "how many",
-        unset="1",
-        section="Replicas, each with the pair and an engine of its own",
+        None, "how many", unset="1", section="Replicas, each with the pair and an engine of its own"
     )
     min_replicas: Count | None = option(None, "in place of --replicas: scale with the load")
     max_replicas: Count | None = option(None, "the most that the load may bring")
@@ -45,9 +42,7 @@ class ServeOptions(ModelChoice):
     )
     ongoing: Count = option(8, "requests that each runs at once", name="max_ongoing")
     waiting: whole(0) = option(
-        64,
-        "requests that may wait for each; more are refused with status 429",
-        name="max_waiting",
+        64, "requests that may wait for each; more are refused with status 429", name="max_waiting"
     )
     cache_mb: Count | None = option(
         1024, "megabytes of KV cache of each, allocated at the start; one full context at least"

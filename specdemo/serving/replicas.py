@@ -9,25 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdemo.engine.handle import Waiting
 from specdemo.errors import Busy, RequestFailed
-from specdemo.serving.backend import Description, Done, Event, NotReady, Piece, Started
+from specdemo.serving.backend import Event, NotReady
 from specdemo.serving.schema import Job
-from specdemo.trace import BaselineToken
 
-ATTEMPTS = 5
-"""Replicas that a request which has not begun is sent to, one after another."""
+ATTEMPTS = 5  # replicas that a request which has not begun is sent to, one after another
 
-REPORT_SECONDS = 2.0
-"""How long a replica may take to report."""
+REPORT_SECONDS = 2.0  # how long a replica may take to report
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +40,8 @@ class Failures:
     any: type[Exception]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """The state of one engine. `metrics` in the Prometheus text format."""
-
-    replica: str
-    node: str
-    pid: int
-    in_flight: int
-    metrics: str
-    description: Description
+Report = dict[str, Any]
+"""What EngineReplica reports of itself (`deployment`)."""
 
 
 class ReplicaBackend:
@@ -61,33 +52,33 @@ class ReplicaBackend:
         self._engine = engine
         self._stream = engine.options(stream=True)
         self._start_seconds = start_seconds
-        self._description: Description | None = None
-        self._reported: tuple[float, list[ReplicaReport]] = (0.0, [])
+        self._model: dict[str, Any] | None = None
+        self._reported: tuple[float, list[Report]] = (0.0, [])
         self._asking = asyncio.Lock()
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry, namespace="specdemo")
         self._moved = counter("requests_moved", "Requests sent to another: their replica died")
         self._cut = counter("requests_interrupted", "Answers cut off: their replica died")
 
-    async def describe(self) -> Description:
-        if self._description is None:
+    async def model(self) -> dict[str, Any]:
+        if self._model is None:
             reports = await self._reports()
             if not reports:
                 raise NotReady("No replica is ready yet; the model is being loaded.")
-            self._description = reports[0].description
-        return self._description
+            self._model = reports[0]["model"]
+        return self._model
 
     async def health(self) -> dict[str, Any]:
         reports = await self._reports()
-        in_flight = sum(one.in_flight for one in reports)
+        in_flight = sum(one["in_flight"] for one in reports)
         status = "ready" if reports else "loading"
         return {"status": status, "replicas": len(reports), "in_flight": in_flight}
 
     async def metrics(self) -> str:
-        texts = {one.replica: one.metrics for one in await self._reports()}
+        texts = {one["replica"]: one["metrics"] for one in await self._reports()}
         return merged(texts) + generate_latest(self._registry).decode()
 
-    async def _reports(self) -> list[ReplicaReport]:
+    async def _reports(self) -> list[Report]:
         """What every running replica reports; asked for at most twice a second."""
         async with self._asking:
             at, reports = self._reported
@@ -99,7 +90,7 @@ class ReplicaBackend:
                 told = await self._engine.broadcast("report").results_async(
                     timeout_s=REPORT_SECONDS, return_exceptions=True
                 )
-                reports = [one for one in told if isinstance(one, ReplicaReport)]
+                reports = [one for one in told if isinstance(one, dict)]
             except TimeoutError:  # a slow one is not gone yet
                 reports = reports if now - at < 5 * REPORT_SECONDS else []
             except (self._failures.any, self._failures.impossible):
@@ -117,11 +108,11 @@ class ReplicaBackend:
                 while True:
                     if isinstance(event, Exception):
                         raise event
-                    begun = begun or isinstance(event, Piece | BaselineToken | Done)
-                    if not (started and isinstance(event, Started)):  # repeated by another replica
+                    begun = begun or not isinstance(event.what, int | Waiting)
+                    if not (started and isinstance(event.what, int)):  # another replica repeats it
                         yield event
                     started = True
-                    if isinstance(event, Done):
+                    if event.reason:
                         return
                     event = await anext(response)
             except StopAsyncIteration:
@@ -148,22 +139,13 @@ class ReplicaBackend:
         raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.")
 
 
-@dataclass(frozen=True)
-class _Families:
-    families: dict[str, Metric]
-
-    def collect(self) -> Iterable[Metric]:
-        return self.families.values()
-
-
 def merged(texts: Mapping[str, str]) -> str:
     """The metrics of replicas, by name, as one text; each sample gets the label `replica`."""
-    families: dict[str, Metric] = {}
+    found: dict[str, Metric] = {}
     for replica, text in texts.items():
         for family in text_string_to_metric_families(text):
-            one = families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type)
-            )
+            new = Metric(family.name, family.documentation, family.type)
+            one = found.setdefault(family.name, new)
             for sample in family.samples:
                 one.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-    return generate_latest(_Families(families)).decode()
+    return generate_latest(SimpleNamespace(collect=found.values)).decode()

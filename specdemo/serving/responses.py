@@ -9,13 +9,12 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.serving.backend import Description, Done, Event, NotReady, Piece, Started
+from specdemo.serving.backend import Event
 from specdemo.serving.door import error_body
 from specdemo.serving.schema import ChatRequest, CompletionRequest
 from specdemo.trace import BaselineToken, Trace, summarize, to_json
@@ -26,37 +25,43 @@ PING = 0.25
 """Seconds without an event after which a stream of rounds gets a comment line. Its reader may want
 to stop, and looks up only when something comes."""
 
-EVENT_NAMES = {Waiting: "waiting", Round: "round", BaselineToken: "baseline_token"}
+EVENT_NAMES = {
+    int: "prompt_tokens",
+    Waiting: "waiting",
+    Round: "round",
+    BaselineToken: "baseline_token",
+}
+
+CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
+RETRY_SECONDS = {429: "1", 503: "5"}
 
 
-@dataclass(eq=False)
 class ApiError(Exception):
     """A response other than 200, in the API's form."""
 
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    headers: dict[str, str] | None = None
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return error_body(self.status, self.message, self.param, self.code)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        self.body = error_body(status, message, param, code)
 
 
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an exception; an unforeseen one is logged and only named."""
-    said = str(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInput):
-        return ApiError(400, said, error.param, error.code)
-    if isinstance(error, NotReady):
-        return ApiError(503, said, code="model_not_ready", headers={"Retry-After": "5"})
-    if isinstance(error, Busy):
-        return ApiError(429, said, code="rate_limit_exceeded", headers={"Retry-After": "1"})
-    if isinstance(error, RequestFailed):
-        return ApiError(500, said, code="answer_interrupted")
+        return ApiError(400, str(error), error.param, error.code)
+    if isinstance(error, Busy | RequestFailed):
+        status = error.http_status
+        headers = {"Retry-After": RETRY_SECONDS[status]} if status in RETRY_SECONDS else None
+        return ApiError(status, str(error), code=CODES[status], headers=headers)
     log.error("A request failed.", exc_info=error)
     name = type(error).__name__
     return ApiError(500, f"The server had an error while processing your request ({name}).")
@@ -65,7 +70,7 @@ def as_api_error(error: BaseException) -> ApiError:
 class Form:
     """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
-    def __init__(self, asked: ChatRequest | CompletionRequest, description: Description):
+    def __init__(self, asked: ChatRequest | CompletionRequest, model: dict[str, Any]):
         self._chat = isinstance(asked, ChatRequest)
         self._usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._trace = asked.extension.trace
@@ -74,40 +79,39 @@ class Form:
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if self._chat else "text_completion",
             "created": int(time.time()),
-            "model": description.model,
-            "system_fingerprint": description.fingerprint,
+            "model": model["id"],
+            "system_fingerprint": model["target_revision"] or None,
         }
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:
         """What is sent for an event: some have text, all are sent if rounds were asked for."""
-        if isinstance(event, Done):
+        what = event.what
+        if isinstance(what, Trace):
             text = [self._chunk({"content": event.text})] if event.text else []
-            last = self._chunk({}, figures(event.trace, whole=self._trace), event.reason)
+            last = self._chunk({}, figures(what, whole=self._trace), event.reason)
             if not self._usage:
                 return [*text, last]
-            brief = figures(event.trace, whole=False)
-            return [*text, last, {**self._chunk(None, brief), "usage": usage(event.trace)}]
+            brief = figures(what, whole=False)
+            return [*text, last, {**self._chunk(None, brief), "usage": usage(what)}]
         told = None
-        if self.rounds and isinstance(event, Started):
-            told = dataclasses.asdict(event)
-        elif self.rounds:
-            item = event.round if isinstance(event, Piece) else event
-            told = {EVENT_NAMES[type(item)]: dataclasses.asdict(item)}
-        if isinstance(event, Started) and self._chat:
+        if self.rounds:
+            plain = what if isinstance(what, int) else dataclasses.asdict(what)
+            told = {EVENT_NAMES[type(what)]: plain}
+        if isinstance(what, int) and self._chat:
             return [self._chunk({"role": "assistant", "content": ""}, told)]
-        if isinstance(event, Piece) and (event.text or told):
+        if isinstance(what, Round) and (event.text or told):
             return [self._chunk({"content": event.text}, told)]
         return [self._chunk(None, told)] if told else []
 
-    def whole(self, text: str, done: Done) -> dict[str, Any]:
+    def whole(self, text: str, done: Event) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}
         return {
             **self._head,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": [_choice(message if self._chat else {"text": text}, done.reason)],
-            "usage": usage(done.trace),
-            "speculative": figures(done.trace, whole=self._trace),
+            "usage": usage(done.what),
+            "speculative": figures(done.what, whole=self._trace),
         }
 
     def _chunk(
@@ -177,11 +181,10 @@ async def server_sent(
                 yield b": nothing new\n\n"
                 continue
             event = coming.result()
-            if isinstance(event, Done):
-                require_finished(event)
+            require_finished(event)
             for chunk in form.chunks(event):
                 yield _line(chunk)
-            if isinstance(event, Done):
+            if event.reason:
                 break
             coming = asyncio.ensure_future(anext(events))
         yield b"data: [DONE]\n\n"
@@ -204,7 +207,7 @@ def _line(data: dict[str, Any]) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def require_finished(done: Done) -> None:
+def require_finished(event: Event) -> None:
     """Raises RequestFailed for an answer that was stopped here, not by its client."""
-    if done.reason == "cancelled":
+    if event.reason == "cancelled":
         raise RequestFailed("The answer was cut off: the server is being stopped.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,9 +23,8 @@ from pydantic import (
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models.templates import Message
-from specdemo.settings import Settings, number
+from specdemo.settings import Settings, number, real, whole
 
-Limit = Annotated[int, Field(ge=1), BeforeValidator(number)]
 TokenId = Annotated[int, BeforeValidator(number)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 SETTINGS = get_type_hints(Settings, include_extras=True)
@@ -32,33 +32,6 @@ TopP, TopK, Seed = (SETTINGS[name] for name in ("top_p", "top_k", "seed"))
 _drafts = SETTINGS["draft_tokens"]
 _lengths = WithJsonSchema({"enum": [None, "auto", *range(1, MAX_DRAFT + 1)]})
 SETTINGS["draft_tokens"] = Annotated[_drafts, _lengths]
-
-IGNORED = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "reasoning_effort verbosity parallel_tool_calls prediction".split()
-)
-"""Parameters that change nothing of an answer here."""
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-}
-"""Parameters that are not supported, with the values (besides null) that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +52,54 @@ class Job:
 
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class TextFormat(Strict, extra="forbid"):
+    type: Literal["text"]
+
+
+def _off(value: bool) -> bool:
+    if value:
+        raise ValueError("it must be false")
+    return value
+
+
+# Literal[False] would take 0 as well.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"const": False})]
+Nothing = Annotated[list, Field(max_length=0)]
+UNSUPPORTED: dict[str, Any] = {
+    "n": whole(1, 1),
+    "best_of": whole(1, 1),
+    "presence_penalty": real(0, 0),
+    "frequency_penalty": real(0, 0),
+    "logit_bias": Annotated[dict, Field(max_length=0)],
+    "logprobs": Off,
+    "top_logprobs": whole(0, 0),
+    "echo": Off,
+    "suffix": Literal[""],
+    "tools": Nothing,
+    "tool_choice": Literal["none", "auto"],
+    "functions": Nothing,
+    "function_call": Literal["none", "auto"],
+    "response_format": TextFormat,
+    "modalities": Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)],
+    "audio": None,
+    "web_search_options": None,
+}
+"""Parameters that are not supported, with the values (besides null) that ask for nothing."""
+
+IGNORED = (
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+    "reasoning_effort verbosity parallel_tool_calls prediction"
+).split()
+"""Parameters that change nothing of an answer here."""
+
+OpenAIParameters = create_model(
+    "OpenAIParameters",
+    __base__=Strict,
+    **{name: (kind | None if kind else None, None) for name, kind in UNSUPPORTED.items()},
+    **dict.fromkeys(IGNORED, (Any, None)),
+)
 
 
 class StreamOptions(Strict):
@@ -102,11 +123,11 @@ SpeculativeOptions = create_model(
 )
 
 
-class CommonRequest(Strict, extra="allow"):
+class CommonRequest(OpenAIParameters, extra="forbid"):
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Limit | None = None
+    max_tokens: whole(1) | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -137,9 +158,9 @@ class CommonRequest(Strict, extra="allow"):
         if wanted.baseline and (self.stop or roles != ["user"]):
             message = "speculative.baseline needs a single user message and no stop strings."
             raise BadInput(message, "speculative.baseline", "invalid_value")
-        checked = Settings(**settings)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Job(checked, stop=stop, certify=wanted.certify, baseline=wanted.baseline, **what)
+        extras = {"certify": wanted.certify, "baseline": wanted.baseline}
+        return Job(Settings(**settings), stop=stop, **extras, **what)
 
 
 class TextPart(Strict):
@@ -162,7 +183,7 @@ class ChatMessage(Strict):
 
 class ChatRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
-    max_completion_tokens: Limit | None = None
+    max_completion_tokens: whole(1) | None = None
 
     def job(self, default_limit: int, longest: int) -> Job:
         limits = [one for one in (self.max_completion_tokens, self.max_tokens) if one is not None]
@@ -193,26 +214,9 @@ def read(
     """The request in a body. Raises BadInput naming a parameter that is unknown, not supported or
     of another type."""
     try:
-        request = kind.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error) from None
-    for name, value in request.model_extra.items():
-        if name in NEUTRAL:
-            asks = value is not None and not any(
-                value == one and isinstance(value, bool) == isinstance(one, bool)
-                for one in NEUTRAL[name]
-            )
-            if asks:
-                message = f"Unsupported value: {name!r} is not supported with this value."
-                raise BadInput(message, name, "unsupported_parameter")
-        elif name not in IGNORED:
-            raise _unknown(name)
-    return request
-
-
-def _unknown(name: str) -> BadInput:
-    message = f"Unrecognized request argument supplied: {name[:60]}"
-    return BadInput(message, name[:60], "unknown_parameter")
 
 
 def _refusal(error: ValidationError) -> BadInput:
@@ -226,11 +230,15 @@ def _refusal(error: ValidationError) -> BadInput:
     if not first["loc"]:
         return BadInput("The body of the request must be a JSON object.")
     param = _param(first["loc"])
+    if (name := first["loc"][0]) in UNSUPPORTED:
+        message = f"Unsupported value: {name!r} is not supported with this value."
+        return BadInput(message, name, "unsupported_parameter")
     if first["type"] == "missing":
         message = f"Missing required parameter: '{param}'."
         return BadInput(message, param, "missing_required_parameter")
     if first["type"] == "extra_forbidden":
-        return _unknown(param)
+        message = f"Unrecognized request argument supplied: {param[:60]}"
+        return BadInput(message, param[:60], "unknown_parameter")
     said = first["msg"].removeprefix("Value error, ")
     code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return BadInput(f"Invalid value for '{param}': {said[:1].lower()}{said[1:]}.", param, code)

@@ -14,21 +14,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-
-import uvicorn
+from typing import Any
 
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import Api
 from specdemo.serving.backend import LOADING_FAILED, LocalBackend
-from specdemo.serving.door import (
-    Door,
-    bound_socket,
-    bounded_server,
-    door_of,
-    run_until_stopped,
-    url_of,
-)
+from specdemo.serving.door import Server, bound_socket, url_of
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
 
 OBJECT_STORE = 100_000_000
@@ -43,33 +35,25 @@ RAY_QUIET = {
 """Environment of Ray, unless the user has set it otherwise."""
 
 
-def local_server(
-    backend: LocalBackend, options: ServeOptions, key: str | None
-) -> tuple[uvicorn.Server, Door]:
-    """A server for `run(sockets=[...])`, and its door."""
-    door = door_of(options, key)
-    api = Api(backend, key=key, default_limit=options.max_new_tokens, door=door)
-    return bounded_server(api.app, options.drain_seconds, ""), door
-
-
 def serve_locally(options: ServeOptions, host: str, port: int) -> None:
     """Serve with one engine in this process. Requests get 503 until the model is loaded."""
     listening = bound_socket(host, port)
     url = url_of(*listening.getsockname()[:2])
     log_requests()
     backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica))
-    server, door = local_server(backend, options, key_from_environment())
+    api = Api(backend, options, key_from_environment())
+    server = Server(api.app, api.door, options.drain_seconds, finish=backend.close)
 
     def load() -> None:
         backend.load()
         if backend.failed:
             server.should_exit = True
         else:
-            print(f"Ready: {backend.ready_engine().description.model} at {url}/v1", flush=True)
+            print(f"Ready: {backend.ready_engine().model['id']} at {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
     threading.Thread(target=load, daemon=True).start()
-    run_until_stopped(server, listening, door, options.drain_seconds, backend.close)
+    server.run([listening])
     if backend.failed:
         raise RequestFailed(f"{LOADING_FAILED} {backend.failed}")
     print("Stopped.", file=sys.stderr)
@@ -98,7 +82,7 @@ def on_ray(
     for name, value in RAY_QUIET.items():
         os.environ.setdefault(name, value)
     bound_socket(host, port).close()
-    settings = {"address": address}
+    settings: dict[str, Any] = {"address": address}
     if address is None:
         # Despite its name this makes Ray listen on the loopback address alone, on every system.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -1,7 +1,6 @@
 """The endpoints for programs, over HTTP and as MCP tools: /generate, /compare and /benchmark."""
 
 # Annotations here are no strings: Gradio derives the endpoints' types from them.
-import dataclasses
 import inspect
 import json
 import threading
@@ -207,7 +206,7 @@ class _Endpoints:
         """Run the built-in prompts with and without speculative decoding, streamed by prompt: a row
         of figures after each one; last, "done" is true and the report is there."""
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import Plan, bench
+        from specdemo.bench.race import Bench
         from specdemo.bench.report import Report, Row
         from specdemo.bench.report import to_json as report_json
 
@@ -217,9 +216,9 @@ class _Endpoints:
                 allowed = f"a whole number from 1 to {MAX_PROMPTS}"
                 raise BadInput(f"limit is {limit!r:.60}; it must be {allowed}.")
             prompts = spread(read_prompts(), int(limit))
-            for event in bench(session, prompts, Plan(settings_of(given)), stop=stop):
+            for event in Bench(session, prompts, settings_of(given), stop=stop):
                 if isinstance(event, Row):
-                    yield {"done": False, "row": dataclasses.asdict(event), "report": None}
+                    yield {"done": False, "row": event.as_dict(), "report": None}
                 elif isinstance(event, Report):
                     yield {"done": True, "row": None, "report": json.loads(report_json(event))}
 

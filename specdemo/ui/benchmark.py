@@ -7,7 +7,6 @@ import html
 import io
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +114,7 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import Plan, Step, bench
+        from specdemo.bench.race import Bench, Step
         from specdemo.bench.report import Report, Row
 
         with self._running.run(visitor.name, "benchmark") as stop:
@@ -124,7 +123,7 @@ class Tab:
             rows: list[Row] = []
             with self._service.session(pair, visitor) as session:
                 prompts = spread(read_prompts(), limit)
-                for event in bench(session, prompts, Plan(settings), stop=stop):
+                for event in Bench(session, prompts, settings, stop=stop):
                     if isinstance(event, Row):
                         rows.append(event)
                         yield {self.table: table_html(rows)}
@@ -169,7 +168,7 @@ def table_html(rows: list[Row]) -> str:
     head = "".join(f'<th scope="col">{title}</th>' for title in COLUMNS.values())
     body = ""
     for row in rows:
-        cells = (html.escape(text(getattr(row, name))) for name in COLUMNS)
+        cells = (html.escape(text(row.as_dict()[name])) for name in COLUMNS)
         body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return (
         '<div class="sd-rows" tabindex="0" role="region" aria-label="Benchmark rows"><table>'
@@ -179,15 +178,15 @@ def table_html(rows: list[Row]) -> str:
 
 def summary_html(report: Report) -> str:
     """The report in two sentences; one where nothing was finished."""
-    total = report.summary
+    total = report.total
     if not report.rows or total.speedup is None:
         return '<p class="sd-bench-summary">No prompt was finished: there is nothing to sum up.</p>'
-    same = "Every answer" if total.identical else "Not every answer"
+    same = "Every answer" if report.identical else "Not every answer"
     return (
         f'<p class="sd-bench-summary"><b>{total.speedup:.2f} times the speed</b> over '
-        f"{total.prompts} prompts: {total.speculative_tokens_per_s:.0f} instead of "
-        f"{total.autoregressive_tokens_per_s:.0f} tokens/s, the worst prompt "
-        f"{total.worst_prompt_speedup:.2f} times. {same} was identical to its baseline. "
+        f"{len(report.rows)} prompts: {total.tokens_per_second:.0f} instead of "
+        f"{total.baseline_tokens_per_second:.0f} tokens/s, the worst prompt "
+        f"{report.worst_prompt_speedup:.2f} times. {same} was identical to its baseline. "
         f"<span>{html.escape(report.machine)}</span></p>"
     )
 
@@ -200,7 +199,7 @@ def write_files(report: Report) -> list[str]:
     rows = io.StringIO()
     writer = csv.DictWriter(rows, list(COLUMNS), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(row) for row in report.rows)
+    writer.writerows(row.as_dict() for row in report.rows)
     folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
     paths = []
     texts = {"csv": rows.getvalue(), "json": to_json(report), "html": page(report)}

@@ -61,7 +61,7 @@ class Visitor:
 
 def visitor_of(request: gradio.Request) -> Visitor:
     """The visitor behind a request. The address is the connection's, or what a trusted proxy says
-    (`door.bounded_server`); one of this machine is left out."""
+    (`door.Server`); one of this machine is left out."""
     address = str(request.client.host) if request.client else ""
     try:
         address = "" if ipaddress.ip_address(address).is_loopback else address

@@ -86,14 +86,19 @@ def main(options: PageOptions) -> None:
         if _has_desktop():
             webbrowser.open(url)
         proxies = ",".join(options.trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
-        server = doors.bounded_server(app, options.drain_seconds, proxies)
 
         def finish() -> None:
             service.close()
             app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
 
-        busy = partial(getattr, service.gate, "visitors")
-        doors.run_until_stopped(server, listening, door, options.drain_seconds, finish, busy)
+        doors.Server(
+            app,
+            door,
+            options.drain_seconds,
+            trusted_proxies=proxies,
+            finish=finish,
+            busy=lambda: service.gate.visitors,
+        ).run([listening])
 
 
 class PageDoor(doors.Door):
@@ -106,10 +111,10 @@ class PageDoor(doors.Door):
         super().__init__(*rules)
         self._blocks = blocks
 
-    def misfit(self, scope: Scope, body: bytes | None) -> tuple[int, str] | None:
+    def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
         path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
         if path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]:
-            return self._wrong_call(path[-1], body or b"")
+            return self._wrong_call(path[-1], body)
         elif scope["method"] == "GET" and path[0] == "call" and not self._has_event(path[-1]):
             return 404, "There is no such event; it ended, or it never began."
         elif scope["method"] == "GET" and path == ["queue", "data"]:
@@ -135,6 +140,10 @@ class PageDoor(doors.Door):
         least = sum(not block.skip_api for block in function.inputs)
         if not isinstance(data, list) or len(data) not in (least, most):
             return 400, f"data must be a list of {least} values; GET /gradio_api/info has them."
+        for block, value in zip(function.inputs, data, strict=False):
+            examples = getattr(block, "raw_samples", None)
+            if examples and not (type(value) is int and 0 <= value < len(examples)):
+                return 400, f"There is no such example; they are 0 to {len(examples) - 1}."
         if _names_a_file(data):
             return 403, "No endpoint here takes a file."
         return None

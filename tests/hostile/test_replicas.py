@@ -76,8 +76,8 @@ def busiest() -> tuple[int, int]:
     handle = serve.get_deployment_handle(deployment.ENGINE, deployment.NAME)
     told = handle.broadcast("report").results(timeout_s=10, return_exceptions=True)
     reports = [one for one in told if not isinstance(one, Exception)]
-    found = max(reports, key=lambda report: report.in_flight)
-    return found.pid, found.in_flight
+    found = max(reports, key=lambda report: report["in_flight"])
+    return found["pid"], found["in_flight"]
 
 
 def test_a_replica_that_is_killed_costs_its_begun_answers_and_no_others():
