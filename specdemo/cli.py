@@ -42,6 +42,7 @@ COMMANDS = {
     "train-draft": ("specdemo.training.command", "Distil a draft model for a target model."),
     "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
+    "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
     "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),
 }
 """Name: the module with the click command of that name (`-` as `_`), and its help."""
@@ -55,7 +56,8 @@ Environment variables, for a Space's variables page say; an option goes before i
   SPECDEMO_TOP_P, SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS
                                                                    how to answer
   SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY,
-  SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG, SPECDEMO_NO_FETCH
+  SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG, SPECDEMO_NO_FETCH,
+  SPECDEMO_LEARN_NGRAMS
                                                                    the page (app.py) and serve
   SPECDEMO_NAME for each --name of serve                           how many replicas, and so on
   SPECDEMO_HOME                                                    the folder for models

@@ -25,6 +25,7 @@ from specdemo.engine.scheduler import QUEUED
 from specdemo.errors import BadInput, ModelError
 from specdemo.models import machine, profiles
 from specdemo.models.load import LoadedPair
+from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
@@ -45,7 +46,9 @@ class Session(Answering):
     memory. `exclusive` runs one request at a time, so that every figure is of a machine that was
     not shared. What the first token does not need is compiled and measured later, in the
     `background` while nobody asks, or else before the first race. What was measured is remembered
-    for the next start (`models.profiles`). Raises ModelError when a model cannot be used.
+    for the next start (`models.profiles`). With `learn` an n-gram table grows from finished answers
+    and is kept in the cache folder; a race does not use it, or asking again would look like speed.
+    Raises ModelError when a model cannot be used.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Session(Answering):
         cache_mb: int | None = None,
         exclusive: bool = False,
         background: bool = True,
+        learn: bool = False,
     ):
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
@@ -92,6 +96,11 @@ class Session(Answering):
             raise
         found = self._engine.target("exact").found
         self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=found)
+        self._learning: LearningTable | None = None
+        if learn:
+            size = self._engine.target("exact").model.vocabulary_size
+            path = learnt_path(loaded.info.target, loaded.info.target_revision)
+            self._learning = LearningTable(path, size, loaded.ngrams)
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
@@ -124,6 +133,8 @@ class Session(Answering):
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
         self._engine.close()
+        if self._learning:
+            self._learning.save()
 
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
@@ -145,7 +156,10 @@ class Session(Answering):
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
         certified = question.certify and not question.baseline
         asked = question.instruction, question.settings, question.prompt
-        return self._answer(question, self._request(*asked, certified=certified))
+        request = self._request(*asked, certified=certified)
+        if self._learning and not question.baseline:
+            request.table = self._learning
+        return self._answer(question, request)
 
     def _answer(
         self, question: Question, request: Request
@@ -161,6 +175,8 @@ class Session(Answering):
             for event in events:
                 rounds.append(_with_texts(event, text, self._tokenizer))
                 yield rounds[-1]
+        if self._learning and not handle.stopped:
+            self._learning.read(request.answer)
         decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
         certificate = None
         if request.certificate_seconds is not None and not handle.stopped:

@@ -19,7 +19,7 @@ from filelock import FileLock
 from hub_server import Hub
 from tiny_models import EXPORTED, ir_folder
 
-from specdemo.models import hub, profiles
+from specdemo.models import hub, machine
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import EMBEDDED
 from specdemo.models.templates import PLAIN
@@ -58,7 +58,7 @@ def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 @pytest.fixture(autouse=True)
 def no_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing measured is remembered from one test to the next."""
-    monkeypatch.setattr(profiles, "_folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr(machine, "measured_folder", lambda: tmp_path / "profiles")
 
 
 @pytest.fixture(scope="session")

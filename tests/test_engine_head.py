@@ -14,7 +14,7 @@ from specdemo.engine.errors import ModelError
 from specdemo.engine.head import Head, HeadStep, fractions
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.errors import BadInput
-from specdemo.models import heads
+from specdemo.models import heads, ir
 from specdemo.session import Session
 from specdemo.settings import Settings
 
@@ -34,7 +34,7 @@ def write_head(folder, fractions=()):
     tables = rng.normal(size=(2, 256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
     heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), *tables, folder)
-    return folder / heads.XML
+    return folder / ir.HEAD
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,10 +11,11 @@ from contextlib import closing
 
 import pytest
 
+from specdemo import cli
 from specdemo.engine import instance, numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
-from specdemo.models import profiles
+from specdemo.models import machine, profiles
 from specdemo.session import Session
 from specdemo.settings import Settings
 
@@ -131,7 +131,7 @@ def test_an_old_profile_is_measured_again_invariance_too(tiny_llama_pair):
         session.prepare()
         known = session._engine.profile.targets["exact"]
         assert known.measured > "2026"
-    [path] = profiles._folder().glob("*.json")
+    [path] = machine.measured_folder().glob("*.json")
     old = path.read_text().replace(known.measured, "2020-01-01")
     path.write_text(old.replace(f'"tokens": {known.invariance.tokens}', '"tokens": 5'))
     with closing(Session(tiny_llama_pair)) as session:
@@ -181,21 +181,14 @@ def test_with_one_instance_all_forwards_of_an_answer_have_one_size(embedded_pair
         assert raced.identical and raced.token_ids == trace.token_ids
 
 
-def test_the_machine_command_shows_what_was_measured_and_forgets_it(tiny_llama_pair, tmp_path):
-    home = {**os.environ, "SPECDEMO_HOME": str(tmp_path)}
-    run = [sys.executable, "-m", "specdemo", "machine"]
-    stored = profiles.Stored(
-        profiles.find(PairFiles(tiny_llama_pair.target_xml), None).about, MEASURED
-    )
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "x.json").write_bytes(profiles._STORED.dump_json(stored))
+def test_the_machine_command_shows_what_was_measured_and_forgets_it(file, capsys):
+    file.write(MEASURED)
 
     def output(*options: str) -> str:
-        return subprocess.run(
-            [*run, *options], env=home, capture_output=True, text=True, check=True
-        ).stdout
+        assert cli.main(["machine", *options]) == 0
+        return capsys.readouterr().out
 
-    assert "forwards of 1 to 64 tokens" in output() and "10.0" in output()
+    assert "forwards of 1 to 64 tokens" in (shown := output()) and "10.0" in shown
     assert json.loads(output("--json", "-"))[0]["profile"]["draft_step"] == 0.002
-    assert "1 profiles dropped" in output("--forget")
+    assert "1 file dropped" in output("--forget")
     assert json.loads(output("--json", "-")) == []

@@ -88,7 +88,7 @@ def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     (home / "embedded" / target.name).symlink_to(target)
     found, draft = embedded.fetch()
     assert draft.folder.name != embedded_pair.head_xml.parent.name
-    assert (draft.folder / heads.XML).is_file()
+    assert (draft.folder / ir.HEAD).is_file()
     assert os.path.samefile(found.folder, target)
 
 

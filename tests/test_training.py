@@ -175,14 +175,14 @@ def head(target, text, tmp_path_factory):
 def test_a_head_proposes_chains_of_the_tokens_that_its_target_gives(head, target, text):
     import openvino as ov
 
-    from specdemo.models import heads
+    from specdemo.models import heads, ir
     from specdemo.training import states
     from specdemo.training.target import open_target
 
     out, result = head
     assert result.after.agreement > result.before.agreement + 0.2
     assert result.after.by_position[1] > 0.3
-    network = ov.Core().compile_model(out / heads.XML, "CPU")
+    network = ov.Core().compile_model(out / ir.HEAD, "CPU")
     tokens = np.load(out / heads.TOKENS)
     opened = open_target(str(target), out)
     read = states.of(opened, opened.load(), "cpu", states.whole_layers(3))
@@ -375,7 +375,7 @@ def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk
         Conversation("", True, (9, 9, 9, 9), (1, 2, 3, 1, 2, 4)),
         Conversation("", True, (9, 9, 9, 9), (5, 2, 4)),
     ] * 3
-    table = count_ngrams(said)
+    table = count_ngrams(said, 100)
     assert table.guess([2])[0] == 4
     assert table.guess([9, 9, 1, 2])[0] == 3
     assert table.guess([77]) is None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,14 +26,14 @@ from specdemo.cli import (
     write_json,
 )
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.settings import CONFIG, listed, option, whole
+from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
 from specdemo.terminal import printable, say, show, text, where
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
     from specdemo.bench.prompts import BenchPrompt
     from specdemo.bench.report import Report
-    from specdemo.settings import ModelChoice, Settings
+    from specdemo.settings import Settings
 
 SWEEP_PROMPTS = 8
 
@@ -50,6 +51,11 @@ class BenchOptions(PromptOptions):
     )
     paper: bool = option(
         False, "the paper's own table instead (arXiv 2311.04951), its figures beside"
+    )
+    reference: str | None = option(
+        None,
+        "measure how often the target chooses as that of this pair, and nothing else",
+        metavar="PAIR",
     )
     record: str | None = option(
         None, "record answers for --replay, and measure nothing", metavar="FILE"
@@ -101,6 +107,8 @@ def bench(
             "--sweep-prompts and --html."
         )
     chosen = asked.read()
+    if asked.reference:
+        return _compared(asked.reference, chosen, json_file, choice, settings)
     if asked.record or asked.replay:
         return _recorded(asked, chosen, json_file, choice, settings)
     loaded = load_pair(choice)
@@ -130,6 +138,34 @@ def bench(
     if not report.rows:
         reason = report.skipped[0].reason if report.skipped else ""
         raise RequestFailed(f"None of the prompts could be run: {reason}")
+
+
+def _compared(
+    reference: str,
+    prompts: Sequence[BenchPrompt],
+    json_file: str | None,
+    choice: ModelChoice,
+    settings: Settings,
+) -> None:
+    """`bench --reference`. Drafts change no answer, so none is loaded."""
+    from specdemo.bench.agreement import agreement
+    from specdemo.models import measured
+    from specdemo.models.registry import NO_DRAFT
+
+    pair = replace(choice, draft=NO_DRAFT if choice.pair else "")
+    loaded = [load_pair(one) for one in (ModelChoice(reference, draft=NO_DRAFT), pair)]
+    found = agreement(*loaded, prompts, settings)
+    names = loaded[1].info.name, loaded[0].info.name
+    measured.remember("agreement", " ".join(names), found.share)
+    if json_file:
+        figures = {"pair": names[0], "reference": names[1], **asdict(found)}
+        write_json(json.dumps(figures | {"agreement": found.share}, indent=1), json_file)
+    if json_file != "-":
+        say(
+            f"{names[0]} chooses the token of {names[1]} at {100 * found.share:.1f} % of "
+            f"{found.tokens} places; {found.identical} of {found.prompts} answers are the same",
+            sys.stdout,
+        )
 
 
 def _recorded(

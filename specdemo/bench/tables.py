@@ -26,7 +26,7 @@ def of_report(report: Report) -> dict[str, Table]:
         "identical to autoregressive decoding": report.identical,
         "acceptance rate": total.acceptance_rate,
         "tokens per round": total.tokens_per_round,
-        "fraction outside inference": total.outside_fraction,
+        "fraction outside inference": over(total.outside_seconds, total.decode_seconds),
     }
     facts = {
         "machine": report.machine,

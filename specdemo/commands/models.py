@@ -1,24 +1,23 @@
-"""The commands about models: `pairs`, `fetch`, `export` and `rehearse`."""
+"""The commands about models: `pairs`, `fetch`, `export`, `machine`, `tune` and `rehearse`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from specdemo.cli import json_option, progress_bar, write_json
+from specdemo.cli import json_option, load_pair, progress_bar, write_json
 from specdemo.errors import BadInput, DamagedModel
 from specdemo.terminal import show
 
 if TYPE_CHECKING:
-    from specdemo.models.rehearsal import Rehearsed, Stepped
+    from specdemo.models.drafts import Prospect
 
-ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
+ACCEPTANCE_RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @click.command()
@@ -27,34 +26,39 @@ def pairs(json_file: str | None) -> None:
     from specdemo.models.progress import size
     from specdemo.models.registry import survey
 
-    listed = survey()
+    rows = [
+        {
+            "name": one.pair.name,
+            "target": one.pair.target.name,
+            "draft": one.pair.draft.name if one.pair.draft else None,
+            "drafts": [draft.name for draft in one.pair.drafts],
+            "download_bytes": one.pair.download_bytes,
+            "memory_bytes": one.pair.memory_bytes,
+            "fits": one.fits,
+            "ready": one.ready,
+            "licence": one.pair.licence,
+            "rounded_from": one.pair.rounded_from or None,
+            "token_seconds": one.token_seconds,
+            "agreement": one.agreement,
+            "measured": one.facts,
+        }
+        for one in survey()
+    ]
     if json_file:
-        rows = [
-            {
-                "name": one.pair.name,
-                "target": one.pair.target.name,
-                "draft": one.pair.draft.name if one.pair.draft else None,
-                "download_bytes": one.pair.download_bytes,
-                "memory_bytes": one.pair.memory_bytes,
-                "fits": one.fits,
-                "ready": one.ready,
-                "licence": one.pair.licence,
-            }
-            for one in listed
-        ]
         write_json(json.dumps(rows, indent=1), json_file)
     if json_file != "-":
         table = [
             {
-                "pair": one.pair.name,
-                "target": one.pair.target.name,
-                "draft": one.pair.draft.name if one.pair.draft else "n-gram lookup",
-                "download": size(one.pair.download_bytes),
-                "memory": size(one.pair.memory_bytes),
-                "fits": "yes" if one.fits else "no",
-                "here": "yes" if one.ready else "no",
+                "pair": row["name"],
+                "target": row["target"],
+                "drafts": ", ".join(row["drafts"]),
+                "download": size(row["download_bytes"]),
+                "memory": size(row["memory_bytes"]),
+                "fits": row["fits"],
+                "here": row["ready"],
+                "measured here": row["measured"],
             }
-            for one in listed
+            for row in rows
         ]
         show(None, table, sys.stdout)
 
@@ -62,17 +66,16 @@ def pairs(json_file: str | None) -> None:
 @click.command()
 @click.argument("pair", help="A name that `specdemo pairs` lists.")
 def fetch(pair: str) -> None:
-    from specdemo.models.load import load_pair
     from specdemo.models.registry import find_pair
+    from specdemo.settings import ModelChoice
 
-    with progress_bar() as bar:
-        chosen = find_pair(pair, option="PAIR")
-        try:
-            loaded = load_pair(chosen, progress=bar)
-            loaded.check.require()
-        except DamagedModel as error:
-            click.echo(str(error), err=True)
-            loaded = load_pair(chosen, progress=bar)
+    choice = ModelChoice(find_pair(pair, option="PAIR").name)
+    loaded = load_pair(choice)
+    try:
+        loaded.check.require()
+    except DamagedModel as error:
+        click.echo(str(error), err=True)
+        loaded = load_pair(choice)
     info = loaded.info
     click.echo(f"{info.name} is ready: {info.target}, draft by {info.draft or 'n-gram lookup'}")
 
@@ -109,7 +112,8 @@ def machine(forget: bool, json_file: str | None) -> None:
     from specdemo.models import machine, profiles
 
     if forget:
-        click.echo(f"{profiles.forget()} profiles dropped")
+        count = profiles.forget()
+        click.echo(f"{count} file{'s' * (count != 1)} dropped")
         return
     found = list(profiles.stored())
     if json_file:
@@ -130,63 +134,74 @@ def machine(forget: bool, json_file: str | None) -> None:
 
 
 @click.command()
-@click.argument("pair", help="A Dolly pair that `specdemo pairs` lists.")
+@click.argument("pair", help="A pair that `specdemo pairs` lists.")
+@click.option("--limit", type=click.IntRange(1), default=8, help="Built-in prompts to race.")
+@json_option
+def tune(pair: str, limit: int, json_file: str | None) -> None:
+    from specdemo.bench import tune as tuning
+    from specdemo.models import machine
+    from specdemo.models.progress import Progress
+    from specdemo.session import Session
+
+    with progress_bar() as bar:
+        for event in tuning.tune(pair, lambda choice: Session(load_pair(choice)), prompts=limit):
+            if isinstance(event, str):
+                bar(Progress(event))
+    if json_file:
+        figures = {"machine": machine.describe(), "pair": pair, "winner": event.winner}
+        write_json(json.dumps(figures | dataclasses.asdict(event), indent=1), json_file)
+    if json_file != "-":
+        show(f"{pair} on {machine.describe()}", tuning.table(event.rows), sys.stdout)
+        click.echo(f"{pair} drafts by {tuning.named(event.winner)} from now on.")
+
+
+@click.command()
+@click.argument("pair", help="A pair that `specdemo pairs` lists.")
 @click.option("--quick", is_flag=True, help="Leave out the comparison of numerics.")
 @json_option
 def rehearse(pair: str, quick: bool, json_file: str | None) -> None:
-    from specdemo.models import machine
-    from specdemo.models.registry import find_pair
-    from specdemo.models.rehearsal import rehearse_pair
+    from specdemo.models import machine, measured
+    from specdemo.models.drafts import prospect
+    from specdemo.models.registry import ASSUMED_ACCEPTANCE, find_pair
+    from specdemo.models.rehearsal import PROMPT, rehearse_pair
 
     chosen = find_pair(pair, option="PAIR")
     with progress_bar() as bar:
         models = rehearse_pair(chosen, bar, compare=not quick)
-    costs = [one.settings[0].step_seconds for one in models]
-    prospects = [prospect(costs[0], costs[1][0], rate) for rate in ACCEPTANCE_RATES]
+    steps = {one.model: one.settings[0].step_seconds for one in models}
+    for model, seconds in steps.items():
+        measured.remember("steps", model, seconds)
+    drafts = list(steps)[1 : 1 + len(chosen.drafts)]
+    targets = [name for name in steps if name not in drafts]
+
+    def promised(target: str, draft: str, rate: float) -> Prospect:
+        return prospect(dict(enumerate(steps[target], start=1)), steps[draft][0], rate)
+
+    assumed = {draft: ASSUMED_ACCEPTANCE.get(draft, 0.5) for draft in drafts}
+    default = max(drafts, key=lambda draft: promised(targets[0], draft, assumed[draft]).speedup)
     if json_file:
+        prospects = [
+            {"target": target, "draft": draft} | dataclasses.asdict(promised(target, draft, rate))
+            for target in targets
+            for draft in drafts
+            for rate in ACCEPTANCE_RATES
+        ]
         figures = {
             "machine": machine.describe(),
             "weights": "made up",
             "pair": chosen.name,
             "models": [dataclasses.asdict(one) for one in models],
             "prospects": prospects,
+            "assumed_acceptance": assumed,
+            "default": default,
         }
         write_json(json.dumps(figures, indent=1), json_file)
-    if json_file != "-":
-        click.echo(f"{chosen.name} rehearsed on {machine.describe()}")
-        report(models, prospects)
-
-
-def prospect(target: Sequence[float], draft_step: float, rate: float) -> dict[str, float]:
-    """The draft length that pays best at acceptance `rate`, tokens per round, and the speed-up.
-
-    `target` holds the seconds of a forward over 1, 2, ... tokens, `draft_step` those of a step.
-    """
-    from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
-
-    costs = CostTable(target[0], draft_step, dict(enumerate(target, start=1)))
-    best = max(range(1, len(target)), key=lambda length: expected_speedup(rate, length, costs))
-    return {
-        "acceptance_rate": rate,
-        "draft_tokens": best,
-        "tokens_per_round": expected_tokens(rate, best),
-        "speedup": expected_speedup(rate, best, costs),
-    }
-
-
-def report(models: Sequence[Rehearsed], prospects: Sequence[dict[str, float]]) -> None:
-    """Print what each model took, and what that promises."""
-    from specdemo.models.rehearsal import PROMPT
-
-    def milliseconds(one: Stepped) -> dict[str, float]:
-        return {str(n): 1000 * time for n, time in enumerate(one.step_seconds, start=1)}
-
-    kept = sum(one.own_bytes + one.cache_bytes for one in models) / 1e9
-    files = sum(one.weights_bytes for one in models) / 1e9
+    if json_file == "-":
+        return
     click.echo(
-        "made-up weights in the real shapes, f32 activations, f16 cache, batch 1, "
-        f"{PROMPT} tokens of context; together {kept:.1f} GB must stay in memory, and "
-        f"{files:.1f} GB of weights files are read once while loading"
+        f"{chosen.name} rehearsed on {machine.describe()}: made-up weights in the real shapes, f32 "
+        f"activations, f16 cache, batch 1, {PROMPT} tokens of context. Weights files are read once "
+        "while loading, the rest stays."
     )
     rows = [
         {
@@ -204,11 +219,23 @@ def report(models: Sequence[Rehearsed], prospects: Sequence[dict[str, float]]) -
         {
             "model": one.model,
             "numerics": way.numerics,
-            **milliseconds(way),
+            **{str(n): 1000 * time for n, time in enumerate(way.step_seconds, start=1)},
             "logits": way.invariance,
         }
         for one in models
         for way in one.settings
     ]
     show("milliseconds a forward of n tokens", rows, sys.stdout)
-    show("what these costs promise", prospects, sys.stdout)
+    rows = [
+        {
+            "target": target,
+            "draft": draft,
+            **{f"{rate:g}": promised(target, draft, rate).speedup for rate in ACCEPTANCE_RATES},
+            "assumed rate": assumed[draft],
+            "speed-up": promised(target, draft, assumed[draft]).speedup,
+        }
+        for target in targets
+        for draft in drafts
+    ]
+    show("speed-up by acceptance rate", rows, sys.stdout)
+    click.echo(f"At the assumed acceptance rates {default} is the draft to begin with.")

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
-from specdemo.models import gguf_files, heads, integrity, ir
+from specdemo.models import gguf_files, integrity, ir
 from specdemo.models.export import convert_gguf, reason, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
@@ -132,6 +132,8 @@ def _make_target(folder: Path, scratch: Path, report: Report) -> None:
 
 
 def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
+    from specdemo.models import heads  # imports openvino, which the page's start need not wait for
+
     report(Progress("Building the embedded draft head"))
     made = scratch / "draft"
     made.mkdir()

@@ -21,7 +21,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-XML = "openvino_head.xml"
+from specdemo.models import ir
+
 TOKENS = "head_tokens.npy"
 EPSILON = 1e-6
 
@@ -98,7 +99,7 @@ def write(head: Head, embedding: np.ndarray, output: np.ndarray, folder: Path) -
     """
     model = _graph(head.weights, quantize(embedding), quantize(output[head.tokens]))
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
-    ov.save_model(model, folder / XML, compress_to_fp16=False)
+    ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
     np.save(folder / TOKENS, head.tokens.astype(np.int64))
 
 

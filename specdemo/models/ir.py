@@ -11,6 +11,8 @@ from specdemo.errors import BadInput, FetchError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
+HEAD = "openvino_head.xml"
+"""A draft head (`heads`)."""
 
 
 def check_decoder(folder: Path) -> None:

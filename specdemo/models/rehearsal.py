@@ -86,10 +86,10 @@ class Rehearsed:
 def rehearse_pair(
     pair: Pair, report: Report = silent, *, compare: bool = True
 ) -> tuple[Rehearsed, ...]:
-    """What the target and the draft of `pair` cost here, then the same target with 4 or 8 bits a
+    """What the target and the drafts of `pair` cost here, then the same target with 4 or 8 bits a
     weight where there is a pair of it; with `compare` the target in all of NUMERICS. Raises
     BadInput for unknown shapes, FetchError where disk or memory are too small."""
-    sources = [source for source in (pair.target, pair.draft) if source]
+    sources = [pair.target, *pair.drafts]
     shapes = {source: shape_of(source) for source in sources}
     if None in shapes.values():
         known = ", ".join(one.name for one in PAIRS if shape_of(one.target))

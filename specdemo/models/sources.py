@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdemo.errors import BadInput
-from specdemo.models import heads, hub, integrity, ir, machine
+from specdemo.models import embedded, hub, integrity, ir, machine
 from specdemo.models.export import export, require_checkpoint
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
@@ -23,7 +23,7 @@ _EXPORT_VERSION = 3
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model comes from: `repo` is a Hub repository, a folder, or "" for the embedded pair.
+    """Where a model comes from: `repo` is a Hub repository, a folder, or "" for an embedded model.
     `export` is the weight format that a PyTorch checkpoint is exported to, "" for OpenVINO IR,
     AS_IT_IS for a checkpoint that is not exported: torch runs it."""
 
@@ -31,6 +31,9 @@ class Source:
     name: str
     download_bytes: int
     export: str = ""
+
+
+EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct", 0)
 
 
 def source_of(text: str, option: str, weight_format: str) -> Source:
@@ -47,14 +50,16 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
 
 def is_ready(sources: Sequence[Source]) -> bool:
     """Whether all of `sources` can be opened without network and export. Never raises."""
-    for source in sources:
-        here = _local(source)
-        if here is None:
-            return False
-        usable = any((here.folder / name).is_file() for name in (ir.MODEL, heads.XML))
-        if not usable and not _exported(source, here).is_dir():
-            return False
-    return True
+    return all(map(here, sources))
+
+
+def here(source: Source) -> Path | None:
+    """The folder of its IR on this disk; None where it must be fetched or exported."""
+    found = _local(source)
+    if found is None or any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
+        return found and found.folder
+    exported = _exported(source, found)
+    return exported if exported.is_dir() else None
 
 
 def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
@@ -64,8 +69,8 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
     models = []
     for source, found in zip(sources, _download(sources, report, check_memory=True), strict=True):
         folder, revision = found.folder, found.revision
-        if (folder / heads.XML).is_file():
-            pass  # a draft head runs as it is
+        if not source.repo or (folder / ir.HEAD).is_file():
+            pass  # the embedded target, or a draft head, runs as it is
         elif source.export == AS_IT_IS:
             _require_checkpoint(source, folder)
         elif not (folder / ir.MODEL).is_file():
@@ -99,7 +104,7 @@ def _require_checkpoint(source: Source, folder: Path) -> None:
 def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) -> list[Snapshot]:
     """The folder of each source, as it is on the Hub or the user's own."""
     found = [_local(source) for source in sources]
-    absent = [at for at, one in enumerate(found) if one is None]
+    absent = [at for at, one in enumerate(found) if one is None and sources[at].repo]
     listings = [hub.list_repository(sources[at].repo) for at in absent]
     if check_memory and listings:
         # Weights must fit into memory at least once, or each token would read them from disk.
@@ -110,7 +115,7 @@ def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) 
         snapshots = machine.in_background(lambda: hub.download(listings, report))
         for at, snapshot in zip(absent, snapshots, strict=True):
             found[at] = snapshot
-    return found
+    return [one or embedded.fetch(report)[0] for one in found]
 
 
 def _local(source: Source) -> Snapshot | None:
@@ -118,6 +123,8 @@ def _local(source: Source) -> Snapshot | None:
 
     The fingerprint of the user's own folder is of the names, sizes and times of its files.
     """
+    if not source.repo:
+        return embedded.fetch()[0] if embedded.is_ready() else None
     folder = Path(source.repo)
     if not folder.is_dir():
         return hub.cached(source.repo)

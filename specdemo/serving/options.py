@@ -56,6 +56,13 @@ class ServeOptions(ModelChoice):
     downscale_seconds: Seconds = option(
         300.0, "seconds of quiet before one is stopped", name="downscale_delay"
     )
+    learn_ngrams: bool | None = option(
+        None,
+        "whether an n-gram table grows from finished answers; by how soon text comes a client "
+        "could notice what another was answered",
+        off="no-learn-ngrams",
+        unset="on unless strangers share the server",
+    )
     drain_seconds: Seconds = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
@@ -116,6 +123,7 @@ def open_engine(
         active=options.ongoing,
         waiting=options.waiting,
         cache_mb=options.cache_mb,
+        learn=not options.shared if options.learn_ngrams is None else options.learn_ngrams,
     )
     session.prepare()  # a replica that says it is ready answers at full speed
     return Engine(session, loaded, ("exact",) if options.shared else ("exact", "fast"))

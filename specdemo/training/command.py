@@ -34,6 +34,11 @@ class TrainSettings:
         "the folder to make; repeat the command to continue an interrupted run",
         metavar="DIR",
     )
+    only: Literal["ngrams"] | None = option(
+        None,
+        "make no draft model, only an n-gram table of what the target (of a pair, too) answers",
+        unset="both",
+    )
     kind: Literal["model", "head"] = option(
         "model",
         "a draft model of the target's first layers, or a draft head, which reads the target's "
@@ -81,6 +86,11 @@ class TrainSettings:
 @click.command()
 @options_of(TrainSettings, "settings", variables=False)
 def train_draft(settings: TrainSettings) -> None:
+    if settings.only:
+        from specdemo.training import ngrams
+
+        counted = ngrams.count(settings)
+        return click.echo(f"{settings.out} holds an n-gram table of {counted:,} tokens, in use now")
     from specdemo.training import run
 
     result = run.train_draft(settings)

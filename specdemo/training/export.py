@@ -15,7 +15,7 @@ import jinja2
 import numpy as np
 
 from specdemo.models import export, gguf_files
-from specdemo.models.ngrams import LONGEST, NGramTable, pack
+from specdemo.models.ngrams import NGramTable
 from specdemo.training.corpus import Conversation
 from specdemo.training.target import Target
 
@@ -81,19 +81,19 @@ def write_layers(draft: LlamaForCausalLM, out: Path) -> None:
     gguf_files.close(writer)
 
 
-def count_ngrams(conversations: Iterable[Conversation]) -> NGramTable:
-    """The n-gram table of the answers: the likeliest token after one to LONGEST tokens.
-
-    Its probability is smoothed over shorter contexts. Token ids must be below 65,536.
-    """
+def count_ngrams(conversations: Iterable[Conversation], vocabulary_size: int) -> NGramTable:
+    """The n-gram table of the answers: the likeliest token after one to four tokens (three, for a
+    vocabulary beyond 65,536). Its probability is smoothed over shorter contexts."""
+    table = NGramTable.empty(vocabulary_size)
+    longest = len(table.known)
     following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for one in conversations:
-        text = one.prompt[-LONGEST:] + one.answer
-        for at in range(LONGEST, len(text)):
-            for length in range(1, LONGEST + 1):
+        before = one.prompt[-longest:]
+        text = before + one.answer
+        for at in range(max(len(before), 1), len(text)):
+            for length in range(1, min(longest, at) + 1):
                 following[text[at - length : at]][text[at]] += 1
     best: dict[tuple[int, ...], tuple[int, float]] = {}
-    entries: list[dict[int, tuple[int, int]]] = [{} for _ in range(LONGEST)]
     for context in sorted(following, key=len):
         if len(context) > 1 and following[context].total() < RARE:
             continue
@@ -104,8 +104,9 @@ def count_ngrams(conversations: Iterable[Conversation]) -> NGramTable:
         guesses = [(token, _smoothed(following, context, token)) for token in candidates]
         token, probability = best[context] = max(guesses, key=itemgetter(1))
         if not shorter or shorter[0] != token or abs(shorter[1] - probability) > SAME:
-            entries[len(context) - 1][pack(context)] = token, round(255 * probability)
-    return NGramTable(tuple(entries))
+            entry = token, round(255 * probability)
+            table.known[len(context) - 1][table.pack(context)] = entry
+    return table
 
 
 def _smoothed(

@@ -100,7 +100,7 @@ def _make_model(
     print("Making OpenVINO IR", file=sys.stderr)
     export.export_draft(model.cpu(), teacher, out, work)
     np.save(out / heads.TOKENS, frequent)
-    _write_ngrams(lessons, vocabulary, out)
+    export.count_ngrams(lessons, vocabulary).save(out / "ngrams.npz")
     return TrainResult(before, after, progress), {"labels": labels, "start_norm": start_norm}
 
 
@@ -134,13 +134,8 @@ def _make_head(
     own = heads.Head(network.quantized(), frequent, fractions)
     own.save(settings.out / "head.npz")
     heads.write(own, embedding, output, settings.out)
-    _write_ngrams(lessons, len(output), settings.out)
+    export.count_ngrams(lessons, len(output)).save(settings.out / "ngrams.npz")
     return TrainResult(before, after, progress), {"labels": "soft", "fractions": fractions}
-
-
-def _write_ngrams(lessons: Sequence[Conversation], vocabulary: int, out: Path) -> None:
-    if vocabulary <= 1 << 16:
-        export.count_ngrams(lessons).save(out / "ngrams.npz")
 
 
 def _lessons(

@@ -1,13 +1,13 @@
-"""The benchmark tab: a choice of prompts, a live table, charts, and files to keep."""
+"""The benchmark tab: prompts, a live table, charts, files to keep, and a race of drafts."""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -16,7 +16,7 @@ from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import MAX_EVENTS, PRIVATE, inputs
 from specdemo.ui.choice import Offer
-from specdemo.ui.limits import Visitor, visitor_of
+from specdemo.ui.limits import LimitedSession, Visitor, visitor_of
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
@@ -45,9 +45,15 @@ LEAD = (
     "tab. Leave the machine alone meanwhile: anything else that runs is measured too.</p>"
 )
 
+TUNE_LEAD = (
+    "<p>Which draft model makes this pair the fastest here? Each of them, and n-grams alone, "
+    "answers as many prompts as the benchmark, with and without drafting; those that are not here "
+    "are fetched. The fastest is used from then on.</p>"
+)
+
 
 class Tab:
-    """The tab's components, and what its two buttons do."""
+    """The tab's components, and what its buttons do."""
 
     def __init__(self, service: Service, running: Running, offer: Offer, models: dict[str, Any]):
         """Adds the tab to the layout being built. `models` are the inputs of the race tab, by name,
@@ -78,61 +84,109 @@ class Tab:
             self.plots = [gr.Plot(**looks) for _ in range(CHARTS)]
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
-            kinds = "CSV", "JSON", "HTML"
+            kinds = "JSON", "HTML"
             self.files = [gr.DownloadButton(f"Download {kind}", **small) for kind in kinds]
+        gr.HTML(TUNE_LEAD)
+        self.tune = gr.Button("Find the draft that pays here", **wide)
+        self.tuned = gr.HTML()
         shown = [self.progress, self.summary, self.table, self.start, self.stop]
-        shown += [*self.plots, *self.files]
+        shown += [self.tune, self.tuned, *self.plots, *self.files]
         asked = [limit, *given.values()]
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         self.start.click(self.run, asked, shown, **limited)
+        self.tune.click(self.run_tune, asked, shown, **limited)
         self.stop.click(self.halt, None, None, queue=False, **PRIVATE)
 
-    def run(self, request: gr.Request, prompts: int, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Runs the benchmark; what fails is one sentence in place of the progress."""
+    def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        """Runs the benchmark."""
         yield {
             self.summary: "",
             self.table: "",
-            self.start: gr.update(interactive=False),
-            self.stop: gr.update(interactive=True),
             **{plot: gr.update(visible=False) for plot in self.plots},
             **{file: gr.update(interactive=False) for file in self.files},
         }
-        given = dict(zip(self._names, values, strict=True))
+        yield from self._guarded(self._measured, request, values)
+
+    def run_tune(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        """Races the drafts of the pair."""
+        yield {self.tuned: ""}
+        yield from self._guarded(self._tuned, request, values)
+
+    def _guarded(
+        self, work: Callable[..., Iterator], request: gr.Request, values: Sequence[Any]
+    ) -> Iterator[dict[Any, Any]]:
+        """What `work` yields; what fails is one sentence in place of the progress."""
+        busy = {button: gr.update(interactive=False) for button in (self.start, self.tune)}
+        yield {**busy, self.stop: gr.update(interactive=True)}
+        prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))
         try:
             if prompts not in range(1, MOST_PROMPTS + 1):
                 raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
             pair, settings = self._offer.resolve(inputs.models_of(given)), inputs.settings_of(given)
-            yield from self._measured(visitor_of(request), pair, settings, prompts)
+            visitor = visitor_of(request)
+            with self._running.run(visitor.name, "benchmark") as stop:
+                for state in self._service.states(pair, stop):
+                    yield {self.progress: progress_html(0, 1, state.line)}
+                yield from work(visitor, pair, settings, prompts, stop)
         except Exception as error:
             yield {self.progress: error_html(error)}
-        yield {self.start: gr.update(interactive=True), self.stop: gr.update(interactive=False)}
+        free = {button: gr.update(interactive=True) for button in (self.start, self.tune)}
+        yield {**free, self.stop: gr.update(interactive=False)}
 
     def halt(self, request: gr.Request) -> None:
         self._running.stop(visitor_of(request).name, "benchmark")
 
     def _measured(
-        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int
+        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
         from specdemo.bench.race import Bench, Step
         from specdemo.bench.report import Report, Row
 
-        with self._running.run(visitor.name, "benchmark") as stop:
-            for state in self._service.states(pair, stop):
-                yield {self.progress: progress_html(0, 1, state.line)}
-            rows: list[Row] = []
-            with self._service.session(pair, visitor) as session:
-                prompts = spread(read_prompts(), limit)
-                for event in Bench(session, prompts, settings, stop=stop):
-                    if isinstance(event, Row):
-                        rows.append(event)
-                        yield {self.table: table_html(rows)}
-                    elif isinstance(event, Step):
-                        yield {self.progress: progress_html(event.done, event.total, event.text)}
-                    elif isinstance(event, Report):
-                        words = "Stopped: what had finished is below."
-                        words = words if stop.is_set() else "Finished."
-                        yield {self.progress: progress_html(1, 1, words), **self._finished(event)}
+        rows: list[Row] = []
+        with self._service.session(pair, visitor) as session:
+            prompts = spread(read_prompts(), limit)
+            for event in Bench(session, prompts, settings, stop=stop):
+                if isinstance(event, Row):
+                    rows.append(event)
+                    yield {self.table: rows_html(rows)}
+                elif isinstance(event, Step):
+                    yield {self.progress: progress_html(event.done, event.total, event.text)}
+                elif isinstance(event, Report):
+                    words = "Stopped: what had finished is below."
+                    words = words if stop.is_set() else "Finished."
+                    yield {self.progress: progress_html(1, 1, words), **self._finished(event)}
+
+    def _tuned(
+        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
+    ) -> Iterator[dict[Any, Any]]:
+        from specdemo.bench import tune
+        from specdemo.models.measured import Raced
+
+        if self._offer.fixed:
+            raise BadInput("This server is shared: its owner chooses the draft, by `tune`.")
+        if not pair.pair:
+            raise BadInput("Drafts are raced for the pairs of the list; yours has one at most.")
+
+        @contextmanager
+        def open_session(chosen: ModelChoice) -> Iterator[LimitedSession]:
+            for _ in self._service.states(chosen, stop):
+                pass
+            with self._service.session(chosen, visitor) as session:
+                yield session
+
+        rows: list[Raced] = []
+        name = self._offer.named(pair).pair
+        for event in tune.tune(name, open_session, prompts=limit, stop=stop):
+            if isinstance(event, str):
+                done = len(rows) + 1, len(rows) + 2
+                yield {self.progress: progress_html(*done, event)}
+            elif isinstance(event, Raced):
+                rows.append(event)
+                yield {self.tuned: table_html("Drafts", tune.table(rows))}
+        words = f"{name} drafts by {tune.named(event.winner)} from now on."
+        for _ in self._service.states(pair, stop):
+            yield {self.progress: progress_html(1, 1, words)}
 
     def _finished(self, report: Report) -> dict[Any, Any]:
         """What shows a finished report: its summary, its charts and its files."""
@@ -162,16 +216,23 @@ def progress_html(done: int, total: int, text: str) -> str:
     )
 
 
-def table_html(rows: list[Row]) -> str:
+def rows_html(rows: list[Row]) -> str:
+    return table_html(
+        "Benchmark rows",
+        [{title: row.as_dict()[name] for name, title in COLUMNS.items()} for row in rows],
+    )
+
+
+def table_html(label: str, rows: Sequence[Mapping[str, Any]]) -> str:
     from specdemo.terminal import text
 
-    head = "".join(f'<th scope="col">{title}</th>' for title in COLUMNS.values())
+    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in rows[0])
     body = ""
     for row in rows:
-        cells = (html.escape(text(row.as_dict()[name])) for name in COLUMNS)
+        cells = (html.escape(text(value)) for value in row.values())
         body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return (
-        '<div class="sd-rows" tabindex="0" role="region" aria-label="Benchmark rows"><table>'
+        f'<div class="sd-rows" tabindex="0" role="region" aria-label="{label}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -192,18 +253,12 @@ def summary_html(report: Report) -> str:
 
 
 def write_files(report: Report) -> list[str]:
-    """Paths of the report as CSV (its rows), JSON and HTML, in a new temporary folder."""
+    """Paths of the report as JSON and HTML, in a new temporary folder."""
     from specdemo.bench.html import page
     from specdemo.bench.report import to_json
 
-    rows = io.StringIO()
-    writer = csv.DictWriter(rows, list(COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.as_dict() for row in report.rows)
     folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
-    paths = []
-    texts = {"csv": rows.getvalue(), "json": to_json(report), "html": page(report)}
-    for kind, text in texts.items():
-        paths.append(folder / f"specdemo-bench.{kind}")
-        paths[-1].write_text(text, encoding="utf-8")
-    return [str(path) for path in paths]
+    paths = [folder / f"specdemo-bench.{kind}" for kind in ("json", "html")]
+    for path, text in zip(paths, (to_json(report), page(report)), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return list(map(str, paths))

@@ -46,6 +46,8 @@ class Offer:
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, as `first` where it is the same. Raises BadInput for models that are not
         offered or cannot be opened: a wrong name must not unload the pair that is here."""
+        if self.current and self.named(chosen).pair == self.current:
+            chosen = dataclasses.replace(chosen, draft=chosen.draft or self.first.draft)
         if self.named(chosen) == self.named(self.first):
             return self.first
         if self.fixed:
@@ -84,6 +86,7 @@ class Offer:
             fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
             if not found.fits:
                 fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
+            fact = "; ".join(filter(None, (fact, found.facts)))
             facts[pair.name] = fact
         return [
             (f"{title} ({facts[name]})" if facts.get(name) else title, name)

@@ -51,6 +51,13 @@ class PageOptions(ModelChoice):
     drain_seconds: whole(0, 3600) = option(
         20, "how long answers that have begun may take to finish when the server is stopped"
     )
+    learn_ngrams: bool | None = option(
+        None,
+        "whether an n-gram table grows from finished answers; by how soon text comes a visitor "
+        "could notice what another was answered",
+        off="no-learn-ngrams",
+        unset="on unless strangers share the server",
+    )
     visitors: whole(1, 64) = option(
         16, "requests that share the models at once; more wait", section="How much"
     )

@@ -59,6 +59,8 @@ def main(options: PageOptions) -> None:
         if not (models.pair or models.target):
             models = replace(models, pair=AUTO)
         capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive")}
+        learn = options.learn_ngrams
+        capacity["learn"] = not strangers if learn is None else learn
         offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
         service = Service(offer.first, offer.open_session, limits_for(strangers))
     metrics.log_requests()

@@ -1,0 +1,87 @@
+"""Races a pair with each of its drafts and without, and remembers which was the fastest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from specdemo.bench.costs import measured_costs
+from specdemo.bench.prompts import WARM_UP, read_prompts, spread
+from specdemo.errors import RequestFailed
+from specdemo.models import measured
+from specdemo.models.measured import Raced, Tuned
+from specdemo.models.registry import NO_DRAFT, find_pair
+from specdemo.session import Session
+from specdemo.settings import ModelChoice, Settings
+from specdemo.trace import combined, summarize
+
+TOKENS = 64
+"""Longest answer."""
+
+PROMPTS = 8
+
+
+def tune(
+    pair: str,
+    open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
+    *,
+    prompts: int = PROMPTS,
+    stop: threading.Event | None = None,
+) -> Iterator[str | Raced | Tuned]:
+    """Answer built-in prompts, each with and without drafting, with each draft of the pair of this
+    name and with n-grams only. Yields progress, a row for each, and last the result, which is kept.
+
+    Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
+    """
+    adaptive = Settings(max_new_tokens=TOKENS)
+    asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
+    rows = []
+    for draft in (*(one.name for one in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
+        yield f"Loading {pair} with {named(draft)}"
+        traces = []
+        with open_session(ModelChoice(pair=pair, draft=draft)) as session:
+            for at, instruction in enumerate(asked):
+                yield f"{pair} with {named(draft)}: prompt {at} of {prompts}"
+                settings = adaptive
+                if at == 0 and draft != NO_DRAFT:  # what a step costs is seen only if it is taken
+                    settings = replace(adaptive, drafter="model", draft_tokens=3)
+                *_, trace = session.race(instruction, settings, stop=stop)
+                if trace.identical is None:
+                    raise RequestFailed(f"Tuning {pair} was stopped; nothing of it is kept.")
+                traces.append(trace)
+        total = combined(map(summarize, traces[1:]))
+        row = Raced(
+            draft=draft,
+            speedup=total.speedup,
+            tokens_per_second=total.tokens_per_second,
+            acceptance_rate=total.acceptance_rate,
+            target_seconds=measured_costs(traces[1:]).plain,
+            draft_seconds=measured_costs(traces[:1]).draft_step,
+        )
+        rows.append(row)
+        yield row
+    tuned = Tuned(datetime.now(UTC).date().isoformat(), tuple(rows))
+    measured.remember("tuned", pair, tuned)
+    yield tuned
+
+
+def named(draft: str) -> str:
+    return "n-grams only" if draft == NO_DRAFT else draft
+
+
+def table(rows: list[Raced]) -> list[dict[str, str | float | None]]:
+    """The rows as people read them."""
+    return [
+        {
+            "draft": named(row.draft),
+            "speed-up": row.speedup,
+            "tokens/s": row.tokens_per_second,
+            "acceptance rate": row.acceptance_rate,
+            "target step, ms": 1000 * row.target_seconds,
+            "draft step, ms": 1000 * row.draft_seconds or None,
+        }
+        for row in rows
+    ]
