@@ -309,7 +309,7 @@ def test_the_page_opens_a_pair_on_a_torch_device(tiny_home):
     from specdemo.ui.choice import open_session
 
     choice = ModelChoice(target=str(tiny_home / "llama-target"), device="torch:cpu")
-    with closing(open_session(choice, lambda text, fraction: None)) as session:
+    with closing(open_session(choice, lambda line: None)) as session:
         assert "PyTorch on cpu" in session.info.numerics_found
 
 

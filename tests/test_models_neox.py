@@ -81,6 +81,7 @@ def exported(source: Path, weight_format: str = "fp16", **own) -> Path:
     "own",
     [
         {},
+        {"rotary_pct": 0.2},
         {"rotary_pct": 0.5, "use_parallel_residual": False, "bin": True},
         {"rotary_pct": 1.0, "tie_word_embeddings": True},
         {"rotary_emb_base": 500, "use_parallel_residual": False, "tie_word_embeddings": True},

@@ -396,6 +396,7 @@ def test_a_short_soak_joins_stops_and_leaves_nothing_behind(served, slowly, monk
     report = soak(served[0], os.getpid(), ["one two three " * 20], asked)
     assert report["requests"] > 5 and report["finished"] and report["left"], report
     assert not report["errors"] and report["after"]["rss_bytes"] > 0
+    assert report["adds_up"] and report["after"]["answered"] >= report["finished"]
     assert not any(report["after"][name] for name in ("active", "queue", "blocks_held"))
 
 

@@ -329,11 +329,12 @@ class _Decoder:
     def _rotated(self, heads: ov.Output, rotary: Sequence[ov.Node]) -> ov.Node:
         """Written as the CPU plugin's RoPE fusion expects it: splits along axis 3, times -1."""
         width = self._width
-        turned = int(width * self._shape.rotary)
+        # An odd share turns one dimension more, as in transformers.
+        half = (int(width * self._shape.rotary) + 1) // 2
         still = None
-        if turned < width:
-            heads, still = ops.variadic_split(heads, 3, [turned, width - turned]).outputs()
-        first, second = ops.variadic_split(heads, 3, [turned // 2, turned // 2]).outputs()
+        if 2 * half < width:
+            heads, still = ops.variadic_split(heads, 3, [2 * half, width - 2 * half]).outputs()
+        first, second = ops.variadic_split(heads, 3, [half, half]).outputs()
         crossed = ops.concat([ops.multiply(second, np.float32(-1)), first], -1)
         cosine, sine = rotary
         new = ops.add(ops.multiply(heads, cosine), ops.multiply(crossed, sine))

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -43,6 +44,10 @@ READY_WITHIN = 1800.0
 
 DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The endpoint's further inputs, from the draft length to the numerics."""
+
+ENDED = re.compile(
+    r'^specdemo_requests_total\{kind="answer",outcome="(\w+)"\} (\S+)$', re.MULTILINE
+)
 
 AT_REST_AFTER = 12.0
 """Seconds without visitors: worker threads that were idle for ten end when the next is needed."""
@@ -132,13 +137,18 @@ def at_once(visit: Callable[[int, threading.Event], None], visitors: int, second
         one.result()
 
 
-def settle(url: str, within: float = 30.0) -> dict[str, Any]:
-    """Wait until the server has no request left; its last /health."""
+def told_by(url: str, path: str) -> httpx.Response:
+    """A server's /health or /metrics, with the key of the environment where there is one."""
     key = key_from_environment()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.get(f"{url}/{path}", headers=headers, timeout=10)
+
+
+def settle(url: str, within: float = 30.0) -> dict[str, Any]:
+    """Wait until the server has no request left; its last /health."""
     until = time.monotonic() + within
     while True:
-        told = httpx.get(f"{url}/health", headers=headers, timeout=10).json()
+        told = told_by(url, "health").json()
         busy = told["active"] or told["queue"] or told["visitors"]
         if not busy or time.monotonic() > until:
             return told
@@ -240,6 +250,8 @@ def run_levels(
 def soak(url: str, pid: int | None, prompts: Sequence[str], asked: LoadOptions) -> dict[str, Any]:
     """Visitors who come, ask, sometimes hang up, and go, for so many minutes; then what is left of
     the process `pid`. For its visitor every request finished, was left or is one of the `errors`.
+    The server sees others: an answer may be whole there before it notices that its visitor left,
+    and who leaves at once never began. The counts add up if neither explains too much.
 
     A short crowd comes before the first look, so that what is made once is there already.
     """
@@ -263,22 +275,26 @@ def soak(url: str, pid: int | None, prompts: Sequence[str], asked: LoadOptions) 
     seconds = time.monotonic() - begun
     after = at_rest(url, pid)
     errors = sorted({one.error for one in done if one.error})[:20]
+    finished = sum(bool(one.text) for one in done)
+    answered, ended = (after[name] - before[name] for name in ("answered", "ended"))
+    adds_up = finished <= answered and ended <= len(done)
     return {
         "seconds": seconds,
         "requests": len(done),
-        "finished": sum(bool(one.text) for one in done),
+        "finished": finished,
         "left": sum(one.left for one in done),
         "before": before,
         "after": after,
         "errors": errors,
-        "clean": not errors and nothing_left(before, after),
+        "adds_up": adds_up,
+        "clean": adds_up and not errors and nothing_left(before, after),
     }
 
 
 def at_rest(url: str, pid: int | None) -> dict[str, int]:
     """The server some seconds after its last visitor: requests, cache blocks in use but not kept
-    for prompts; memory and threads of the process `pid` with its children, 0 where that is not
-    known."""
+    for prompts; requests since it began that were `answered` to their end, and all that `ended`;
+    memory and threads of the process `pid` with its children, 0 where that is not known."""
     import psutil
 
     settle(url)
@@ -293,6 +309,10 @@ def at_rest(url: str, pid: int | None) -> dict[str, int]:
             rss += process.memory_info().rss
             threads += process.num_threads()
     counts = {"active": told["active"], "queue": told["queue"], "blocks_held": held}
+    found = dict(ENDED.findall(told_by(url, "metrics").text))
+    ended = {how: int(float(count)) for how, count in found.items()}
+    answered = sum(ended.get(how, 0) for how in ("stop", "length", "context"))
+    counts |= {"answered": answered, "ended": sum(ended.values())}
     return {**counts, "threads": threads, "rss_bytes": rss}
 
 
