@@ -288,11 +288,15 @@ def from_json(text: str | bytes) -> Trace:
     if len(text) > MAX_JSON_BYTES:
         raise BadInput("The trace is larger than 20 MB; a run never writes that much.")
     try:
-        return _adapter().validate_json(text, strict=True)
+        trace = _adapter().validate_json(text, strict=True)
+        to_json(trace)
+        return trace
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
         raise BadInput(f"The file is not a trace of schema {SCHEMA}: {sentence(error)}") from None
+    except ValueError:
+        raise BadInput("The file is not a trace: its figures come to infinite numbers.") from None
 
 
 @cache
