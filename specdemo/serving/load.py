@@ -349,7 +349,8 @@ def load(asked: LoadOptions, json_file: str | None) -> int:
         if url:
             wait_ready(url)
         else:
-            command = "app.py", "--pair", asked.pair
+            # Prompts repeat: a table that learns their answers would be measured instead.
+            command = "app.py", "--pair", asked.pair, "--no-learn-ngrams"
             server = stack.enter_context(started(*command, SPECDEMO_LOG="WARNING"))
             pid, url = server.process.pid, server.url
         if asked.minutes:
