@@ -257,7 +257,8 @@ def test_without_the_guard_close_choices_flip(kind, options):
 @given(seeds)
 def test_a_guard_runs_again_only_what_is_close(seed):
     table = table_of(seed)
-    least = min(Logits.of(table).margin)
+    logits = Logits.of(table)
+    least = min(logits.margin(at) for at in range(len(logits)))
     limits = decode.Limits(20, 100)
     models = [RoundingModel(table, 0.0, seed) for _ in range(2)]
     for model, margin in zip(models, (least / 2, 100.0), strict=True):

@@ -135,8 +135,9 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
         if len(ones) != 7:
             return logits
         [only] = logits
-        second = only.rows[0].argsort()[-2:-1].astype(only.best.dtype)
-        return [dataclasses.replace(only, best=second)]
+        rows = only.rows.copy()
+        rows[0, rows[0].argsort()[-2]] = 100.0
+        return [dataclasses.replace(only, rows=rows)]
 
     monkeypatch.setattr(target, "forward", other_choice)
     assert 0 < summarize(trace).accepted < summarize(trace).drafted

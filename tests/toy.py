@@ -56,7 +56,6 @@ class ToyModel:
         self.gate.wait(10)
         for old in self._last:
             old.rows[:] = np.nan
-            old.best[:] = -1
         if self.fault is not None:
             self.fault(batch)
         assert len({id(run.sequence) for run in batch}) == len(batch)

@@ -184,10 +184,10 @@ def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> V
     least = math.inf
     for at, drafted in enumerate((*draft.tokens, None)):
         if sampling.greedy:
-            token, margin = int(logits.best[at]), float(logits.margin[at])
+            token, margin = logits.best(at), logits.margin(at)
         else:
             row = logits.rows[at]
-            known = float(row[logits.best[at]]), float(logits.log_sum[at])
+            known = float(row.max()), float(logits.log_sum[at])
             token, margin = choose(row, sampling, position + at, known)
         least = min(least, margin)
         if drafted is not None:
@@ -245,7 +245,7 @@ def certify(
     together, this proves by induction that autoregressive decoding would have given the same
     answer.
     """
-    if int(prompt.logits.best[0]) != answer[0]:
+    if prompt.logits.best(0) != answer[0]:
         return 0, 0.0
     seconds = 0.0
     for begin in range(0, len(answer) - 1, chunk):
@@ -253,6 +253,6 @@ def certify(
         reply = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
         seconds += reply.seconds
         for row in range(len(tokens)):
-            if int(reply.logits.best[row]) != answer[begin + row + 1]:
+            if reply.logits.best(row) != answer[begin + row + 1]:
                 return begin + row + 1, seconds
     return None, seconds

@@ -105,7 +105,7 @@ class Drawing:
 
     def choose(self, logits: Logits, position: int) -> Proposal:
         if self.sampling.greedy:
-            column = int(logits.best[0])
+            column = logits.best(0)
             token = column if self.head_tokens is None else int(self.head_tokens[column])
             return self.proposal(token, logits.probability(0, column))
         source = distribution(logits.rows[0], self.sampling)

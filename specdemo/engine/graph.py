@@ -213,8 +213,8 @@ def _constant(like: ov.Node, rows: int, memory: np.ndarray) -> ov.Output:
 
 def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> None:
     """Let a decoder's head compute only `head_tokens` (all if None) and the rows named by the new
-    input ROWS_INPUT, which lie along `axis` of the hidden states; adds what `Logits` holds of each
-    row beside the logits as outputs."""
+    input ROWS_INPUT, which lie along `axis` of the hidden states; adds their log-sum-exp as an
+    output."""
     head = _head(model)
     if head_tokens is not None:
         _trim_head(model, head, head_tokens)
@@ -225,21 +225,16 @@ def shape_head(model: ov.Model, head_tokens: np.ndarray | None, axis: int) -> No
         ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0)
     )
     model.add_parameters([rows])
-    add_summaries(model)
+    add_log_sums(model)
 
 
-def add_summaries(model: ov.Model) -> None:
-    """Add what `Logits` holds of each row beside the logits, the first output, as outputs."""
+def add_log_sums(model: ov.Model) -> None:
+    """Add the log-sum-exp of each row of logits, which are the first output, as an output."""
     logits = model.get_results()[0].input_value(0)
-    two = ops.topk(logits, ops.constant(2), -1, "max", "value")
-    first, second = (
-        ops.gather(two.output(0), ops.constant([at]), ops.constant(-1)) for at in (0, 1)
-    )
-    best = ops.gather(two.output(1), ops.constant([0]), ops.constant(-1))
-    total = ops.reduce_sum(ops.exp(ops.subtract(logits, first)), ops.constant([-1]), True)
-    log_sum = ops.add(ops.log(total), first)
-    margin = ops.subtract(first, second)
-    model.add_results([ops.result(output.output(0)) for output in (best, log_sum, margin)])
+    last = ops.constant([-1])
+    top = ops.reduce_max(logits, last, True)
+    total = ops.reduce_sum(ops.exp(ops.subtract(logits, top)), last, True)
+    model.add_results([ops.result(ops.add(ops.log(total), top).output(0))])
     model.validate_nodes_and_infer_types()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import openvino as ov
 
 from .errors import ModelError
-from .graph import HIDDEN, add_summaries, last_line
+from .graph import HIDDEN, add_log_sums, last_line
 from .instance import Logits
 
 DEPTH = 5
@@ -51,7 +51,7 @@ class Head:
             self._width = model.output("next_state").partial_shape[-1].get_length()
             self.head_tokens = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
             self._inputs = model.input(HIDDEN).partial_shape[-1].get_length()
-            add_summaries(model)
+            add_log_sums(model)
             self._request = core.compile_model(model, "CPU", _PROPERTIES).create_infer_request()
         except (RuntimeError, OSError, ValueError) as error:
             raise _unusable(xml, error) from error
@@ -83,8 +83,8 @@ class Head:
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
-        rows, state, *summaries = (self._request.get_output_tensor(at).data for at in range(5))
-        all_rows = Logits(rows, *(one.reshape(-1) for one in summaries), state)
+        rows, state, log_sums = (self._request.get_output_tensor(at).data for at in range(3))
+        all_rows = Logits(rows, log_sums.reshape(-1), state)
         return [all_rows.part(at, at + 1) for at in range(len(batch))]
 
 

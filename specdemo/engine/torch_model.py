@@ -266,14 +266,11 @@ class TorchModel(OneAtATimeModel):
             )
             end = output.logits.shape[1] - after
             rows = output.logits[0, end - run.rows : end].float()
-            highest = rows.topk(2).values
-            others = [rows, rows.logsumexp(-1), highest[:, 0] - highest[:, 1]]
-            values, log_sum, margin = (one.cpu().numpy() for one in others)
+            values, log_sums = (one.cpu().numpy() for one in (rows, rows.logsumexp(-1)))
         except (RuntimeError, IndexError) as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
-        # Not torch's argmax, which does not say which of two equal logits it takes.
-        return Logits(values, values.argmax(axis=-1), log_sum, margin)
+        return Logits(values, log_sums)
 
     def _padded(self, count: int, unpadded: bool) -> int:
         """The tokens that a forward of `count` tokens runs."""

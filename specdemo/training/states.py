@@ -98,7 +98,7 @@ def _of_ir(xml: Path, fractions: tuple[float, ...]) -> Read:
         }
         request.reset_state()
         request.infer({name: value for name, value in values.items() if name in names})
-        log_sums = request.get_output_tensor(2).data.reshape(-1, 1)
+        log_sums = request.get_output_tensor(1).data.reshape(-1, 1)
         rows = np.hstack([request.get_tensor(graph.HIDDEN).data, log_sums]).astype(np.float16)
         free.append(request)
         return rows
