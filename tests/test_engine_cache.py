@@ -3,12 +3,13 @@ released, the logits are those of computing the whole text anew."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import psutil
 import pytest
 from hypothesis import settings
@@ -20,13 +21,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from openvino import opset13 as ops
 
 from specdemo.engine import graph
+from specdemo.engine.checkpoint import release_file
 from specdemo.engine.errors import CacheFull, ModelError
-from specdemo.engine.memory import release_file
 from specdemo.engine.model import ModelSettings, PagedModel, Run, prefill_chunks
-from specdemo.engine.open import open_model
-from specdemo.engine.stateful import StatefulModel
 
 F32 = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 
@@ -44,16 +44,11 @@ def xml(tiny_llama_pair):
 
 
 @pytest.fixture(scope="module")
-def paged(xml):
-    return PagedModel(xml, CLOSE)
-
-
-@pytest.fixture(scope="module", params=["paged", "stateful"])
-def model(request, xml, paged):
-    """Each way to run a decoder: what is tested with it holds for both."""
-    if request.param == "paged":
-        return paged
-    return StatefulModel(xml, dataclasses.replace(CLOSE, paged=False))
+def model(xml):
+    model = PagedModel(xml, CLOSE)
+    while model.compile_next():
+        pass
+    return model
 
 
 def recomputed(model: PagedModel, tokens: list[int]) -> np.ndarray:
@@ -85,13 +80,20 @@ class CacheMachine(RuleBasedStateMachine):
         token, most = st.integers(0, 255), 5 if several else 40
         pieces = [data.draw(st.lists(token, min_size=1, max_size=most)) for _ in chosen]
         runs = [
-            Run(self.sequences[at], piece, len(piece), stepwise, unpadded=data.draw(st.booleans()))
+            Run(
+                self.sequences[at],
+                piece,
+                data.draw(st.integers(1, len(piece))),
+                stepwise,
+                unpadded=data.draw(st.booleans()),
+            )
             for at, piece in zip(chosen, pieces, strict=True)
         ]
-        rows = [logits.rows[-1].copy() for logits in self.model.forward(runs)]
-        for at, piece, row in zip(chosen, pieces, rows, strict=True):
-            self.texts[at] += piece
-            assert np.abs(row - recomputed(self.model, self.texts[at])).max() < TOLERANCE
+        rows = [logits.rows.copy() for logits in self.model.forward(runs)]
+        for at, run, got in zip(chosen, runs, rows, strict=True):
+            self.texts[at] += run.tokens
+            assert len(got) == run.rows
+            assert np.abs(got[-1] - recomputed(self.model, self.texts[at])).max() < TOLERANCE
 
     @rule(data=st.data())
     def truncate(self, data):
@@ -140,28 +142,7 @@ def test_cache_agrees_with_recomputing_after_any_history(model):
     machine().runTest()
 
 
-def test_a_fixed_shape_gives_of_each_sequence_the_rows_it_asked_for(xml, paged):
-    free = PagedModel(xml, dataclasses.replace(CLOSE, fixed_shapes=()))
-    text = np.random.default_rng(2).integers(0, 256, 60).tolist()
-    for sizes in ((3,), (1, 3), (2, 1, 3)):
-        got = []
-        for one in (paged, free):
-            sequences = [one.new_sequence() for _ in sizes]
-            for sequence, size in zip(sequences, sizes, strict=True):
-                one.forward([Run(sequence, text[size:30], 1)])
-            runs = [
-                Run(sequence, text[30 : 30 + size], 1, stepwise=True)
-                for sequence, size in zip(sequences, sizes, strict=True)
-            ]
-            got.append([logits.rows.copy() for logits in one.forward(runs)])
-            for sequence in sequences:
-                sequence.release()
-        for ours, expected in zip(*got, strict=True):
-            assert ours.shape == (1, paged.vocabulary_size)
-            assert np.abs(ours - expected).max() < TOLERANCE
-
-
-def test_margin_and_log_sum_are_those_of_the_rows(model):
+def test_log_sum_and_margin_are_those_of_the_rows(model):
     with model.new_sequence() as sequence:
         logits = model.forward([Run(sequence, [1, 2, 3, 4], 3)])[0]
         assert logits.log_sum == pytest.approx(
@@ -171,30 +152,13 @@ def test_margin_and_log_sum_are_those_of_the_rows(model):
         assert [logits.margin(at) for at in range(3)] == pytest.approx(two[:, 1] - two[:, 0])
 
 
-def test_the_next_forward_of_a_fixed_shape_leaves_copied_logits_alone(xml):
-    model = PagedModel(xml, dataclasses.replace(CLOSE, fixed_shapes=(2, 4)))
-    assert model.compile_next(2) and not model.compile_next()
+def test_the_next_forward_of_a_fixed_shape_leaves_copied_logits_alone(model):
     with model.new_sequence() as sequence:
-        seen = []
-        for token in range(5):
-            logits = model.forward([Run(sequence, [token, token + 1], 2, stepwise=True)])[0]
-            seen.append((logits.rows.copy(), logits.last()))
+        runs = [Run(sequence, [token, token + 1], 2, stepwise=True) for token in range(5)]
+        seen = [model.forward([run])[0].last() for run in runs]
         text = list(sequence.tokens)
-    for turn, (both, last) in enumerate(seen, 1):
-        expected = recomputed(model, text[: 2 * turn])
-        assert (both[-1] == last.rows[0]).all() and np.abs(
-            last.rows[0] - expected
-        ).max() < TOLERANCE
-
-
-def test_truncating_copies_nothing(paged):
-    with paged.new_sequence() as sequence:
-        paged.forward([Run(sequence, [7] * 1000, 1)])
-        blocks = list(sequence.blocks)
-        sequence.truncate(990)
-        assert sequence.blocks == blocks and sequence.length == 990
-        with pytest.raises(ValueError, match="truncate"):
-            sequence.truncate(991)
+    for turn, last in enumerate(seen, 1):
+        assert np.abs(last.rows[0] - recomputed(model, text[: 2 * turn])).max() < TOLERANCE
 
 
 def test_a_large_bound_of_the_cache_takes_no_memory_before_it_is_used(xml):
@@ -208,8 +172,7 @@ def test_a_large_bound_of_the_cache_takes_no_memory_before_it_is_used(xml):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems give no pages back on request")
-def test_a_model_answers_the_same_after_its_file_was_released(xml):
-    model = PagedModel(xml, CLOSE)
+def test_a_model_answers_the_same_after_its_file_was_released(xml, model):
     before = recomputed(model, [1, 2, 3])
     release_file(xml.with_suffix(".bin"))
     maps = Path("/proc/self/smaps").read_text().split(str(xml.with_suffix(".bin")))
@@ -217,8 +180,8 @@ def test_a_model_answers_the_same_after_its_file_was_released(xml):
     assert np.array_equal(recomputed(model, [1, 2, 3]), before)
 
 
-def test_a_bounded_cache_refuses_and_stays_usable(xml, model):
-    bounded = open_model(xml, dataclasses.replace(model.settings, cache_tokens=96))
+def test_a_bounded_cache_refuses_and_stays_usable(xml):
+    bounded = PagedModel(xml, CLOSE)
     bounded.resize_cache(3)
     with bounded.new_sequence() as sequence:
         bounded.forward([Run(sequence, [1] * (2 * bounded.block_size), 1)])
@@ -229,20 +192,40 @@ def test_a_bounded_cache_refuses_and_stays_usable(xml, model):
     assert bounded.pool.used == 0
 
 
-def test_a_trimmed_head_gives_the_same_logits_for_fewer_tokens(xml, model):
-    kept = np.array([0, 3, 17, 200, 255])
-    trimmed = open_model(xml, model.settings, head_tokens=kept)
-    with trimmed.new_sequence() as short, model.new_sequence() as whole:
-        few = trimmed.forward([Run(short, [5, 6, 7], 1)])[0]
-        all_ = model.forward([Run(whole, [5, 6, 7], 1)])[0]
-        assert few.rows.shape == (1, 5)
-        assert few.rows[0] == pytest.approx(all_.rows[0][kept], abs=TOLERANCE)
+def test_a_bounded_vocabulary_gives_the_logits_of_the_ids_below_it(xml, model):
+    bounded = PagedModel(xml, CLOSE, vocabulary=200)
+    assert bounded.vocabulary_size == 200
+    few = recomputed(bounded, [5, 6, 7])
+    assert few == pytest.approx(recomputed(model, [5, 6, 7])[:200], abs=TOLERANCE)
 
 
-def test_a_file_that_is_no_decoder_is_refused_with_a_sentence(tmp_path):
-    (tmp_path / "openvino_model.xml").write_text("<net/>")
+def test_a_file_that_is_no_decoder_is_refused_with_a_sentence(xml, tmp_path):
+    copy = tmp_path / "openvino_model.xml"
+    copy.write_text("<net/>")
     with pytest.raises(ModelError, match="not a readable"):
+        PagedModel(copy)
+    shutil.copy(xml, copy)
+    copy.with_suffix(".bin").write_bytes(b"short")
+    with pytest.raises(ModelError):
+        PagedModel(copy)
+
+
+def test_attention_spelled_out_in_matrix_products_is_refused_with_a_sentence(xml, tmp_path):
+    model = ov.Core().read_model(xml)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention":
+            query, key, value, mask, *_ = node.input_values()
+            scores = ops.add(ops.matmul(query, key, False, True), mask)
+            spelled = ops.matmul(ops.softmax(scores, -1), value, False, False)
+            node.output(0).replace(spelled.output(0))
+    ov.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
+    with pytest.raises(ModelError, match="no attention that runs over a paged KV cache"):
         PagedModel(tmp_path / "openvino_model.xml")
+
+
+def test_another_device_of_openvino_is_refused_with_a_sentence(xml):
+    with pytest.raises(ModelError, match="IR runs on CPU only, not on GPU"):
+        PagedModel(xml, ModelSettings("GPU"))
 
 
 def test_prefill_chunks_cover_the_prompt_and_never_leave_one_token_alone():
@@ -254,18 +237,13 @@ def test_prefill_chunks_cover_the_prompt_and_never_leave_one_token_alone():
         assert length == 1 or min(len(chunk) for chunk, _ in chunks) > 1
 
 
-def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, paged, monkeypatch):
-    joined = []
+def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, monkeypatch):
     join = graph.join_products
+    joined = []
     monkeypatch.setattr(graph, "join_products", lambda decoder: joined.append(join(decoder)))
     PagedModel(xml, CLOSE)
     layers = json.loads((xml.parent / "config.json").read_text())["num_hidden_layers"]
     assert joined == [2 * layers]  # queries, keys and values; gate and up
-
     monkeypatch.setattr(graph, "join_products", lambda decoder: None)
-    apart = PagedModel(xml, CLOSE)
-    rows = [
-        one.forward([Run(one.new_sequence(), list(range(5, 25)), 8)])[0].rows.copy()
-        for one in (paged, apart)
-    ]
-    assert np.abs(rows[0] - rows[1]).max() < TOLERANCE
+    apart = recomputed(PagedModel(xml, CLOSE), list(range(5, 25)))
+    assert np.abs(recomputed(model, list(range(5, 25))) - apart).max() < TOLERANCE

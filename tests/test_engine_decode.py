@@ -89,13 +89,6 @@ def test_output_is_autoregressive_decodings_to_the_token(
         assert reason == ("length" if len(expected) == max_new else "context")
 
 
-def test_autoregressive_decoding_is_the_same_generator_without_a_drafter():
-    table, limits = table_of(5), decode.Limits(20, 100)
-    rounds, _, _ = run(table, limits=limits)
-    assert toy.answer_ids(rounds) == autoregressive(table, limits)
-    assert [round_.emitted.kind for round_ in rounds] == ["first"] + ["plain"] * 19
-
-
 def test_a_right_draft_ends_in_a_bonus_and_a_wrong_one_in_a_correction():
     table, limits = table_of(5), decode.Limits(9, 100)
     truth = autoregressive(table, decode.Limits(20, 100))
@@ -258,7 +251,7 @@ def test_without_the_guard_close_choices_flip(kind, options):
 def test_a_guard_runs_again_only_what_is_close(seed):
     table = table_of(seed)
     logits = Logits.of(table)
-    least = min(logits.margin(at) for at in range(len(logits)))
+    least = min(logits.margin(at) for at in range(len(logits.rows)))
     limits = decode.Limits(20, 100)
     models = [RoundingModel(table, 0.0, seed) for _ in range(2)]
     for model, margin in zip(models, (least / 2, 100.0), strict=True):

@@ -27,13 +27,13 @@ def write_head(folder, fractions=()):
     rng = np.random.default_rng(0)
 
     def made_up(*shape):
-        return heads.quantize(rng.normal(size=shape).astype(np.float32))
+        return heads.quantize(rng.normal(size=shape).astype(np.float32), np.eye(shape[1]))
 
     weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
-    weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8)}
-    tables = rng.normal(size=(2, 256, 64)).astype(np.float32)
+    weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8), "rows": made_up(128, 64)}
+    embedding = rng.normal(size=(256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
-    heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), *tables, folder)
+    heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), embedding, folder)
     return folder / ir.HEAD
 
 
@@ -44,6 +44,7 @@ def head_pair(tiny_llama_pair, tmp_path_factory):
     return dataclasses.replace(tiny_llama_pair, draft_xml=None, head_xml=xml)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [(), (1 / 3, 1.0)])
 @pytest.mark.parametrize("kind", ["llama", "dolly"])
 def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares):
@@ -96,6 +97,31 @@ def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
     assert head.seconds > 0 and len(head.head_tokens) == 128
 
 
+def test_a_compiled_head_keeps_its_matrices_in_four_bits(tmp_path):
+    core = ov.Core()
+    compiled = core.compile_model(core.read_model(write_head(tmp_path)), "CPU")
+    kept = [
+        str(node.get_rt_info()["outputPrecisions"].astype(str))
+        for node in compiled.get_runtime_model().get_ordered_ops()
+        if node.get_rt_info()["layerType"].astype(str) == "Const"
+    ]
+    assert kept.count("i4") == 5
+
+
+def test_rounding_is_fitted_to_what_the_matrix_is_multiplied_by():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(32, 128)).astype(np.float32)
+    given = (rng.normal(size=(500, 12)) @ rng.normal(size=(12, 128))).astype(np.float32)
+
+    def error(squares):
+        one = heads.quantize(matrix, squares)
+        values = np.stack([one.values & 15, one.values >> 4], -1).reshape(32, 2, 64) ^ 8
+        rounded = (values.astype(np.float32) - 8) * one.scales[:, :, None]
+        return np.square(given @ (matrix - rounded.reshape(matrix.shape)).T).mean()
+
+    assert error(given.T @ given) < error(np.eye(128)) / 2
+
+
 def test_a_head_says_which_hidden_states_it_reads(tmp_path):
     core = ov.Core()
     assert fractions(write_head(tmp_path / "a"), core) == ()
@@ -127,9 +153,7 @@ def test_answers_with_a_draft_head_are_the_targets_own(
 def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence(
     head_pair, monkeypatch
 ):
-    monkeypatch.setattr("specdemo.engine.model.PagedModel.keeps_its_cache", lambda self: False)
-    pair = dataclasses.replace(head_pair, device="CPU")
-    with Session(pair) as session:
+    with Session(head_pair) as session:
         monkeypatch.setattr(type(session._engine), "_reads_hidden", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
             next(session.answer("Hello", Settings(drafter="model")))

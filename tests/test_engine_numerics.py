@@ -13,7 +13,6 @@ from test_engine_cache import CLOSE, F32
 from specdemo.engine import instance, numerics, profile
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
-from specdemo.engine.open import open_model
 from specdemo.engine.profile import Invariance
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
@@ -25,21 +24,20 @@ SETTINGS = {
     "no dynamic quantization": dataclasses.replace(CLOSE, fixed_shapes=()),
     "no dynamic quantization, fixed shapes": CLOSE,
     "f16 cache": ModelSettings(properties=(F32[0], ("KV_CACHE_PRECISION", "f16"))),
-    "stateful": dataclasses.replace(CLOSE, paged=False),
 }
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
 def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
-    model = open_model(tiny_llama_pair.target_xml, SETTINGS[request.param])
+    model = PagedModel(tiny_llama_pair.target_xml, SETTINGS[request.param])
     while model.compile_next():
         pass
     return model, measure_invariance(model)
 
 
-def text_of(model, size: int, seed: int = 5) -> list[int]:
-    return np.random.default_rng(seed).integers(0, model.vocabulary_size, size).tolist()
+def text_of(model, size: int) -> list[int]:
+    return np.random.default_rng(5).integers(0, model.vocabulary_size, size).tolist()
 
 
 def in_pieces(model, size: int, total: int, unpadded: bool = False) -> np.ndarray:
@@ -57,9 +55,8 @@ def in_pieces(model, size: int, total: int, unpadded: bool = False) -> np.ndarra
 
 def test_forwards_of_every_size_up_to_the_measured_one_give_the_same_bits(measured):
     model, found = measured
-    sizes = [size for size in SIZES if size <= found.tokens]
     reference = in_pieces(model, 4, 64)
-    for size in sizes:
+    for size in (size for size in SIZES if size <= found.tokens):
         assert np.array_equal(in_pieces(model, size, 64), reference), size
 
 
@@ -96,8 +93,7 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
-    model, found = numerics.exact_model(tiny_llama_pair.target_xml, "CPU", ov.Core())
-    assert isinstance(model, PagedModel) and not model.note
+    model, found = numerics.open_target(tiny_llama_pair.target_xml, "CPU", ov.Core())
     assert found.tokens >= numerics.LEAST_USEFUL
     assert found.threads == model.threads > 0
 
@@ -118,35 +114,13 @@ def test_what_was_found_decides_padding_guard_and_what_is_said(found, least, gua
     assert said in str(found)
 
 
-def test_a_plugin_that_refuses_the_empty_sub_sequence_is_run_without_it_and_that_is_said(
-    tiny_llama_pair, monkeypatch
-):
-    run = instance.Instance.run
-    forwards = []
-
-    def refusing(self, inputs, longest, wanted):
-        begins = inputs.begins
-        forwards.append(begins[-1] == begins[-2])
-        if forwards[-1]:
-            raise RuntimeError("Check 'subsequence_length > 0' failed")
-        return run(self, inputs, longest, wanted)
-
-    monkeypatch.setattr(instance.Instance, "run", refusing)
-    model, found = numerics.exact_model(tiny_llama_pair.target_xml, "CPU", ov.Core())
-    assert "refuses an empty sub-sequence" in model.note
-    refused = [at for at, empty in enumerate(forwards) if empty]
-    assert 0 < len(refused) <= 3, "asked once for each setting that was tried"
-    reference = in_pieces(model, 4, 16)
-    for size in (size for size in SIZES[1:5] if size <= found.tokens):
-        assert np.array_equal(in_pieces(model, size, 16), reference)
-
-
 def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, monkeypatch):
     run = instance.Instance.run
     seen = []
 
     def noting(self, inputs, longest, wanted):
-        seen.append((list(inputs.begins), list(inputs.block_begins), inputs.past[-1]))
+        begins, blocks = inputs.subsequence_begins, inputs.block_indices_begins
+        seen.append((list(begins), list(blocks), inputs.past_lens[-1]))
         return run(self, inputs, longest, wanted)
 
     monkeypatch.setattr(instance.Instance, "run", noting)
@@ -155,6 +129,6 @@ def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, mo
         model.forward([Run(one, [1, 2, 3], 1)])
         model.forward([Run(one, [4], 1, stepwise=True)])
         model.forward([Run(one, [5, 6], 2, stepwise=True), Run(other, [7], 1)])
-    assert len(seen) == 4
+    assert len(seen) == 3
     for begins, blocks, past in seen:
         assert begins[-1] == begins[-2] and blocks[-1] == blocks[-2] and past == 0

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.scheduler import MERGED_TOKENS, Scheduler
+from specdemo.engine.handle import MERGED_TOKENS, Handle
+from specdemo.engine.scheduler import Scheduler
 
 
 @pytest.fixture
@@ -48,9 +49,13 @@ def models(limit: int | None = None, draft_seed: int = 0) -> dict[str, ToyModel]
     return {"target": ToyModel(limit=limit), "draft": ToyModel(seed=draft_seed)}
 
 
-def submit(scheduler, models, prompt=(1, 2, 3), new_tokens=20, draft_tokens=0, **options):
-    work = lambda: request(models, prompt, new_tokens, draft_tokens)  # noqa: E731
-    return scheduler.submit(work, models, **options)
+def submit(
+    scheduler, models, prompt=(1, 2, 3), new_tokens=20, draft_tokens=0, first=False, **options
+):
+    def work():
+        return request(models, prompt, new_tokens, draft_tokens)
+
+    return scheduler.submit(Handle(work, models, **options), first=first)
 
 
 def eventually(condition) -> None:
@@ -126,23 +131,14 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
         scheduler.close()
 
 
-def test_requests_share_forwards_of_the_target_and_of_the_draft(scheduler, shared):
-    shared["target"].gate.clear()
-    handles = [submit(scheduler, shared, (1, 2, at), 16, 3) for at in range(1, 7)]
-    shared["target"].gate.set()
-    collect(handles)
-    # Which requests share a forward depends on the threads; some end at their first token.
-    assert max(map(len, shared["target"].batches)) >= 4
-    assert max(map(len, shared["draft"].batches)) >= 2
-
-
-def test_a_shared_forward_is_bounded_and_a_larger_one_is_run_alone(scheduler, shared):
+def test_requests_share_forwards_up_to_a_bound_and_a_larger_one_is_run_alone(scheduler, shared):
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 2) * (5 + 10 * at), 30, 4) for at in range(8)]
     shared["target"].gate.set()
     collect(handles)
-    for sizes in shared["target"].batches:
-        assert sum(sizes) <= MERGED_TOKENS or len(sizes) == 1
+    batches = shared["target"].batches
+    assert max(map(len, batches)) >= 4 and max(map(len, shared["draft"].batches)) >= 2
+    assert all(sum(sizes) <= MERGED_TOKENS or len(sizes) == 1 for sizes in batches)
 
 
 def test_where_sharing_is_not_exact_every_request_has_its_own_forwards(scheduler, shared):
@@ -171,8 +167,6 @@ def test_requests_are_admitted_only_as_far_as_their_worst_cases_fit_the_cache(sc
     handles = [submit(scheduler, shared, (1, 2, at), 12, blocks=blocks) for at in range(1, 8)]
     assert collect(handles) == [alone(0, (1, 2, at), 12) for at in range(1, 8)]
     assert max(map(len, shared["target"].batches)) == 2, "two worst cases fit"
-    with pytest.raises(CacheFull, match="52 tokens"):
-        submit(scheduler, shared, blocks={shared["target"]: 13})
 
 
 def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(one_at_a_time, shared):
@@ -197,7 +191,7 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(one_at_
     assert places[0].seconds > 0
 
 
-def test_background_work_is_done_while_nothing_is_asked_or_beside_requests_in_a_hurry(endless):
+def test_background_work_is_done_beside_requests_once_it_is_asked_for(endless):
     done = []
 
     def work():
@@ -220,20 +214,6 @@ def test_background_work_is_done_while_nothing_is_asked_or_beside_requests_in_a_
 
 
 # Stopping
-
-
-def test_stop_ends_a_request_within_one_round_and_gives_everything_back(scheduler, endless):
-    stop = threading.Event()
-    handle = submit(scheduler, endless, (1, 2), 5000, 2, stop=stop)
-    seen = []
-    for event in handle.events():
-        seen.append(event)
-        if len(seen) == 3:
-            stop.set()
-            forwards = len(endless["target"].batches)
-    assert handle.stopped and len(seen) == 3
-    assert len(endless["target"].batches) <= forwards + 3
-    assert holds_nothing(endless)
 
 
 def test_a_request_that_waits_can_be_stopped_before_it_began(one_at_a_time, shared):
@@ -287,7 +267,8 @@ def test_a_request_that_raises_by_itself_fails_alone(scheduler, shared):
         yield from request(shared, (1, 2), 1)
         raise ZeroDivisionError("a bug")
 
-    handle, other = scheduler.submit(broken, shared), submit(scheduler, shared, (2, 2), 9)
+    handle = scheduler.submit(Handle(broken, shared))
+    other = submit(scheduler, shared, (2, 2), 9)
     failed, answered = collect([handle, other])
     assert isinstance(failed, ZeroDivisionError) and answered == alone(0, (2, 2), 9)
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 from contextlib import closing
 
 import pytest
 
 from specdemo import cli
-from specdemo.engine import instance, numerics
+from specdemo.engine import numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
-from specdemo.models import machine, profiles
+from specdemo.models import profiles
 from specdemo.session import Session
 from specdemo.settings import Settings
 
 MEASURED = Profile(
-    {"exact": TargetProfile((("A", "1"),), Invariance(64, 0.0, 2), {1: 0.01}, 0.0, "2026-01-01")},
+    {"exact": TargetProfile((("A", "1"),), Invariance(64, 0.0, 2), {1: 0.01}, "2026-01-01")},
     draft_step=0.002,
     acceptance={"lookup": [(1.0, 2.0)] * 9},
 )
@@ -72,30 +70,6 @@ def test_other_models_devices_and_precisions_have_profiles_of_their_own(tiny_lla
     assert len({one.path for one in [file, *others]}) == 4
 
 
-@pytest.mark.slow
-def test_a_writer_killed_at_any_moment_leaves_a_whole_profile(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from specdemo.models.profiles import About, ProfileFile
-from specdemo.engine.profile import Profile
-file = ProfileFile(Path(sys.argv[1]), About("", 0, "", "", "", "", ""), Profile())
-for step in range(1_000_000):
-    file.write(Profile(draft_step=float(step + 1), acceptance={"x": [(1.0, 1.0)] * 500}))
-    print(step, flush=True)
-"""
-    path = tmp_path / "kept.json"
-    for lines in (1, 3, 8):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(lines):
-            writer.stdout.readline()
-        writer.kill()
-        writer.wait()
-        assert json.loads(path.read_text())["profile"]["draft_step"] >= 1
-
-
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
     with closing(Session(tiny_llama_pair)) as session:
@@ -111,35 +85,6 @@ def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, m
         *_, second = session.race("hello", settings)
         assert session.info.numerics_found == found
     assert second.token_ids == first.token_ids and second.identical
-
-
-def test_a_profile_of_another_number_of_threads_is_measured_again(tiny_llama_pair, monkeypatch):
-    with closing(Session(tiny_llama_pair)) as session:
-        found = session._engine.target("exact").invariance
-        known = session._engine.profile
-    wrong = dataclasses.replace(
-        known.targets["exact"], invariance=Invariance(5, 0.0, found.threads + 6)
-    )
-    model, again = numerics.exact_model(
-        tiny_llama_pair.target_xml, "CPU", session._engine.core, known=wrong
-    )
-    assert again == found and model.threads == found.threads
-
-
-def test_an_old_profile_is_measured_again_invariance_too(tiny_llama_pair):
-    with closing(Session(tiny_llama_pair)) as session:
-        session.prepare()
-        known = session._engine.profile.targets["exact"]
-        assert known.measured > "2026"
-    [path] = machine.measured_folder().glob("*.json")
-    old = path.read_text().replace(known.measured, "2020-01-01")
-    path.write_text(old.replace(f'"tokens": {known.invariance.tokens}', '"tokens": 5'))
-    with closing(Session(tiny_llama_pair)) as session:
-        assert session._engine.target("exact").policy.limit == 4
-        session.prepare()
-        again = session._engine.profile.targets["exact"]
-        assert again.measured > "2026" and again.invariance == known.invariance
-        assert session._engine.target("exact").policy.limit > 4
 
 
 def test_acceptance_rates_go_on_from_one_process_to_the_next(embedded_pair):
@@ -160,25 +105,6 @@ def test_the_first_token_needs_one_instance_and_a_race_all_of_them(embedded_pair
         assert trace.identical
         assert sorted(size for size, _ in target._fixed) == sorted(numerics.FIXED_SHAPES)
         assert session._engine._draft is not None
-
-
-def test_with_one_instance_all_forwards_of_an_answer_have_one_size(embedded_pair, monkeypatch):
-    sizes = []
-    run = instance.Instance.run
-
-    def noting(self, inputs, longest, wanted):
-        sizes.append(len(inputs.ids))
-        return run(self, inputs, longest, wanted)
-
-    with closing(Session(embedded_pair, background=False)) as session:
-        steady = session._engine.target("exact").steady
-        assert 2 <= steady <= 4
-        monkeypatch.setattr(instance.Instance, "run", noting)
-        *_, trace = session.answer("Count from one to twenty.", Settings(max_new_tokens=40))
-        assert set(sizes[-10:]) == {steady} and trace.rounds[-1].emitted
-        assert any(len(round.drafted) for round in trace.rounds)
-        *_, raced = session.race("Count from one to twenty.", Settings(max_new_tokens=40))
-        assert raced.identical and raced.token_ids == trace.token_ids
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(file, capsys):

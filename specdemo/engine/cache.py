@@ -6,8 +6,8 @@ from .errors import CacheFull
 
 
 class BlockPool:
-    """Which of `limit` cache blocks are free, and how many sequences share each used one. The block
-    given back last is taken first: what was never taken takes no memory."""
+    """Which of `limit` cache blocks are free, and how many sequences share each used one. The last
+    one given back is taken first: what was never taken takes no memory."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -41,10 +41,8 @@ class BlockPool:
 
 
 class Sequence:
-    """The tokens whose keys and values are in the cache, and the blocks that hold them.
-
-    Made by `PagedModel.new_sequence` and `fork`; `release` it when done (also a context manager).
-    """
+    """The tokens whose keys and values are in the cache, and the blocks that hold them; `release`
+    it when done (also a context manager)."""
 
     def __init__(self, pool: BlockPool, block_size: int):
         self._pool = pool
@@ -57,11 +55,15 @@ class Sequence:
         return len(self.tokens)
 
     def truncate(self, length: int) -> None:
-        """Forget every token past the first `length`, whose blocks stay: the next forward writes
-        over the forgotten slots."""
-        if not 0 <= length <= len(self.tokens):
-            raise ValueError(f"cannot truncate a sequence of {len(self.tokens)} tokens to {length}")
+        """Forget every token past the first `length`; the next forward writes over their slots."""
+        assert 0 <= length <= len(self.tokens), "only what is held can be forgotten"
         del self.tokens[length:]
+
+    def reserve(self, length: int) -> None:
+        """Take the blocks that `length` tokens need. Raises CacheFull, and then takes none."""
+        missing = -(-length // self._block_size) - len(self.blocks)
+        if missing > 0:
+            self.blocks += self._pool.take(missing)
 
     def trim_blocks(self) -> None:
         """Give back the blocks past the last token."""

@@ -1,7 +1,10 @@
-"""What runs on a torch device, where others run IR. Imports neither torch nor OpenVINO."""
+"""The files that models are made from: a checkpoint, which runs on a torch device, or IR. Imports
+neither torch nor OpenVINO."""
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +12,8 @@ from .errors import ModelError
 
 TORCH = "torch:"
 """What the names of devices begin with that torch runs rather than OpenVINO."""
+
+_DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +44,17 @@ def weights_size(source: Path | Checkpoint) -> int:
         return source.with_suffix(".bin").stat().st_size
     except OSError as error:
         raise ModelError(f"{source.name} cannot be read; fetch or export it again.") from error
+
+
+def release_file(path: Path) -> None:
+    """Drop the pages of a file that this process has mapped for reading; one that is touched again
+    is mapped again. Compiled instances hold their own copy of most weights. Linux only."""
+    name = str(path.resolve())
+    with suppress(OSError):
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        libc = ctypes.CDLL(None)
+        for line in maps:
+            bounds, access, *_, mapped = line.split(maxsplit=5)
+            if mapped == name and "w" not in access:
+                begin, end = (int(bound, 16) for bound in bounds.split("-"))
+                libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)

@@ -22,6 +22,7 @@ from .model import Logits, Run, prefill_chunks
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Round
 from .sampling import (
+    REACH,
     RESIDUAL,
     Sampling,
     acceptance_probability,
@@ -108,7 +109,6 @@ def decode(
             budget -= 1
             if not budget:
                 return exhausted
-            policy.context = len(context)
             draft = Draft()
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1, state)
@@ -143,8 +143,8 @@ def _verified(
     reply = yield Forward("target", run)
     seconds = reply.seconds
     if reply.first:
-        policy.costs.saw_verify(reply.tokens, seconds, policy.context)
-    verdict = verify(reply.logits, draft, len(context), sampling)
+        policy.costs.saw_verify(reply.tokens, seconds, len(context))
+    verdict = verify(reply.logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
     if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
         reply, repeated = yield from guard.repeat(context, run)
         seconds += repeated
@@ -171,9 +171,11 @@ class Verdict:
     least_margin: float = math.inf
 
 
-def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+def verify(
+    logits: Logits, draft: Draft, position: int, sampling: Sampling, reach: float = REACH
+) -> Verdict:
     """Judge a draft by the target's logits, one row a draft token and one more; `position` is the
-    first one's.
+    first one's. Margins of draws are told up to `reach`.
 
     Greedy decoding and the shared coupling accept while the target's own choice is the draft token:
     the output is then, by construction, what the target alone would have chosen.
@@ -184,11 +186,12 @@ def verify(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> V
     least = math.inf
     for at, drafted in enumerate((*draft.tokens, None)):
         if sampling.greedy:
-            token, margin = logits.best(at), logits.margin(at)
+            token = logits.best(at)
+            margin = logits.margin(at) if reach or token != drafted else math.inf
         else:
             row = logits.rows[at]
             known = float(row.max()), float(logits.log_sum[at])
-            token, margin = choose(row, sampling, position + at, known)
+            token, margin = choose(row, sampling, position + at, known, reach=reach)
         least = min(least, margin)
         if drafted is not None:
             probabilities.append(logits.probability(at, drafted))

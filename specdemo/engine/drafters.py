@@ -17,15 +17,10 @@ from .head import DEPTH, Head, HeadStep
 from .model import Logits, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
 from .policy import MAX_DRAFT, UNLIKELY, Policy
-from .sampling import DRAFT, TOKEN, Distribution, Sampling, distribution, draw
+from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
-FEW = 4
-"""Tokens that a draft model reads in the time of one."""
-
-
-EITHER = "model beside n-grams"
-"""Where both were asked: how often the likelier proposal was accepted, by the acceptance that was
-expected of the n-grams'."""
+FEW, READ_TOGETHER = 4, 8
+"""Tokens that a draft model reads in the time of one: of a draft, and of a longer text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +99,21 @@ class Drawing:
         return 0.0
 
     def choose(self, logits: Logits, position: int) -> Proposal:
-        if self.sampling.greedy:
-            column = logits.best(0)
-            token = column if self.head_tokens is None else int(self.head_tokens[column])
-            return self.proposal(token, logits.probability(0, column))
-        source = distribution(logits.rows[0], self.sampling)
-        if self.head_tokens is not None:
-            source = Distribution(self.head_tokens[source.ids], source.probabilities)
-        stream = DRAFT if self.binding else TOKEN
-        token = draw(source, self.sampling.seed, position, stream)
-        return self.proposal(token, source.probability(token), source if self.binding else None)
+        sampling, ids = self.sampling, self.head_tokens
+        if self.binding:
+            source = distribution(logits.rows[0], sampling)
+            if ids is not None:
+                tokens = ids[source.ids]
+                order = tokens.argsort()
+                source = Distribution(tokens[order], source.probabilities[order])
+            token = draw(source, sampling.seed, position, DRAFT)
+            return self.proposal(token, source.probability(token), source)
+        column = logits.best(0)
+        if not sampling.greedy:
+            known = float(logits.rows[0, column]), float(logits.log_sum[0])
+            column, _ = choose(logits.rows[0], sampling, position, known, ids, reach=0.0)
+        token = column if ids is None else int(ids[column])
+        return self.proposal(token, logits.probability(0, column))
 
     def proposal(
         self, token: int, probability: float, source: Distribution | None = None
@@ -179,13 +179,11 @@ class DraftModel(Drawing):
             seconds += reply.seconds
         if len(pending) <= FEW:
             self.policy.costs.saw_draft(seconds)
-        else:
-            self.policy.costs.saw_reading(len(pending), seconds)
         return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
     def catching_up(self, context: list[int], drafted: list[int]) -> float:
         behind = len(context) + len(drafted) - self._rewind(context, drafted)
-        return self.policy.costs.reading(behind) if behind > FEW else 0.0
+        return behind * self.policy.costs.draft_step / READ_TOGETHER if behind > FEW else 0.0
 
     def _rewind(self, context: list[int], drafted: list[int]) -> int:
         """Keep of the sequence what it shares with context and drafted tokens, all but the last of
@@ -229,6 +227,7 @@ class AdaptiveDrafter:
         """A continuation of `context`, which only ever grows, of at most `limit` tokens; none
         where nothing is worth it. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
+        policy.begin_round(len(context))
         if self.model is not None:
             self.model.start(context, state)
         remaining, limit = limit, min(limit, policy.fixed or policy.limit)
@@ -242,9 +241,8 @@ class AdaptiveDrafter:
                 break
             best = self._guess(drafted)
             asked = [] if best is None else [best]
-            if self.model is not None and self._model_pays(
-                context, drafted, survival, best, remaining
-            ):
+            free = 0.0 if best is None else best.acceptance
+            if self.model and self._model_pays(context, drafted, survival, free, remaining):
                 own, spent = yield from self.model.step(context, drafted)
                 seconds += spent
                 asked.append(own)
@@ -266,30 +264,26 @@ class AdaptiveDrafter:
         context: list[int],
         drafted: list[int],
         survival: float,
-        best: Proposal | None,
+        free: float,
         remaining: int,
     ) -> bool:
         """Whether to ask the draft model for the next token: where what it adds to the acceptance
-        of the `best` guess is expected to save more than its step takes (without a guess: where
-        drafting on with it is), and, within the `remaining` tokens of the answer, the time of
-        catching up as well."""
-        policy = self.policy
-        if len(drafted) >= self.model.depth:
+        of the `free` guess (without one: drafting on with it) is expected to save more than its
+        step takes and, within the `remaining` tokens of the answer, the time of catching up."""
+        policy, model = self.policy, self.model
+        if len(drafted) >= model.depth:
             return False
-        free, expected = 0.0, policy.accepted(self.model.name).total.hopeful
-        if best is not None:
-            free = best.acceptance
-            expected = policy.accepted(EITHER)(free)
+        expected = policy.accepted(model.name).total.hopeful
         if policy.fixed is not None:
             return expected > free
-        step = self.model.cost(drafted)
-        if best is None:
-            saved = policy.gain(len(drafted), survival, expected, step)
-        else:
+        step = model.cost(drafted)
+        if free:
             saved = survival * (expected - free) * policy.pace - step
+        else:
+            saved = policy.gain(len(drafted), survival, expected, step)
         if saved <= 0 and drafted:
             return False
-        reading = self.model.catching_up(context, drafted)
+        reading = model.catching_up(context, drafted)
         if saved > 0 and saved * remaining / 2 > reading:
             return True
         return not drafted and policy.probe_due(step + reading)
@@ -300,8 +294,6 @@ class AdaptiveDrafter:
         for (drafted, asked), token in zip(self._asked, added, strict=False):
             for one in asked:
                 self.policy.accepted(one.source).saw(one.confidence, one.token == token)
-            if len(asked) > 1:
-                self.policy.accepted(EITHER).saw(asked[0].acceptance, drafted == token)
             if drafted != token:
                 break
         self._asked.clear()

@@ -7,46 +7,30 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import openvino as ov
 
 from . import numerics
-from .checkpoint import Checkpoint, weights_size
-from .errors import BadInput, Busy, CacheFull
+from .checkpoint import Checkpoint, release_file, weights_size
+from .errors import BadInput, Busy
 from .handle import Handle, Load, Waiting
 from .head import Head, fractions
-from .memory import release_file
-from .model import PREFILL_CHUNK, PagedModel
-from .open import Model
+from .model import PREFILL_CHUNK, Model, PagedModel
 from .policy import MAX_DRAFT, Acceptance
 from .prefix_cache import PrefixCache
-from .profile import Profile, TargetProfile
+from .profile import Profile
 from .request import Request, Target
 from .scheduler import QUEUED, Scheduler
-
-COMPILED_TOGETHER = 2
-"""Instances: a compilation uses one thread for the most part."""
-
-WAIT_STEP = 0.2
-"""Seconds between two looks at whether a preparation has ended."""
-
-OLD = timedelta(days=30)
-"""Age from which a profile is measured again."""
-
-PASSED_SPEED = (0.5, 2.0)
-"""Relative to the table: a machine whose speed left this range is measured again at the next
-start."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """What an engine compiles: IR files or (on torch devices) checkpoints, devices, the KV cache's
-    precision, the tokens that most prompts begin with, and whether answers can begin before the
-    draft model is there. A draft `head` (IR) takes the draft model's place where the target model
-    has a paged cache."""
+    """What an engine compiles: IR or (on torch devices) checkpoints, the KV cache's precision,
+    the `opening` tokens of most prompts, and whether answers can begin before the draft model is
+    there. A draft `head` (IR) takes the draft model's place where the target is IR too."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -71,11 +55,11 @@ class CacheUse:
 class Engine:
     """Compiles what the first token needs, which takes a second or more; arguments as in `Session`.
 
-    `context_limit` is in tokens; `available_bytes` says how much memory is free; `profile` is what
-    is known of this pair on this machine, and `remember` is told what is known later. The rest
-    (fixed-shape instances, the draft model where it can come later, a cost table that is missing or
-    old) is prepared step by step while there are no requests, with `background`, or else when
-    `prepare` asks for it. Raises ModelError when a model cannot be used.
+    `available_bytes` says how much memory is free; `profile` is what is known of this pair on this
+    machine, and `remember` is told what is known later. The rest (fixed-shape instances, the draft
+    model where it can come later, a missing cost table) is prepared step by step beside requests,
+    with `background` at once, else when `prepare` asks for it. Raises ModelError when a model
+    cannot be used.
     """
 
     def __init__(
@@ -130,8 +114,7 @@ class Engine:
 
     @property
     def _reads_hidden(self) -> bool:
-        exact = self._targets["exact"].model
-        return self._hidden is not None and isinstance(exact, PagedModel)
+        return self._hidden is not None and isinstance(self._targets["exact"].model, PagedModel)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""
@@ -147,7 +130,13 @@ class Engine:
             if not self._targets:
                 raise Busy("The models have been closed.")
             if name not in self._targets:
-                self._require_room()
+                needed, free = weights_size(self._files.target), self._available_bytes()
+                if needed > free:  # this process would be killed
+                    raise BadInput(
+                        f"The target model compiled for other numerics takes {needed / 1e9:.1f} GB "
+                        f"more and {free / 1e9:.1f} GB are free; keep to the numerics that were "
+                        "used first."
+                    )
                 target = self._targets[name] = self._compile(name)
                 self._scheduler.run_in_background(self._preparation(target))
             return self._targets[name]
@@ -162,32 +151,18 @@ class Engine:
         while it takes."""
         target = self.target(name)
         self._scheduler.hurry()
-        while self._targets and not target.prepared.wait(WAIT_STEP):
-            if stop is not None and stop.is_set():
-                return
+        while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):
             if on_wait is not None:
                 on_wait(Waiting(0, None))
 
     @property
     def profile(self) -> Profile:
         """What is known of the pair now, for the next start."""
-        known, targets = self._known, dict(self._known.targets)
-        for name, target in list(self._targets.items()):
-            costs = target.policy.costs
-            low, high = PASSED_SPEED
-            targets[name] = TargetProfile(
-                target.model.settings.properties,
-                target.invariance,
-                {} if costs.assumed else costs.seconds,
-                costs.growth,
-                target.measured if low < costs.level < high else "",
-            )
+        targets = {name: target.profile for name, target in list(self._targets.items())}
         policy = self._targets["exact"].policy
-        draft = self._caches().get("draft")
         return Profile(
-            targets,
-            draft.model.settings.properties if draft else known.draft_properties,
-            policy.costs.draft_step or known.draft_step,
+            self._known.targets | targets,
+            policy.costs.draft_step or self._known.draft_step,
             {source: rates.counts for source, rates in dict(policy.acceptance).items()},
         )
 
@@ -199,27 +174,23 @@ class Engine:
         stop: threading.Event | None = None,
         first: bool = False,
     ) -> Handle:
-        """Hand a request to the scheduler (`Scheduler.submit`); its events are Rounds. Raises
-        BadInput for one that could never fit into the KV cache, Busy when too many wait."""
+        """Hand a request to the scheduler; the events of its Handle are Rounds. With `first` it
+        goes before those that wait. Raises BadInput for one that could never fit into the KV cache,
+        Busy when too many wait."""
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         models = target.models(draft)
         caches = [model for model in models.values() if not isinstance(model, Head)]
-        try:
-            return self._scheduler.submit(
-                partial(request.work, target, draft),
-                models,
-                blocks={model: _blocks(model, tokens, prompt) for model in caches},
-                stop=stop,
-                first=first,
-                merged_tokens=target.merged,
-            )
-        except CacheFull as error:
+        blocks = {model: _blocks(model, tokens, prompt) for model in caches}
+        if any(count > model.pool.limit for model, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
-            ) from error
+            )
+        work = partial(request.work, target, draft)
+        handle = Handle(work, models, blocks, target.merged, stop or threading.Event())
+        return self._scheduler.submit(handle, first=first)
 
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
@@ -245,26 +216,18 @@ class Engine:
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
         where = files.target, files.device, self.core, files.kv_cache
-        if name == "exact":
-            model, invariance = numerics.exact_model(*where, known, self._hidden)
-        else:
-            model, invariance = numerics.fast_model(*where, self._hidden), None
+        exact = name == "exact"
+        model, found = numerics.open_target(*where, exact=exact, known=known, hidden=self._hidden)
         self._fix_cache(model)
-        prefixes = PrefixCache(model, PREFILL_CHUNK, files.opening)
-        target = Target(name, model, prefixes)
-        if invariance is not None:
-            target.adopt(invariance)
+        target = Target(name, model, PrefixCache(model, PREFILL_CHUNK, files.opening), found)
         policy = target.policy
         if known is not None and known.costs:
-            policy.costs.learn(known.costs, known.growth)
+            policy.costs.learn(known.costs, 0.0)
             target.measured = known.measured
         for source, counts in self._known.acceptance.items():
             policy.acceptance[source] = Acceptance(counts)
-        if model.settings.fixed_shapes and isinstance(model, PagedModel):
-            target.steady = policy.costs.steady_size()
-            model.least_tokens = max(model.least_tokens, target.steady)
-        if self._known.draft_step:
-            policy.costs.saw_draft(self._known.draft_step)
+        policy.costs.draft_step = self._known.draft_step
+        target.pad_to(policy.costs.steady_size() if model.settings.fixed_shapes else 0)
         return target
 
     def _open_draft(self, target: Target) -> None:
@@ -274,16 +237,10 @@ class Engine:
             head = self._draft = Head(files.head, self.core)
             step = self._known.draft_step or head.step_seconds()
         else:
-            model = numerics.fastest_model(
-                files.draft,
-                files.draft_device,
-                self.core,
-                files.kv_cache,
-                vocabulary=target.model.vocabulary_size,
-                known=self._known.draft_properties,
-            )
+            where = files.draft, files.draft_device, self.core, files.kv_cache
+            model = numerics.open_draft(*where, target.model.vocabulary_size)
             self._fix_cache(model)
-            step = self._known.draft_step or numerics.step_seconds(model, target.model, steps=5)
+            step = self._known.draft_step or numerics.step_seconds(model, target.model)
             self._draft = PrefixCache(model)
         for one in list(self._targets.values()):
             one.policy.costs.saw_draft(step)
@@ -292,23 +249,15 @@ class Engine:
         """What the first token does not need, a step at a time."""
         model = target.model
         try:
-            while model.compile_next(COMPILED_TOGETHER, exact=target.checked > 0):
-                target.steady = 0
-                model.least_tokens = target.invariance.least_tokens if target.invariance else 1
+            while model.compile_next():
+                target.pad_to(0)
                 yield
             if self.drafts and self._draft is None:
                 self._open_draft(target)
                 yield
-            if isinstance(self._draft, PrefixCache):
-                while self._draft.model.compile_next(exact=False):
-                    yield
-            if target.measured < (datetime.now(UTC) - OLD).date().isoformat():
-                known = self._known.targets.get(target.name)
-                if target.invariance and known and known.invariance is target.invariance:
-                    target.adopt(numerics.measure_invariance(model))
-                    yield
+            if not target.measured:
                 unpadded = target.guard is not None
-                yield from numerics.learn_costs(model, target.policy.costs, unpadded=unpadded)
+                yield from numerics.learn_costs(model, target.policy.costs, unpadded)
                 target.measured = datetime.now(UTC).date().isoformat()
             self._release_files()
             self._remember(self.profile)
@@ -320,26 +269,16 @@ class Engine:
             if isinstance(xml, Path):
                 release_file(xml.with_suffix(".bin"))
 
-    def _require_room(self) -> None:
-        """Raise BadInput if the target model cannot be held once more, compiled for other numerics:
-        a large one would get this process killed."""
-        needed, free = weights_size(self._files.target), self._available_bytes()
-        if needed > free:
-            raise BadInput(
-                f"The target model compiled for other numerics takes {needed / 1e9:.1f} GB more "
-                f"and {free / 1e9:.1f} GB are free; keep to the numerics that were used first."
-            )
-
     def _fix_cache(self, model: Model) -> None:
         """Bound the KV cache of a model; the first one's bound is everyone's."""
         if not self._cache_tokens:
             least = self._context_limit + 2 * model.block_size
-            if self._cache_mb is None:
-                bound, most = self._available_bytes() // 2, (self._active + 1) * least
-            else:
-                bound, most = self._cache_mb * 1_000_000, sys.maxsize
+            wanted = (self._active + 1) * least
+            bound = self._available_bytes() // 2
+            if self._cache_mb is not None:
+                wanted, bound = sys.maxsize, self._cache_mb * 1_000_000
             fitting = bound // model.block_bytes * model.block_size
-            self._cache_tokens = max(least, min(fitting, most))
+            self._cache_tokens = max(least, min(fitting, wanted))
         model.resize_cache(-(-self._cache_tokens // model.block_size))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 
 class SpecdemoError(Exception):
-    """Base of the project's errors. `exit_code` is the command line's, `http_status` the
-    servers'."""
+    """Base of the project's errors, with the command line's exit code and the servers' status."""
 
     exit_code = 1
     http_status = 500
@@ -14,8 +13,7 @@ class SpecdemoError(Exception):
 
 class BadInput(SpecdemoError, ValueError):
     """An option, a file or a request that cannot be used; the message names it and says what would
-    be accepted. `param` is the request's field and `code` the problem's short name, as OpenAI's
-    clients read them."""
+    be accepted. OpenAI's clients read the request's field `param` and a short name `code`."""
 
     exit_code = 2
     http_status = 400
@@ -30,11 +28,6 @@ class BadInput(SpecdemoError, ValueError):
 
 class ModelError(SpecdemoError, RuntimeError):
     """A model cannot be loaded or run."""
-
-
-class NoPagedAttention(ModelError):
-    """The model may be fine, but not with paged attention on this device; see `engine.open` for the
-    stateful path."""
 
 
 class CacheFull(SpecdemoError, RuntimeError):

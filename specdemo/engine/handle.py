@@ -10,7 +10,11 @@ from time import sleep
 from typing import Any
 
 from .drafters import Forward, Reply
-from .open import Model
+from .model import Model
+
+MERGED_TOKENS = 64
+"""Tokens that a shared forward holds at most: as far as logits are known not to depend on what else
+is in it."""
 
 COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
 """Seconds between two looks of a consumer that has caught up, for each active request, and at most:
@@ -19,13 +23,11 @@ inference."""
 
 END = object()
 
-Work = Generator[Any, Reply | None, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A place in the queue (1 is next, 0 that the models are being prepared), and the seconds that
-    may take, None while nothing is known about that."""
+    may take, if known."""
 
     place: int
     seconds: float | None
@@ -34,7 +36,7 @@ class Waiting:
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
-    begin anew, and whether work is left for when there are no requests."""
+    begin anew, and whether background work is left."""
 
     active: int = 0
     waiting: int = 0
@@ -44,34 +46,30 @@ class Load:
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`.
+    """A request. After its `events`, `result` is what it returned, or it was `stopped`;
+    `most_others` were active at once beside it.
 
-    Of other requests, `others` are active now, `most_others` were at once. `blocks` are the most
-    cache blocks it can come to hold of each model; `start` gives its generator `work`, None until
-    it is admitted, which waits for the forward `pending`.
+    `start` is called in the engine's thread and gives its generator `work`, which yields Forwards
+    (naming one of `models`; answered with a Reply; `pending` until then) and, as anything else,
+    events. `blocks` are the most cache blocks it can come to hold of each model. Its forwards are
+    merged with those of others up to `merged_tokens` in all; larger ones are run alone.
     """
 
-    start: Callable[[], Work]
+    start: Callable[[], Generator[Any, Reply | None, Any]]
     models: Mapping[str, Model]
-    blocks: Mapping[Model, int]
-    stop: threading.Event
-    merged_tokens: int
-    waiting: Callable[[Handle], Waiting]
+    blocks: Mapping[Model, int] = field(default_factory=dict)
+    merged_tokens: int = MERGED_TOKENS
+    stop: threading.Event = field(default_factory=threading.Event)
+    waiting: Callable[[Handle], Waiting] | None = None
     queue: SimpleQueue = field(default_factory=SimpleQueue)
     done: threading.Event = field(default_factory=threading.Event)
-    work: Work | None = None
+    work: Generator[Any, Reply | None, Any] | None = None
     pending: Forward | None = None
-    others: int = 0
     most_others: int = 0
-    served_at: int = 0
     admitted_at: float = 0.0
     error: BaseException | None = None
     stopped: bool = False
     result: Any = None
-
-    def waits_for(self, draft: bool) -> bool:
-        """Whether its next forward is the draft model's, or else the target model's."""
-        return self.pending is not None and (self.pending.model == "draft") == draft
 
     @property
     def model(self) -> Model:
@@ -86,16 +84,13 @@ class Handle:
         self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
     ) -> Iterator[Any]:
         """What the request yields; raises what it raised. While it waits to be admitted, `on_wait`
-        is called about `every` seconds.
-
-        Once `stop` is set the rest is dropped; leaving the iteration sets it. The request has then
-        given back all it held.
-        """
+        is called about `every` seconds. Once `stop` is set the rest is dropped; leaving the
+        iteration sets it. The request has then given back all it held."""
         collected = False
         try:
             while True:
                 if collected and self.queue.empty():
-                    sleep(min(COLLECT_EVERY * (1 + self.others), MOST_BETWEEN))
+                    sleep(min(COLLECT_EVERY * (1 + self.most_others), MOST_BETWEEN))
                 try:
                     event = self.queue.get(timeout=every)
                 except Empty:

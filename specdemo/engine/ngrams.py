@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-ORDERS = 7
+ORDERS = 4
 """Tokens of the longest context that is looked up."""
 
 RECENCY = 0.7

@@ -25,10 +25,13 @@ LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
 """Weights of a new measurement: in the machine's present speed, and in the cost of its size
 relative to others."""
 
+REDRAWN = 16
+"""Forwards after which the table of costs follows the sizes' relation, which changes slowly."""
+
 PROBE_SHARE = 0.005
 """Of the time spent without a source, what may go into asking it all the same."""
 
-UNLIKELY = 0.1
+UNLIKELY = 0.15
 """Chance of being reached below which no further token is drafted."""
 
 
@@ -53,12 +56,10 @@ class Costs:
         """Not measured, only seen in passing."""
         self.since_probe = 0.0
         """Seconds of decoding since a source that does not seem to pay was asked all the same."""
-        self.version = 0
-        """Changes whenever the costs do."""
+        self._seen = 0
         self.level = 1.0
         """The machine's present speed, as a multiple of the seconds that were learnt."""
         self._known: dict[int, float] = {}
-        self._read_seconds = self._read_tokens = 0.0
         self._table = [0.0] * (self.LARGEST + 1)
 
     def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
@@ -66,11 +67,14 @@ class Costs:
         if tokens > self.LARGEST:
             return
         usual = seconds / (1 + self.growth * context)
+        new = tokens not in self._known
         known = self._known.setdefault(tokens, usual / self.level)
         ratio = min(max(usual / known, self.level / 2), self.level * 2)
         self.level += LEVEL_RATE * (ratio - self.level)
         self._known[tokens] += SHAPE_RATE * (usual / self.level - known)
-        self._draw_up()
+        self._seen += 1
+        if new or self._seen % REDRAWN == 0:
+            self._draw_up()
 
     def learn(self, seconds: dict[int, float], growth: float) -> None:
         """Replace the table: `seconds` by number of tokens, at no context."""
@@ -87,31 +91,19 @@ class Costs:
         sizes = sorted(self._known)
         table = np.interp(_SIZES, sizes, [self._known[size] for size in sizes])
         table[sizes[-1] :] *= _TYPICAL[sizes[-1] :] / _TYPICAL[sizes[-1]]
-        self._table = (np.minimum.accumulate(table[::-1])[::-1] * self.level).tolist()
-        self.version += 1
+        self._table = np.minimum.accumulate(table[::-1])[::-1].tolist()
 
     def saw_draft(self, seconds: float) -> None:
         """A draft step took `seconds`."""
         step = self.draft_step or seconds
         self.draft_step = step + LEVEL_RATE * (min(seconds, 2 * step) - step)
 
-    def saw_reading(self, tokens: int, seconds: float) -> None:
-        """The draft model read `tokens` tokens of text that others had written."""
-        self._read_tokens += tokens
-        self._read_seconds += seconds
-
-    def reading(self, tokens: int) -> float:
-        """Seconds for the draft model to read `tokens` tokens; before it ever did, an eighth of a
-        step each."""
-        known = self._read_tokens
-        return tokens * (self._read_seconds / known if known else self.draft_step / 8)
-
     def verify(self, tokens: int, context: int = 0) -> float:
         """Seconds for one target forward of `tokens` tokens after `context` others; 0 until any was
         seen."""
         beyond = max(tokens - self.LARGEST, 0)
         seconds = self._table[tokens - beyond] + beyond * self._row()
-        return seconds * (1 + self.growth * context)
+        return seconds * self.level * (1 + self.growth * context)
 
     def steady_size(self) -> int:
         """The number of tokens that gives the most tokens a second if all forwards have it and half
@@ -123,7 +115,7 @@ class Costs:
         """`verify` of 0 to LARGEST tokens. Beside the tokens of `others` in the same forward each
         row is charged what a row of a large forward costs: costs rise in steps, and every request
         would think that its rows cost nothing."""
-        scale = 1 + self.growth * context
+        scale = self.level * (1 + self.growth * context)
         if not others:
             return [seconds * scale for seconds in self._table]
         first, row = self.verify(others + 1, context), self._row() * scale
@@ -190,8 +182,8 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Policy:
-    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `context` how many
-    tokens come before, and `others` how many tokens of other requests the same forwards verify.
+    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `others` how many
+    tokens of other requests the same forwards verify.
 
     The adaptive rule maximises the expected tokens a second of the coming round. Leviathan et al.
     (section 3.5) choose one length from one acceptance rate; here both vary token by token, and the
@@ -202,12 +194,15 @@ class Policy:
     limit: int = MAX_DRAFT
     costs: Costs = field(default_factory=Costs)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
-    context: int = 0
     others: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
-    _rows: list[float] = field(default_factory=list)
-    _rows_for: tuple[int, int, int] | None = None
+    rows: list[float] = field(default_factory=list)
+    """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
+
+    def begin_round(self, context: int) -> None:
+        """A round begins after `context` tokens."""
+        self.rows = self.costs.verifications(context, self.others)
 
     def for_request(self, fixed: int | None) -> Policy:
         """A policy for one more request: what was learnt is shared, and goes on growing from
@@ -219,15 +214,6 @@ class Policy:
         if source not in self.acceptance:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
-
-    @property
-    def rows(self) -> list[float]:
-        """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
-        wanted = (self.costs.version, self.context // 16, self.others)
-        if wanted != self._rows_for:
-            self._rows_for = wanted
-            self._rows = self.costs.verifications(self.context, self.others)
-        return self._rows
 
     @property
     def pace(self) -> float:

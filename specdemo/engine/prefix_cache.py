@@ -1,35 +1,26 @@
 """Texts that a model has read, kept with their cache blocks so that reading them again costs
-nothing. Token ids only. Used from one thread: the one that runs the models."""
+nothing. Used from the thread that runs the models."""
 
 from __future__ import annotations
 
 from .cache import Sequence
 from .decode import Prompt
-from .open import Model
+from .model import Model
 
 SPARE_TOKENS = 8192
 """What kept texts may hold; the last one stays whatever its length."""
 
-MOST_TEXTS = 64
-
-SHORTEST_OPENING = 8
-"""Tokens; an opening of fewer would cost its first prompt more, as a forward of its own, than it
-saves the others."""
-
 
 class PrefixCache:
-    """Texts of one model, the least recently used given up first.
-
-    Reused is a whole text, or whole chunks of `chunk` tokens at their fixed places, nothing
-    between: a target model's logits are then the same bits whatever was asked before, and by whom.
-    The `opening` that a template gives to all prompts is a chunk of its own, so only the first
-    prompt pays for it.
-    """
+    """Texts of one model, the least recently used given up first. Reused is a whole text, or whole
+    chunks of `chunk` tokens at their fixed places, nothing between: a target model's logits are
+    then the same bits whatever was asked before, and by whom. The `opening` that a template gives
+    to all prompts is a chunk of its own."""
 
     def __init__(self, model: Model, chunk: int = 1, opening: tuple[int, ...] = ()):
         self.model = model
         self.chunk = chunk
-        self.opening = opening if len(opening) >= SHORTEST_OPENING else ()
+        self.opening = opening
         self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
 
     def opening_of(self, tokens: tuple[int, ...]) -> int:
@@ -66,8 +57,6 @@ class PrefixCache:
         sequence.trim_blocks()
         self._kept[text] = sequence, prompt
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
-        while len(self._kept) > MOST_TEXTS:
-            self._give_up()
 
     def blocks(self) -> set[int]:
         """The blocks that kept texts hold; may be asked from any thread."""
@@ -79,13 +68,9 @@ class PrefixCache:
         `blocks` blocks, those that they share counted each time."""
         held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
         while held > blocks and len(self._kept) > least:
-            held -= self._give_up()
-
-    def _give_up(self) -> int:
-        sequence, _ = self._kept.pop(next(iter(self._kept)))
-        held = len(sequence.blocks)
-        sequence.release()
-        return held
+            sequence, _ = self._kept.pop(next(iter(self._kept)))
+            held -= len(sequence.blocks)
+            sequence.release()
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:

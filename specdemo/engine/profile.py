@@ -12,10 +12,9 @@ Properties = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """What was measured on this processor with `threads` threads: forwards of 2 to `tokens` tokens
-    give bitwise equal logits (0: not even the smallest do), and a forward of one token differs from
-    them by at most `one_token` logits; with `merging`, requests that share a forward get the bits
-    that each gets alone."""
+    """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
+    (0: not even the smallest do), one of a single token differs by at most `one_token`; with
+    `merging`, requests that share a forward get the bits that each gets alone."""
 
     tokens: int
     one_token: float
@@ -24,9 +23,8 @@ class Invariance:
 
     @property
     def guard(self) -> float | None:
-        """The margin, in logits, above which the choice of a one-token forward is safe: GUARD_TIMES
-        the largest difference seen. None where no guard is needed, or where it would repeat
-        forwards all the time."""
+        """The margin, in logits, above which the choice of a one-token forward is safe; None where
+        no guard is needed, or where it would repeat forwards all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
         return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
 
@@ -51,25 +49,22 @@ class Invariance:
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A target model in one setting of numerics: the `properties` it is compiled with, the
-    `invariance` these were found to have (None in fast numerics), seconds of a forward by its
-    number of tokens, and the share that a token of context adds to them. `measured` is a date (ISO
-    8601), empty for costs that are assumed."""
+    """A target model in one setting of numerics: its properties, the invariance these were found to
+    have (None in fast numerics), seconds of a forward by its number of tokens, and the date (ISO
+    8601) when they were measured."""
 
     properties: Properties
     invariance: Invariance | None
     costs: dict[int, float]
-    growth: float
     measured: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Of a pair: its target model by numerics ("exact", "fast"), the properties of its draft model
-    (None: not tried yet) and the seconds of a draft step (0: not measured), and by source of draft
-    tokens the (accepted, seen) of each band of confidence and of all together."""
+    """Of a pair: its target model by numerics ("exact", "fast"), the seconds of a draft step (0:
+    not measured), and by source of draft tokens the (accepted, seen) of each band of confidence and
+    of all together."""
 
     targets: dict[str, TargetProfile] = field(default_factory=dict)
-    draft_properties: Properties | None = None
     draft_step: float = 0.0
     acceptance: dict[str, list[tuple[float, float]]] = field(default_factory=dict)

@@ -12,26 +12,21 @@ from .cache import Sequence
 from .decode import Decoding, Limits, Prompt, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
+from .handle import MERGED_TOKENS
 from .head import Head
-from .model import PagedModel, Run
+from .model import Model, Run
 from .ngrams import NgramTable
-from .open import Model
 from .policy import MAX_DRAFT, Policy
 from .prefix_cache import PrefixCache, common
-from .profile import Invariance
+from .profile import Invariance, TargetProfile
 from .sampling import Distribution, Sampling, distribution
-from .scheduler import MERGED_TOKENS
 
 
 @dataclass
 class Target:
     """A target model in one setting of numerics, with what decoding on it has taught so far.
-
-    `prefixes` has the prompts that were run. `invariance` is None in fast numerics. `measured` is
-    the date of the cost table, empty until there is one. `steady` is the number of tokens of every
-    forward of decoding while there is only one instance, where changing it costs time; 0
-    afterwards. `prepared` is set when everything is compiled and measured.
-    """
+    `invariance` is None in fast numerics, `measured` the date of the cost table, `steady` as in
+    `pad_to`; `prepared` is set when everything is compiled and measured."""
 
     name: str
     model: Model
@@ -41,6 +36,10 @@ class Target:
     measured: str = ""
     steady: int = 0
     prepared: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self):
+        if self.checked:
+            self.policy.limit = min(MAX_DRAFT, self.checked - 1)
 
     @property
     def found(self) -> str:
@@ -60,36 +59,39 @@ class Target:
         """The most tokens that requests may run together; 0: each by itself."""
         if self.invariance is None:
             return MERGED_TOKENS
-        merging = self.invariance.merging and isinstance(self.model, PagedModel)
-        return min(self.invariance.tokens, MERGED_TOKENS) if merging else 0
+        return min(self.invariance.tokens, MERGED_TOKENS) if self.invariance.merging else 0
+
+    @property
+    def profile(self) -> TargetProfile:
+        """What is known of it now, for the next start."""
+        costs = self.policy.costs.seconds if self.measured else {}
+        properties = self.model.settings.properties
+        return TargetProfile(properties, self.invariance, costs, self.measured)
 
     @property
     def guard(self) -> float | None:
         """The margin in logits of `engine.guard`; None where none is needed."""
         return self.invariance.guard if self.invariance and not self.steady else None
 
+    def pad_to(self, tokens: int) -> None:
+        """Let all forwards of decoding have `tokens` tokens, while there is only one instance, for
+        which changing their number costs time; 0: as few as are exact."""
+        self.steady = tokens
+        exact = self.invariance.least_tokens if self.invariance else 1
+        self.model.least_tokens = max(tokens, exact)
+
     def models(self, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
         """The models that forwards name."""
         model = draft.model if isinstance(draft, PrefixCache) else draft
         return {"target": self.model} | ({} if model is None else {"draft": model})
 
-    def adopt(self, invariance: Invariance) -> None:
-        """Decode by what was measured."""
-        self.invariance = invariance
-        self.policy.limit = min(MAX_DRAFT, (invariance.tokens or MAX_DRAFT + 1) - 1)
-        self.model.least_tokens = invariance.least_tokens
-
 
 @dataclass
 class Request:
-    """What to decode, and afterwards what it took.
-
-    `drafter` is a name as in `make_drafter`; `draft_tokens` a draft length or None to adapt;
-    `table` is the n-gram table. With `certified` a greedy
-    answer is checked at the end: `difference` is then the first position where the check differs
-    (None: nowhere), `certificate_seconds` the time it took. With `prefill_seconds` times count as
-    if the prompt had taken that long.
-    """
+    """What to decode, and afterwards what it took. `drafter` is a name as in `make_drafter`,
+    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked at
+    the end: `difference` is then the first position where the check differs (None: nowhere). With
+    `prefill_seconds` times count as if the prompt had taken that long."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -134,7 +136,6 @@ class Request:
                     self.sampling,
                     head=draft if isinstance(draft, Head) else None,
                     sequence=reading,
-                    head_tokens=reading and draft.model.head_tokens,
                     table=self.table,
                 ),
                 policy=policy,

@@ -38,8 +38,13 @@ REACH = 0.05
 """Logits up to which margins of draws are told apart: more than any guard asks for
 (`numerics.MOST_GUARD`)."""
 
-_GAPS = (16.0, 64.0, np.inf)
-_GOLDEN = 0x9E3779B97F4A7C15
+_RANKED = math.exp(-16)
+"""Tokens at least this probable, as a share of the likeliest one's probability, are ranked first:
+filters seldom keep others."""
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ARRAY_GOLDEN, _ARRAY_FIRST, _ARRAY_SECOND = map(np.uint64, (_GOLDEN, _FIRST, _SECOND))
+_11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +104,26 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
         return Distribution(ids, kept / kept.sum())
     # Both filters keep a prefix of the ranking; only the few tokens near the top are worth ranking.
     total = float(unnormalised.sum(dtype=np.float64))
-    for gap in _GAPS:
-        ids = (
-            np.flatnonzero(unnormalised >= np.exp(-gap))
-            if np.isfinite(gap)
-            else np.arange(len(logits))
-        )
+    for least in (_RANKED, 0.0):
+        ids = np.flatnonzero(unnormalised >= least)
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
         weights = unnormalised[ranked].astype(np.float64)
         size = len(ranked)
         if sampling.top_k > 0:
-            if size < min(sampling.top_k + 1, len(logits)) and np.isfinite(gap):
+            if least and size <= sampling.top_k:
                 continue
             size = min(size, sampling.top_k)
             total = weights[:size].sum()
         if sampling.top_p < 1:
             mass = np.cumsum(weights[:size])
-            if mass[-1] < sampling.top_p * total and np.isfinite(gap):
+            if least and mass[-1] < sampling.top_p * total:
                 continue
             size = min(int(np.searchsorted(mass, sampling.top_p * total)) + 1, size)
         order = np.argsort(ranked[:size])
         kept = weights[:size]
         edge = _edge(weights, size, sampling.top_p * total if sampling.top_p < 1 else None)
         return Distribution(ranked[order], kept[order] / kept.sum(), edge)
-    raise AssertionError("the last gap keeps every token")
+    raise AssertionError("the second time every token is ranked")
 
 
 def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
@@ -140,15 +141,20 @@ def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
 def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
     """float64 [n] in (0, 1): the noise of each token id at a position, by the SplitMix64
     finaliser."""
+    x = (ids.astype(np.uint64) * _ARRAY_GOLDEN) + np.uint64(_key(seed, position, stream))
+    x ^= x >> _30
+    x *= _ARRAY_FIRST
+    x ^= x >> _27
+    x *= _ARRAY_SECOND
+    x ^= x >> _31
+    return ((x >> _11).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def _key(seed: int, position: int, stream: int) -> int:
+    """What the noise of token 0 is the hash of."""
     mask = (1 << 64) - 1
     key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
-    x = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return (key + _GOLDEN) & mask
 
 
 def _mix_int(x: int) -> int:
@@ -157,16 +163,14 @@ def _mix_int(x: int) -> int:
 
 def _finish_int(x: int) -> int:
     mask = (1 << 64) - 1
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    x = ((x ^ (x >> 30)) * _FIRST) & mask
+    x = ((x ^ (x >> 27)) * _SECOND) & mask
     return x ^ (x >> 31)
 
 
 def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
     """One of `uniforms`: in plain integers, which for a single one is several times as fast."""
-    mask = (1 << 64) - 1
-    key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
-    x = _finish_int(((token + 1) * _GOLDEN + key) & mask)
+    x = _finish_int((token * _GOLDEN + _key(seed, position, stream)) & ((1 << 64) - 1))
     return ((x >> 11) + 0.5) * 2.0**-53
 
 
@@ -187,21 +191,27 @@ def choose(
     sampling: Sampling,
     position: int,
     known: tuple[float, float] | None = None,
+    ids: np.ndarray | None = None,
+    reach: float = REACH,
 ) -> tuple[int, float]:
-    """`draw` from the `distribution` of one row of logits, with its margin: a change of every logit
-    by less than half of it would not have changed the draw. 0 where that is not known, REACH at
-    most. `known` are the row's maximum and log-sum-exp, where they are known."""
+    """`draw` from the `distribution` of one row of logits: the column, which stands for its token
+    in `ids`, with its margin: a change of every logit by less than half of it would not have
+    changed the draw. 0 where that is not known, `reach` at most. `known` are the row's maximum and
+    log-sum-exp, where they are known."""
     temperature = sampling.temperature
-    reach = min(REACH / temperature, 20.0)
+    reach = min(reach / temperature, 20.0)
     if sampling.filtered:
         source = distribution(logits, sampling)
+        columns = source.ids
+        if ids is not None:
+            source = Distribution(ids[columns], source.probabilities, source.edge)
         at, lead = _race_all(source, sampling.seed, position, TOKEN, reach)
-        return int(source.ids[at]), temperature * min(lead, 2 * source.edge)
+        return int(columns[at]), temperature * min(lead, 2 * source.edge)
     # Without filters the distribution is never made as a whole: those near the head race, and of
     # the rest it is mostly enough to know how much it can be.
     top, log_sum = known or (float(logits.max()), math.inf)
     cut = temperature * (math.log(HEAD) - reach)
-    near = np.flatnonzero(logits >= np.float32(top + cut))
+    near = (logits >= np.float32(top + cut)).nonzero()[0]
     above = logits[near].astype(np.float64) - top
 
     def weights() -> np.ndarray:
@@ -218,8 +228,9 @@ def choose(
         beside = weights().sum(dtype=np.float64) - np.exp(above / temperature).sum()
         rest = max(float(beside), 0.0) + 1e-4
     noise = (sampling.seed, position, TOKEN)
-    token, lead = _race(near, np.exp(above / temperature), near, rest, weights, noise, reach)
-    return token, temperature * lead
+    tokens = near if ids is None else ids[near]
+    column, lead = _race(near, np.exp(above / temperature), tokens, rest, weights, noise, reach)
+    return column, temperature * lead
 
 
 def _race_all(
@@ -253,13 +264,18 @@ def _race(
     winner = int(np.where(head, arrivals, math.inf).argmin())
     first = float(arrivals[winner])
     tail_noise = -math.log(uniform(seed, position, stream + 8))
-    if tail_noise < first * (rest + float(weights[~head].sum())):
+    beside = rest
+    if np.count_nonzero(head) < len(head):
+        beside += float(weights[~head].sum())
+    if tail_noise < first * beside:
         tail = whole()
         tail[near[head]] = 0.0
         mass = np.cumsum(tail, dtype=np.float64)
         if tail_noise < first * mass[-1]:
             drawn = uniform(seed, position, stream + 16) * mass[-1]
             return int(np.searchsorted(mass, drawn)), 0.0
+    if not reach:
+        return int(near[winner]), 0.0
     # A token that a change may take across the head's edge counts on both sides of it.
     sure = weights >= HEAD * math.exp(reach)
     if not sure[winner]:
