@@ -7,14 +7,14 @@ step over that of a target step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from specdemo.models.drafts import expected_tokens
-from specdemo.trace import Trace, summarize
+from specdemo.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,6 @@ def expected_speedup(
     step = costs.draft_step if draft_step is None else draft_step
     seconds = draft_tokens * step + costs.verify_seconds(draft_tokens + 1)
     return expected_tokens(acceptance, draft_tokens) * costs.plain / seconds
-
-
-def predicted_speedup(traces: Iterable[Trace], costs: CostTable | None) -> float | None:
-    """Theorem 3.8 summed over rounds of different draft lengths: equation 1 gives the tokens that
-    each round is expected to yield at its trace's acceptance rate. Only inference counts. None
-    without costs or rounds."""
-    tokens = seconds = 0.0
-    for trace in traces if costs else ():
-        acceptance = summarize(trace).acceptance_rate or 0.0
-        for round_ in trace.decoding_rounds:
-            drafted = len(round_.drafted)
-            tokens += expected_tokens(acceptance, drafted)
-            # Includes draft steps whose token was not proposed in the end.
-            seconds += costs.verify_seconds(drafted + 1) + round_.draft_seconds
-    return tokens * costs.plain / seconds if seconds > 0 else None
 
 
 def measured_costs(traces: Sequence[Trace]) -> CostTable | None:

@@ -8,6 +8,7 @@ was recorded, and the clock by a cost table. Off the recorded answer nothing is 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from specdemo.bench.prompts import BenchPrompt
 from specdemo.engine import cache, decode
 from specdemo.engine.drafters import (
     FEW,
+    READ_TOGETHER,
     AdaptiveDrafter,
     DraftHead,
     DraftModel,
@@ -30,9 +32,8 @@ from specdemo.engine.drafters import (
     Reply,
 )
 from specdemo.engine.head import DEPTH, Head, HeadStep
-from specdemo.engine.model import Run
+from specdemo.engine.model import Model, Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
-from specdemo.engine.open import Model
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefix_cache import PrefixCache
 from specdemo.engine.request import Request, Target
@@ -50,9 +51,6 @@ SAMPLED = 0.7
 
 CHUNK = 16
 """Tokens that the target model reads at once while it is recorded."""
-
-READ_TOGETHER = 8
-"""Tokens of a text that the draft model reads in the time of one step."""
 
 GREEDY = Sampling()
 
@@ -194,7 +192,7 @@ class _Along(Request):
 
     def _draft(self, model: Model) -> Generator[Forward, Reply, list[tuple[int, float]]]:
         length = len(self.tokens)
-        drafting = Drawing(Policy(), self.sampling, model.head_tokens)
+        drafting = Drawing(Policy(), self.sampling, None)
         text = [*self.tokens, *self.answer[:-1]]
         with model.new_sequence() as sequence:
             reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
@@ -337,10 +335,14 @@ def _decode(
 class _Recorded:
     """Stands in for rows of logits: recorded choices, all of them clear."""
 
-    best: list[int]
+    tokens: list[int]
     chance: float = 0.5
-    margin: tuple[float, ...] = (1e9,) * 99
-    state: None = None
+
+    def best(self, at: int) -> int:
+        return self.tokens[at]
+
+    def margin(self, at: int) -> float:
+        return math.inf
 
     def probability(self, at: int, column: int) -> float:
         return self.chance

@@ -8,12 +8,14 @@ mean square, a step is
     next_state = s + down (silu(gate norm(s)) * (up norm(s)))
     logits = rows (out norm(next_state))
 
-`embedding` and `rows` are the target's own, the other matrices the head's. Knows numpy and OpenVINO
-only; needs no torch.
+`embedding` and `rows` are the target's own, the other matrices the head's. Between two forwards of
+the target a step takes the time of reading the matrices from memory, so they have four bits. Knows
+numpy and OpenVINO only; needs no torch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,22 +27,23 @@ from specdemo.models import ir
 
 TOKENS = "head_tokens.npy"
 EPSILON = 1e-6
+GROUP = 64
+"""Weights that share a scale."""
+DAMPING = 0.01
+"""Relative to the mean of the squares."""
+FITTED = 4096
+"""Chains that `fit` reads at once."""
+LATER = 0.6
+"""What a token of a chain counts relative to the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A matrix in int8, values int8 [rows, columns], with a scale for each row, float16
-    [rows, 1]."""
+    """A matrix in int4: values uint8 [rows, columns / 2], two a byte, the lower one first, and
+    scales float16 [rows, groups]."""
 
     values: np.ndarray
     scales: np.ndarray
-
-
-def quantize(matrix: np.ndarray) -> Quantized:
-    """Round a matrix [rows, columns] to int8, symmetric, each row by its own largest value."""
-    scales = np.maximum(np.abs(matrix).max(1, keepdims=True) / 127, 1e-7).astype(np.float16)
-    values = np.rint(matrix / scales.astype(np.float32)).clip(-127, 127)
-    return Quantized(values.astype(np.int8), scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,59 @@ def load(path: Path) -> Head:
         return Head(weights, held["tokens"], tuple(held["fractions"].tolist()))
 
 
+def fit(
+    matrices: dict[str, np.ndarray], embedding: np.ndarray, hidden: np.ndarray, tokens: np.ndarray
+) -> dict[str, Quantized]:
+    """Round matrices, float32, to four bits so that their products change least on chains from
+    hidden states, [n, H], that read these tokens, int [n, depth]."""
+    squares = dict.fromkeys(matrices, 0.0)
+    for begin in range(0, len(hidden), FITTED):
+        part = slice(begin, begin + FITTED)
+        count, width = len(hidden[part]), embedding.shape[1]
+        read = _normed(hidden[part].reshape(count, -1, width)).reshape(count, -1)
+        state = np.zeros((count, len(matrices["mix"])), np.float32)
+        for depth, token in enumerate(tokens[part].T):
+            x = {"mix": np.concatenate([read, _normed(state), _normed(embedding[token])], 1)}
+            state = x["mix"] @ matrices["mix"].T
+            x["gate_up"] = _normed(state)
+            gate, up = np.split(x["gate_up"] @ matrices["gate_up"].T, 2, 1)
+            x["down"] = gate / (1 + np.exp(-gate)) * up
+            state = state + x["down"] @ matrices["down"].T
+            x["out"] = _normed(state)
+            x["rows"] = x["out"] @ matrices["out"].T
+            for name, given in x.items():
+                squares[name] = squares[name] + LATER**depth * (given.T @ given)
+    return {name: quantize(matrix, squares[name]) for name, matrix in matrices.items()}
+
+
+def _normed(rows: np.ndarray) -> np.ndarray:
+    return rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + EPSILON)
+
+
+def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
+    """Round a matrix [rows, columns] to int4, column by column, each one's error made good by those
+    after it as the inputs' sums of products, [columns, columns], tell (GPTQ, arXiv 2210.17323)."""
+    rows, columns = matrix.shape
+    group = math.gcd(GROUP, columns)
+    damping = DAMPING * np.trace(squares) / columns + 1e-9
+    spread = np.linalg.inv(squares + damping * np.eye(columns))
+    spread = np.linalg.cholesky(spread).T.astype(np.float32)
+    left = matrix.astype(np.float32)
+    values = np.zeros((rows, columns), np.int8)
+    scales = np.zeros((rows, columns // group), np.float16)
+    for at in range(columns):
+        if at % group == 0:
+            part = left[:, at : at + group]
+            largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)[:, 0]
+            scales[:, at // group] = np.where(np.abs(largest) < 1e-6, 1e-6, -largest / 8)
+        scale = scales[:, at // group].astype(np.float32)
+        values[:, at] = np.rint(left[:, at] / scale).clip(-8, 7)
+        error = (left[:, at] - values[:, at] * scale) / spread[at, at]
+        left[:, at:] -= np.outer(error, spread[at, at:])
+    bits = values.view(np.uint8) & 15
+    return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, scales)
+
+
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     """The embedding and the output matrix of a decoder IR, float32 [vocabulary, width] each."""
     model = ov.Core().read_model(str(xml))
@@ -90,43 +146,50 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     return found[0].copy(), found[1].copy()
 
 
-def write(head: Head, embedding: np.ndarray, output: np.ndarray, folder: Path) -> None:
+def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
     """Write XML and TOKENS into `folder`: the inputs hidden [n, H] and state [n, S], float32, and
     token [n], int64; the outputs logits [n, V'] and next_state [n, S], float32.
 
-    `embedding` and `output`, float32 [vocabulary, E], are the target's. The IR keeps the fractions
-    as runtime information.
+    `embedding`, float32 [vocabulary, E], is the target's. The IR keeps the fractions as runtime
+    information.
     """
-    model = _graph(head.weights, quantize(embedding), quantize(output[head.tokens]))
+    model = _graph(head, embedding)
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
     ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
     np.save(folder / TOKENS, head.tokens.astype(np.int64))
 
 
-def _graph(weights: dict[str, Quantized], embedding: Quantized, rows: Quantized) -> ov.Model:
-    state_size, given = weights["mix"].values.shape
-    width = embedding.values.shape[1]
-    hidden = _input("hidden", given - state_size - width)
-    state = _input("state", state_size)
+def _graph(head: Head, embedding: np.ndarray) -> ov.Model:
+    width, parts = embedding.shape[1], 1 + len(head.fractions)
+    given = 2 * head.weights["mix"].values.shape[1]
+    state_size = given - (parts + 1) * width
+    hidden, state = _input("hidden", parts * width), _input("state", state_size)
     token = ops.parameter(ov.PartialShape([-1]), ov.Type.i64, name="token")
     token.output(0).get_tensor().set_names({"token"})
-    axis = ops.constant(0)
-    embedded = ops.multiply(
-        ops.convert(ops.gather(ops.constant(embedding.values), token, axis), "f32"),
-        ops.convert(ops.gather(ops.constant(embedding.scales), token, axis), "f32"),
-    )
-    pieces = ops.split(hidden, ops.constant(-1), (given - state_size) // width - 1).outputs()
-    parts = [_norm(part) for part in (*pieces, state.output(0), embedded.output(0))]
-    s = _product(ops.concat(parts, -1), weights["mix"])
-    gate_up = _product(_norm(s.output(0)), weights["gate_up"])
+    pieces = ops.split(hidden, ops.constant(-1), parts).outputs()
+    pieces += [state.output(0), _embedded(embedding, token)]
+    x = ops.concat([_norm(piece) for piece in pieces], -1)
+    s = _product(x, head.weights["mix"])
+    gate_up = _product(_norm(s.output(0)), head.weights["gate_up"])
     gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
-    s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), weights["down"]))
-    logits = _product(_product(_norm(s.output(0)), weights["out"]), rows)
+    s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), head.weights["down"]))
+    out = _product(_norm(s.output(0)), head.weights["out"])
     results = []
-    for name, output in (("logits", logits), ("next_state", s)):
+    for name, output in (("logits", _product(out, head.weights["rows"])), ("next_state", s)):
         output.output(0).get_tensor().set_names({name})
         results.append(ops.result(output.output(0)))
     return ov.Model(results, [hidden, state, token], "draft_head")
+
+
+def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
+    """Rows of the embedding, kept in int8."""
+    scales = np.maximum(np.abs(embedding).max(1, keepdims=True) / 127, 1e-7).astype(np.float16)
+    values = np.rint(embedding / scales.astype(np.float32)).clip(-127, 127).astype(np.int8)
+    value, scale = (
+        ops.convert(ops.gather(ops.constant(table), token, ops.constant(0)), "f32")
+        for table in (values, scales)
+    )
+    return ops.multiply(value, scale).output(0)
 
 
 def _input(name: str, size: int) -> ov.Node:
@@ -142,6 +205,11 @@ def _norm(rows: ov.Output) -> ov.Node:
 
 
 def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
-    values = ops.convert(ops.constant(weights.values), "f16")
-    matrix = ops.convert(ops.multiply(values, ops.constant(weights.scales)), "f32")
-    return ops.matmul(rows, matrix, False, True)
+    outputs, groups = weights.scales.shape
+    columns = 2 * weights.values.shape[1]
+    tensor = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
+    tensor.data.reshape(-1).view(np.uint8)[:] = weights.values.reshape(-1)
+    values = ops.convert(ops.constant(tensor), "f16")
+    scaled = ops.multiply(values, ops.constant(weights.scales[:, :, None]))
+    matrix = ops.reshape(scaled, ops.constant(np.array([outputs, columns])), False)
+    return ops.matmul(rows, ops.convert(matrix, "f32"), False, True)
