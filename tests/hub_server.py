@@ -89,9 +89,6 @@ class Hub:
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         self.repositories[name] = Repository(files)
 
-    def bytes_served(self, name: str) -> int:
-        return sum(one.sent for one in self.served if one.name == name)
-
     def finish_transfers(self) -> None:
         """Wait until no file is being sent, and forget those that were."""
         while self.sending:

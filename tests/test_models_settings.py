@@ -11,7 +11,7 @@ from tiny_models import ir_folder
 
 from specdemo.errors import BadInput
 from specdemo.models import machine
-from specdemo.models.convert import fitting_group_size
+from specdemo.models.export import fitting_group_size
 from specdemo.session import Session
 from specdemo.settings import Settings
 
@@ -23,7 +23,6 @@ from specdemo.settings import Settings
         ("int4", "f16", "exact", "auto"),
         ("fp16", "f32", "exact", "lookup"),
         ("int4", "u8", "fast", "model"),
-        ("fp16", "bf16", "exact", "model"),
     ],
 )
 def test_any_combination_answers_and_says_what_it_does_to_exactness(

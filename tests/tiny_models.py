@@ -38,7 +38,9 @@ def ir_folder(home: Path, name: str, weight_format: str) -> Path:
 
 
 def write_group(group: str, home: Path) -> None:
-    from specdemo.models import convert, ir
+    from optimum.commands.optimum_cli import main
+
+    from specdemo.models import export, ir
 
     if group == "llama":
         write_llama_pair(home / "llama-target", home / "llama-draft")
@@ -48,8 +50,10 @@ def write_group(group: str, home: Path) -> None:
     for name, weight_format in EXPORTED[group]:
         out = ir_folder(home, name, weight_format)
         # Converting a vocabulary of 50,000 takes longer than exporting these models.
-        convert.from_checkpoint(home / name, out, weight_format, 0, convert_tokenizer=False)
-        ir.check_decoder(out)
+        size = export.fitting_group_size(ir.read_json(home / name / "config.json"))
+        *options, last = export.optimum_arguments(home / name, out, weight_format, size)
+        sys.argv = ["optimum-cli", *options, "--disable-convert-tokenizer", last]
+        main()
 
 
 def special(id: int, content: str) -> dict:

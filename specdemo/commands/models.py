@@ -6,16 +6,12 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from specdemo.cli import json_option, load_pair, progress_bar, write_json
-from specdemo.errors import BadInput, DamagedModel
+from specdemo.errors import DamagedModel
 from specdemo.terminal import show
-
-if TYPE_CHECKING:
-    from specdemo.models.drafts import Prospect
 
 ACCEPTANCE_RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -26,6 +22,7 @@ def pairs(json_file: str | None) -> None:
     from specdemo.models.progress import size
     from specdemo.models.registry import survey
 
+    found = survey()
     rows = [
         {
             "name": one.pair.name,
@@ -36,29 +33,26 @@ def pairs(json_file: str | None) -> None:
             "memory_bytes": one.pair.memory_bytes,
             "fits": one.fits,
             "ready": one.ready,
-            "licence": one.pair.licence,
-            "rounded_from": one.pair.rounded_from or None,
             "token_seconds": one.token_seconds,
             "agreement": one.agreement,
-            "measured": one.facts,
         }
-        for one in survey()
+        for one in found
     ]
     if json_file:
         write_json(json.dumps(rows, indent=1), json_file)
     if json_file != "-":
         table = [
             {
-                "pair": row["name"],
-                "target": row["target"],
-                "drafts": ", ".join(row["drafts"]),
-                "download": size(row["download_bytes"]),
-                "memory": size(row["memory_bytes"]),
-                "fits": row["fits"],
-                "here": row["ready"],
-                "measured here": row["measured"],
+                "pair": one.pair.name,
+                "target": one.pair.target.name,
+                "drafts": ", ".join(draft.name for draft in one.pair.drafts),
+                "download": size(one.pair.download_bytes),
+                "memory": size(one.pair.memory_bytes),
+                "fits": one.fits,
+                "here": one.ready,
+                "measured here": one.facts,
             }
-            for row in rows
+            for one in found
         ]
         show(None, table, sys.stdout)
 
@@ -84,22 +78,13 @@ def fetch(pair: str) -> None:
 @click.argument("source", metavar="REPO_OR_DIR", help="Where the PyTorch checkpoint is.")
 @click.argument("out", type=click.Path(path_type=Path), help="The folder to make.")
 @click.option("--weight-format", type=click.Choice(("int8", "int4", "fp16")), default="int8")
-@click.option(
-    "--group-size",
-    type=click.IntRange(1),
-    metavar="N",
-    help="For int4: weights that share a scale (default: the largest of 128, 64, 32 that fits).",
-)
-def export(source: str, out: Path, weight_format: str, group_size: int | None) -> None:
+def export(source: str, out: Path, weight_format: str) -> None:
     from specdemo.models import sources
     from specdemo.models.export import export
 
-    if group_size and weight_format != "int4":
-        raise BadInput(f"--group-size goes with --weight-format int4, not {weight_format}.")
     with progress_bar() as bar:
         model = sources.source_of(source, "REPO_OR_DIR", weight_format)
-        folder = sources.checkpoint(model, bar)
-        export(folder, out, weight_format, bar, group_size=group_size or 0, name=model.name)
+        export(sources.checkpoint(model, bar), out, weight_format, bar, name=model.name)
     click.echo(f"{out} holds the IR of {model.name} ({weight_format})")
 
 
@@ -157,42 +142,45 @@ def tune(pair: str, limit: int, json_file: str | None) -> None:
 
 @click.command()
 @click.argument("pair", help="A pair that `specdemo pairs` lists.")
-@click.option("--quick", is_flag=True, help="Leave out the comparison of numerics.")
 @json_option
-def rehearse(pair: str, quick: bool, json_file: str | None) -> None:
+def rehearse(pair: str, json_file: str | None) -> None:
     from specdemo.models import machine, measured
-    from specdemo.models.drafts import prospect
+    from specdemo.models.drafts import promised_speedup
     from specdemo.models.registry import ASSUMED_ACCEPTANCE, find_pair
     from specdemo.models.rehearsal import PROMPT, rehearse_pair
 
     chosen = find_pair(pair, option="PAIR")
     with progress_bar() as bar:
-        models = rehearse_pair(chosen, bar, compare=not quick)
-    steps = {one.model: one.settings[0].step_seconds for one in models}
+        models = rehearse_pair(chosen, bar)
+    steps = {one.model: one.step_seconds for one in models}
     for model, seconds in steps.items():
         measured.remember("steps", model, seconds)
     drafts = list(steps)[1 : 1 + len(chosen.drafts)]
     targets = [name for name in steps if name not in drafts]
-
-    def promised(target: str, draft: str, rate: float) -> Prospect:
-        return prospect(dict(enumerate(steps[target], start=1)), steps[draft][0], rate)
-
     assumed = {draft: ASSUMED_ACCEPTANCE.get(draft, 0.5) for draft in drafts}
-    default = max(drafts, key=lambda draft: promised(targets[0], draft, assumed[draft]).speedup)
+
+    def speedup(target: str, draft: str, rate: float) -> float:
+        return promised_speedup(dict(enumerate(steps[target], start=1)), steps[draft][0], rate)
+
+    rows = [
+        {
+            "target": target,
+            "draft": draft,
+            **{f"{rate:g}": speedup(target, draft, rate) for rate in ACCEPTANCE_RATES},
+            "assumed rate": assumed[draft],
+            "speed-up": speedup(target, draft, assumed[draft]),
+        }
+        for target in targets
+        for draft in drafts
+    ]
+    default = max(rows[: len(drafts)], key=lambda row: row["speed-up"])["draft"]
     if json_file:
-        prospects = [
-            {"target": target, "draft": draft} | dataclasses.asdict(promised(target, draft, rate))
-            for target in targets
-            for draft in drafts
-            for rate in ACCEPTANCE_RATES
-        ]
         figures = {
             "machine": machine.describe(),
             "weights": "made up",
             "pair": chosen.name,
             "models": [dataclasses.asdict(one) for one in models],
-            "prospects": prospects,
-            "assumed_acceptance": assumed,
+            "prospects": rows,
             "default": default,
         }
         write_json(json.dumps(figures, indent=1), json_file)
@@ -203,7 +191,7 @@ def rehearse(pair: str, quick: bool, json_file: str | None) -> None:
         f"activations, f16 cache, batch 1, {PROMPT} tokens of context. Weights files are read once "
         "while loading, the rest stays."
     )
-    rows = [
+    taken = [
         {
             "model": one.model,
             "weights file, GB": one.weights_bytes / 1e9,
@@ -214,28 +202,15 @@ def rehearse(pair: str, quick: bool, json_file: str | None) -> None:
         }
         for one in models
     ]
-    show("what each model takes", rows, sys.stdout)
-    rows = [
+    show("what each model takes", taken, sys.stdout)
+    stepped = [
         {
             "model": one.model,
-            "numerics": way.numerics,
-            **{str(n): 1000 * time for n, time in enumerate(way.step_seconds, start=1)},
-            "logits": way.invariance,
+            **{str(n): 1000 * time for n, time in enumerate(one.step_seconds, start=1)},
+            "logits": one.invariance,
         }
         for one in models
-        for way in one.settings
     ]
-    show("milliseconds a forward of n tokens", rows, sys.stdout)
-    rows = [
-        {
-            "target": target,
-            "draft": draft,
-            **{f"{rate:g}": promised(target, draft, rate).speedup for rate in ACCEPTANCE_RATES},
-            "assumed rate": assumed[draft],
-            "speed-up": promised(target, draft, assumed[draft]).speedup,
-        }
-        for target in targets
-        for draft in drafts
-    ]
+    show("milliseconds a forward of n tokens", stepped, sys.stdout)
     show("speed-up by acceptance rate", rows, sys.stdout)
     click.echo(f"At the assumed acceptance rates {default} is the draft to begin with.")

@@ -5,8 +5,9 @@ Imports torch only where such a device is named.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from specdemo.engine.checkpoint import TORCH, Checkpoint
@@ -18,11 +19,8 @@ TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
 """The environment variable that lets checkpoints run code of their own. It is the operator's: no
 request, link or page setting can set it."""
 
-_NEEDED = {
-    "torch transformers accelerate": "run `pip install --retries 1 -r requirements-torch.txt`",
-    "habana_frameworks optimum.habana": "install Intel's Gaudi software, then `pip install "
-    "optimum-habana`",
-}
+_INSTALL = "run `pip install --retries 1 -r requirements-torch.txt`"
+_INSTALL_GAUDI = "install Intel's Gaudi software, then `pip install optimum-habana`"
 
 
 def on_torch(device: str) -> bool:
@@ -36,11 +34,12 @@ def require_device(name: str, option: str) -> None:
     if kind not in KINDS or (number and not number.isdecimal()):
         known = ", ".join(TORCH + one for one in KINDS)
         raise BadInput(f"{option} {name!r} is not a torch device; choose one of {known}.")
-    for packages, install in list(_NEEDED.items())[: 2 if kind == "hpu" else 1]:
-        if missing := [package for package in packages.split() if not _installed(package)]:
-            raise MissingPackage(
-                f"{option} {name} needs {' and '.join(missing)}, not installed here; {install}."
-            )
+    needed = dict.fromkeys(("torch", "transformers", "accelerate"), _INSTALL)
+    if kind == "hpu":
+        needed["habana_frameworks"] = _INSTALL_GAUDI
+    for package, install in needed.items():
+        if not _installed(package):
+            raise MissingPackage(f"{option} {name} needs {package}, not installed here; {install}.")
     if kind == "hpu":  # makes torch.hpu
         importlib.import_module("habana_frameworks.torch")
     import torch
@@ -50,18 +49,15 @@ def require_device(name: str, option: str) -> None:
         raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
 
 
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
 def untested(device: str) -> str:
     """What to say at the start of a device that this program was never run on; else ""."""
     if not on_torch(device) or device.startswith(f"{TORCH}cpu"):
         return ""
     return f"{device} is untested: what is exact there is measured now; please report how it went"
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the package that it would be part of
-        return False
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -75,6 +71,6 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if config.get("model_type") not in CONFIG_MAPPING:
             raise BadInput(
                 f"{path.name} runs only with Python code of its own; read it, then allow it with "
-                "--trust-remote-code, or choose a model that transformers knows."
+                f"{TRUST}=1, or choose a model that transformers knows."
             )
     return Checkpoint(path, trusted)

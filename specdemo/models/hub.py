@@ -11,13 +11,11 @@ import errno
 import hashlib
 import os
 import re
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.models import integrity, ir
@@ -25,7 +23,6 @@ from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Meter, Report, silent
 
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
 """Files of configuration, tokenizer and template, and code, which runs only if it is trusted."""
@@ -37,13 +34,11 @@ TRIES, RETRY_SECONDS = 5, 1.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository. `size` is in bytes; `digest` is SHA-256 for large files, git's SHA-1
-    for small ones. `blob` is the place of its content in the cache, `part` of what has come of
-    it."""
+    """A file of a repository. `size` is in bytes. `blob` is the place of its content in the cache,
+    named by its digest, `part` of what has come of it."""
 
     name: str
     size: int
-    digest: str
     blob: Path
 
     @property
@@ -53,9 +48,8 @@ class RemoteFile:
     @property
     def missing(self) -> int:
         """Bytes that are not on this disk yet."""
-        if file_size(self.blob) == self.size:
-            return 0
-        return max(0, self.size - file_size(self.part))
+        there = file_size(self.blob) == self.size
+        return 0 if there else max(0, self.size - file_size(self.part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +65,6 @@ class Listing:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-    @property
-    def missing(self) -> int:
-        return sum(file.missing for file in self.files)
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -85,27 +75,6 @@ class Snapshot:
     revision: str
 
 
-def answers(timeout: float = 2.0) -> bool:
-    """Whether the Hub answers within `timeout` seconds; False at once with HF_HUB_OFFLINE."""
-    import httpx
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    answered = threading.Event()
-
-    def ask() -> None:
-        with suppress(httpx.HTTPError, OSError):
-            if get_session().head(constants.ENDPOINT, timeout=timeout).status_code < 500:
-                answered.set()
-
-    if not constants.is_offline_mode():
-        # A thread, because the lookup of a host name obeys no timeout.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(timeout)
-    return answered.is_set()
-
-
 def cached(repo: str) -> Snapshot | None:
     """The whole snapshot of `repo` on this disk, or None. Never asks the network.
 
@@ -113,13 +82,15 @@ def cached(repo: str) -> Snapshot | None:
     """
     name, commit = split(repo)
     with suppress(OSError, SpecdemoError):
-        if not _COMMIT.fullmatch(commit):
+        if not re.fullmatch("[0-9a-f]{40}", commit):
             commit = (_storage(name) / "refs" / commit).read_text(encoding="utf-8").strip()
         folder = _storage(name) / "snapshots" / commit
-        present = [path for path in folder.rglob("*") if path.is_file()]
-        _choose([path.relative_to(folder).as_posix() for path in present])
-        _check(folder)
-        return Snapshot(folder, commit)
+        names = {path.name for path in folder.iterdir() if path.is_file()}
+        _choose(names)
+        safe = any(name.endswith(".safetensors") for name in names)
+        index = "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
+        shards = ir.read_json(folder / index).get("weight_map", {})
+        return Snapshot(folder, commit) if names.issuperset(shards.values()) else None
     return None
 
 
@@ -143,10 +114,11 @@ def list_repository(repo: str) -> Listing:
         wanted = [siblings[path] for path in _choose(list(siblings))]
     except BadInput as error:
         raise BadInput(f"{repo} on the Hub {error}") from error
-    files = []
-    for one in wanted:
-        digest = one.lfs["sha256"] if one.lfs else one.blob_id
-        files.append(RemoteFile(one.rfilename, one.size, digest, _storage(name) / "blobs" / digest))
+    blobs = _storage(name) / "blobs"
+    files = [
+        RemoteFile(one.rfilename, one.size, blobs / (one.lfs["sha256"] if one.lfs else one.blob_id))
+        for one in wanted
+    ]
     return Listing(name, revision, info.sha, tuple(files))
 
 
@@ -156,7 +128,8 @@ def download(listings: Sequence[Listing], report: Report = silent) -> list[Snaps
 
     Raises FetchError or BadInput.
     """
-    missing, size = sum(one.missing for one in listings), sum(one.size for one in listings)
+    missing = sum(file.missing for listing in listings for file in listing.files)
+    size = sum(listing.size for listing in listings)
     what = "Downloading " + " and ".join(one.repo for one in listings)
     if missing:
         require_space(_cache(), missing + 50_000_000, what)
@@ -171,7 +144,6 @@ def download(listings: Sequence[Listing], report: Report = silent) -> list[Snaps
         except Exception as error:
             raise explain(error, f"{listing.repo}@{listing.commit}") from error
         folder = _storage(listing.repo) / "snapshots" / listing.commit
-        _check(folder)
         if listing.revision != listing.commit:
             reference = _storage(listing.repo) / "refs" / listing.revision
             make_folder(reference.parent)
@@ -180,7 +152,7 @@ def download(listings: Sequence[Listing], report: Report = silent) -> list[Snaps
     return snapshots
 
 
-def _choose(names: Sequence[str]) -> list[str]:
+def _choose(names: Collection[str]) -> list[str]:
     """What to take from a repository: its IR with tokenizer, else its PyTorch checkpoint.
 
     Raises BadInput, a sentence without its subject, if it has neither whole.
@@ -197,18 +169,6 @@ def _choose(names: Sequence[str]) -> list[str]:
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
 
 
-def _check(folder: Path) -> None:
-    """Raise SpecdemoError if IR cannot be used or a checkpoint lacks one of its shards."""
-    if (folder / ir.MODEL).exists():
-        ir.check_decoder(folder)
-        return
-    weights = "model.safetensors" if any(folder.glob("*.safetensors")) else "pytorch_model.bin"
-    index = ir.read_json(folder / f"{weights}.index.json")
-    for shard in set(index.get("weight_map", {}).values()):
-        if not (folder / shard).is_file():
-            raise FetchError(f"{folder} lacks {shard}; fetch the model again.")
-
-
 def explain(error: Exception, repo: str) -> SpecdemoError:
     """One sentence for an error between here and the Hub, with what to do about it."""
     import httpx
@@ -221,10 +181,7 @@ def explain(error: Exception, repo: str) -> SpecdemoError:
         case errors.OfflineModeIsEnabled():
             said = f"{name} is not in the cache and HF_HUB_OFFLINE forbids fetching it; unset it."
         case errors.GatedRepoError():  # also a RepositoryNotFoundError
-            said = (
-                f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a token of the "
-                "account that has it."
-            )
+            said = f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a token of it."
         case errors.RevisionNotFoundError():
             return BadInput(
                 f"{name} has no revision {revision!r} any more; see {page}/commits/main."
@@ -235,9 +192,10 @@ def explain(error: Exception, repo: str) -> SpecdemoError:
                 "spelling, or set HF_TOKEN to a token that may read it."
             )
         case _ if response is not None:
-            refused = response.status_code in (401, 403)
-            advice = "set HF_TOKEN to a token that may read it" if refused else "try again later"
-            said = f"The Hub refuses to serve {name} (HTTP {response.status_code}); {advice}."
+            said = (
+                f"The Hub refuses to serve {name} (HTTP {response.status_code}); try again later, "
+                "or set HF_TOKEN to a token that may read it."
+            )
         case httpx.HTTPError() | ConnectionError() | TimeoutError():
             said = (
                 f"{name} is not in the cache and {constants.ENDPOINT} cannot be reached or broke "
@@ -262,11 +220,9 @@ def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     make_folder(file.blob.parent)
     locks = make_folder(_cache() / ".locks" / _storage(listing.repo).name)  # the client's own
     with filelock.FileLock(locks / f"{file.blob.name}.lock"):
-        if file_size(file.blob) != file.size or _digest(file.blob, file) != file.digest:
-            url = hf_hub_url(listing.repo, file.name, revision=listing.commit)
-            with open(file.part, "ab") as part:
-                _receive(url, file.size, part, meter)
-            if _digest(file.part, file) != file.digest:
+        if not _holds(file.blob, file):
+            _receive(hf_hub_url(listing.repo, file.name, revision=listing.commit), file, meter)
+            if not _holds(file.part, file):
                 file.part.unlink()
                 raise FetchError(
                     f"{file.name} of {listing.repo} arrived damaged (its size or hash is not "
@@ -277,44 +233,45 @@ def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
     hf_hub_download(listing.repo, file.name, revision=listing.commit)
 
 
-def _receive(url: str, size: int, part: BinaryIO, meter: Meter) -> None:
-    """Append to `part` what it lacks of `size` bytes. A connection that breaks off is taken up
-    again, TRIES times without a byte. Raises what httpx and the Hub's client raise."""
+def _receive(url: str, file: RemoteFile, meter: Meter) -> None:
+    """Append to the part of `file` what it lacks. A connection that breaks off is taken up again,
+    TRIES times without a byte. Raises what httpx and the Hub's client raise."""
     import httpx
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    if part.tell() > size:
-        part.truncate(0)
-        part.seek(0)
     failures = 0
-    while part.tell() < size:
-        there = part.tell()
-        headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={there}-"}
-        asked = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-        try:
-            with get_session().stream("GET", url, **asked) as response:
-                hf_raise_for_status(response)
-                if response.status_code != 206:  # the server knows no ranges
-                    part.truncate(0)
-                    part.seek(0)
-                    meter.update(-there)
-                for piece in response.iter_bytes(PIECE):
-                    part.write(piece)
-                    meter.update(len(piece))
-        except httpx.TransportError:
-            failures = 0 if part.tell() > there else failures + 1
-            if failures == TRIES:
-                raise
-            time.sleep(RETRY_SECONDS)
+    with open(file.part, "ab") as part:
+        while (there := part.tell()) < file.size:
+            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+            headers["Range"] = f"bytes={there}-"
+            asked = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
+            try:
+                with get_session().stream("GET", url, **asked) as response:
+                    hf_raise_for_status(response)
+                    if response.status_code != 206:  # the server knows no ranges
+                        part.truncate(0)
+                        part.seek(0)
+                        meter.update(-there)
+                    for piece in response.iter_bytes(PIECE):
+                        part.write(piece)
+                        meter.update(len(piece))
+            except httpx.TransportError:
+                failures = 0 if part.tell() > there else failures + 1
+                if failures == TRIES:
+                    raise
+                time.sleep(RETRY_SECONDS)
 
 
-def _digest(path: Path, file: RemoteFile) -> str:
-    """SHA-256 of a large file, git's SHA-1 of a small one, as the Hub lists them."""
-    if len(file.digest) == 64:
-        return integrity.sha256(path)
+def _holds(path: Path, file: RemoteFile) -> bool:
+    """Whether `path` has the size and the hash that the Hub lists: SHA-256 of a large file, git's
+    SHA-1 of a small one."""
+    if file_size(path) != file.size or not path.is_file():
+        return False
+    if len(file.blob.name) == 64:
+        return integrity.sha256(path) == file.blob.name
     content = path.read_bytes()
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest() == file.blob.name
 
 
 def _cache() -> Path:

@@ -17,25 +17,15 @@ from pathlib import Path
 
 from specdemo.errors import DamagedModel, FetchError
 from specdemo.models import ir
-from specdemo.models.machine import DAMAGED, cache_home, lower_priority
+from specdemo.models.machine import cache_home, lower_priority
 
 MANIFEST = "sha256.json"
-_FROM_HUB = (ir.MODEL, ir.WEIGHTS, "config.json", "tokenizer.json")
-"""Files without which a snapshot of the Hub counts as missing: the next start fetches them."""
 
 
 def sha256(path: Path) -> str:
     """Of the content of `path`. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def holds(path: Path, hash: str) -> bool:
-    """Whether `path` can be read and has the content with this SHA-256."""
-    try:
-        return sha256(path) == hash
-    except OSError:
-        return False
 
 
 def write_manifest(folder: Path) -> None:
@@ -52,9 +42,16 @@ def damaged(folder: Path) -> list[str]:
     except FetchError:
         return [MANIFEST]
     if not known:  # the Hub's cache names the content of large files by its hash
-        blobs = {name: (folder / name).resolve().name for name in _FROM_HUB}
+        blobs = {one.name: one.resolve().name for one in folder.iterdir() if one.is_file()}
         known = {name: blob for name, blob in blobs.items() if re.fullmatch("[0-9a-f]{64}", blob)}
-    return [name for name, hash in known.items() if not holds(folder / name, hash)]
+    return [name for name, hash in known.items() if not _holds(folder / name, hash)]
+
+
+def _holds(path: Path, hash: str) -> bool:
+    try:
+        return sha256(path) == hash
+    except OSError:
+        return False
 
 
 def discard(folder: Path, names: Sequence[str]) -> None:
@@ -63,32 +60,24 @@ def discard(folder: Path, names: Sequence[str]) -> None:
         if (folder / name).is_symlink():  # the Hub's
             (folder / name).resolve().unlink(missing_ok=True)
     if (folder / MANIFEST).is_file() and cache_home() in folder.parents:
-        aside = folder.with_name(f"{DAMAGED}{folder.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Check:
     """Hashes the files of `folders` in a thread of low priority."""
 
     def __init__(self, folders: Sequence[Path] = ()):
-        self._found: list[tuple[Path, list[str]]] = []
-        self._said: list[str] = []
+        self._found: list[str] = []
         self._thread = threading.Thread(target=self._run, args=[folders], daemon=True)
         self._thread.start()
 
     def require(self, seconds: float | None = None) -> None:
-        """Raises DamagedModel, and discards what is damaged, once it was found; waits for that at
-        most `seconds`, None for as long as it takes."""
+        """Raises DamagedModel once damage was found; waits for that at most `seconds`, None for as
+        long as it takes."""
         self._thread.join(seconds)
-        while self._found:  # once: what takes its place is whole
-            folder, names = self._found.pop()
-            self._said.append(f"{' and '.join(names)} in {folder.name}")
-            with suppress(OSError):
-                discard(folder, names)
-        if self._said:
+        if self._found:
             raise DamagedModel(
-                f"{' and '.join(self._said)} changed after it was made or fetched (its SHA-256 "
+                f"{' and '.join(self._found)} changed after it was made or fetched (its SHA-256 "
                 "differs), so answers cannot be trusted; start again: it is replaced then."
             )
 
@@ -96,4 +85,6 @@ class Check:
         lower_priority()
         for folder in folders:
             if names := damaged(folder):
-                self._found.append((folder, names))
+                with suppress(OSError):  # a cache that is read only
+                    discard(folder, names)
+                self._found.append(f"{' and '.join(names)} in {folder.name}")

@@ -1,13 +1,12 @@
-"""Checks of OpenVINO IR and of a model's configuration, without importing OpenVINO."""
+"""The files of a model and its configuration, without importing OpenVINO."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from specdemo.errors import BadInput, FetchError
+from specdemo.errors import FetchError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
@@ -15,41 +14,11 @@ HEAD = "openvino_head.xml"
 """A draft head (`heads`)."""
 
 
-def check_decoder(folder: Path) -> None:
-    """Raise BadInput if the IR in `folder` is no stateful decoder, FetchError if it is damaged."""
-    xml, weights = folder / MODEL, folder / WEIGHTS
-    try:
-        text = xml.read_text(encoding="utf-8", errors="replace")
-        size = weights.stat().st_size
-    except OSError as error:
-        raise FetchError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    if not text.rstrip().endswith("</net>"):
-        raise FetchError(f"{xml} is damaged (its XML does not parse); fetch or export it again.")
-    pieces = re.findall(r'offset="(\d+)" size="(\d+)"', text)
-    end = max((int(offset) + int(length) for offset, length in pieces), default=0)
-    if size < end:
-        raise FetchError(
-            f"{weights} is truncated: {size:,} bytes where the model has {end:,}; "
-            "fetch or export it again."
-        )
-    if not re.search('[",]input_ids[",]', text):
-        raise BadInput(
-            f"The model in {folder} is not a text decoder: it has no input named input_ids."
-        )
-    if not re.search('[",]beam_idx[",]', text):
-        raise BadInput(
-            f"The model in {folder} is not a decoder that keeps its own KV cache (it has no input "
-            "named beam_idx); export it again as text-generation-with-past."
-        )
-
-
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
     """Stop ids of the model in `folder`, and its context limit in tokens, 0 if unsaid. Raises
     FetchError."""
     if not (folder / "config.json").is_file():
-        raise FetchError(
-            f"There is no config.json in {folder}; it says what kind of model this is."
-        )
+        raise FetchError(f"There is no config.json in {folder}.")
     config = read_json(folder / "config.json")
     text = config.get("text_config") or config
     stop_ids: set[int] = set()

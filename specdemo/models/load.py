@@ -16,7 +16,7 @@ from specdemo.models.integrity import Check
 from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Progress, Report, silent
 from specdemo.models.registry import Pair
-from specdemo.models.templates import DOLLY, NAMED, PLAIN, Template, chat_template
+from specdemo.models.templates import CHATML, DOLLY, PLAIN, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
@@ -57,10 +57,10 @@ def load_pair(
     """
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
-    target, draft = [*fetch_pair(pair, choice, progress), None][:2]
-    check = Check([one.folder for one in (target, draft) if one])
+    snapshots = fetch_pair(pair, choice, progress)
+    check = Check([one.folder for one in snapshots])
     try:
-        return _opened(pair, target, draft, choice, check)
+        return _opened(pair, *[*snapshots, None][:2], choice, check)
     except FetchError:
         check.require()  # the reason may be damage, which this mends
         raise
@@ -87,68 +87,55 @@ def _opened(
     pair: Pair, target: Snapshot, draft: Snapshot | None, choice: ModelChoice, check: Check
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
-    revision, head_xml = draft.revision if draft else "", None
-    if draft and (draft.folder / ir.HEAD).is_file():
-        head_xml = draft.folder / ir.HEAD
-        if not (draft.folder / ir.MODEL).is_file():
-            draft = None  # nothing but a draft head
+    has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
+    # A folder may hold nothing but a draft head.
+    model = None if has_head and not (draft.folder / ir.MODEL).is_file() else draft
     loaded = LoadedPair(
         info=PairInfo(
             name=pair.name,
             target=pair.target.name,
             draft=pair.draft.name if pair.draft else None,
             target_revision=target.revision,
-            draft_revision=revision,
+            draft_revision=draft.revision if draft else "",
         ),
-        target_xml=_model(pair, target, choice.device),
-        draft_xml=_model(pair, draft, choice.draft_device) if draft else None,
+        target_xml=_model(target, choice.device),
+        draft_xml=_model(model, choice.draft_device) if model else None,
         tokenizer=tokenizer,
-        template=NAMED.get(pair.template, PLAIN),
-        stop_ids=pair.stop_ids,
-        context_limit=pair.context_limit,
+        template=CHATML,
+        stop_ids=embedded.STOP_IDS,
+        context_limit=embedded.CONTEXT_LIMIT,
         device=choice.device,
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
-        head_xml=head_xml,
+        head_xml=draft.folder / ir.HEAD if has_head else None,
         check=check,
     )
     if pair.embedded:
-        return replace(
-            loaded,
-            ngrams=embedded.ngrams(),
-            typical_profile=None if on_torch(choice.device) else embedded.typical_profile(),
-        )
-    if draft:
-        draft_tokenizer = Tokenizer(draft.folder / "tokenizer.json")
+        loaded.ngrams = embedded.ngrams()
+        if not on_torch(choice.device):
+            loaded.typical_profile = embedded.typical_profile()
+        return loaded
+    if model:
+        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
-    if pair.template not in NAMED:
-        loaded.template, loaded.stop_ids = fitting_template(target.folder, tokenizer)
-    stop_ids, own_limit = ir.read_config(target.folder)
-    loaded.stop_ids |= stop_ids
+    end = tokenizer.token_id("### End")  # Dolly is known by its vocabulary
+    loaded.template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
+    loaded.stop_ids = ir.read_config(target.folder)[0] | ({end} - {None})
     # Beyond the context of either model, learned positions fail and rotary ones were never trained.
-    limits = [pair.context_limit, own_limit]
-    if draft and pair.draft.repo:  # the embedded target has no config.json
-        limits.append(ir.read_config(draft.folder)[1])
+    # The embedded target, as a draft, has no config.json.
+    configured = [target, *([model] if model and pair.draft.repo else [])]
+    limits = [ir.read_config(one.folder)[1] for one in configured]
     loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
     loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
     return loaded
 
 
-def _model(pair: Pair, model: Snapshot, device: str) -> Path | Checkpoint:
-    """What the engine opens on `device`."""
+def _model(model: Snapshot, device: str) -> Path | Checkpoint:
+    """What the engine opens on `device`; the embedded target's checkpoint is its GGUF file."""
     if not on_torch(device):
         return model.folder / ir.MODEL
-    in_gguf = pair.embedded or (model.folder / embedded.SOURCE).is_file()
-    return open_checkpoint(embedded.gguf(model) if in_gguf else model.folder)
-
-
-def fitting_template(folder: Path, tokenizer: Tokenizer) -> tuple[Template, frozenset[int]]:
-    """The template of the model in `folder` by its own files, and stop ids that go with it. Dolly
-    is known by its vocabulary. Raises FetchError for a chat template that cannot be used."""
-    end, response = tokenizer.token_id("### End"), tokenizer.token_id("### Response:\n")
-    if end is not None and response is not None:
-        return chat_template(folder) or DOLLY, frozenset({end})
-    return chat_template(folder) or PLAIN, frozenset()
+    gguf = model.folder / embedded.SOURCE
+    return open_checkpoint(gguf if gguf.is_file() else model.folder)
 
 
 def require_same_vocabulary(

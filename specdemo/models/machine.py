@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -22,20 +21,15 @@ from specdemo.models.progress import size
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-DAMAGED = "damaged-"
-"""Begins the name of a cached folder that was found damaged and is to be made again."""
-
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
 
 def memory_bytes() -> int:
     """Bytes that this process may fill: the machine's memory or its container's."""
     import psutil
 
     total = psutil.virtual_memory().total
-    for path in _CGROUP_LIMITS:
+    for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
-            total = min(total, int(Path(path).read_text()))
+            total = min(total, int(Path("/sys/fs/cgroup", path).read_text()))
     return total
 
 
@@ -94,10 +88,8 @@ def in_background(work: Callable[[], Result]) -> Result:
 
 
 def devices() -> list[str]:
-    """OpenVINO's device names, such as CPU and GPU, and AUTO, which chooses among them."""
-    import openvino
-
-    return [*openvino.Core().available_devices, "AUTO"]
+    """The device that OpenVINO runs on here: others do not keep a KV cache in main memory."""
+    return ["CPU"]
 
 
 def require_device(name: str, option: str) -> None:
@@ -108,19 +100,18 @@ def require_device(name: str, option: str) -> None:
         return checkpoints.require_device(name, option)
     there = devices()
     if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
+        known = ", ".join(there)
         raise BadInput(
-            f"{option} {name!r} is not a device OpenVINO finds here; choose one of "
-            f"{', '.join(there)}."
+            f"{option} {name!r} is not a device OpenVINO finds here; choose one of {known}."
         )
 
 
 def describe() -> str:
     """The machine in one line: processor, count, memory."""
     name = platform.processor() or platform.machine()
-    if sys.platform == "linux":
+    with suppress(OSError, StopIteration):  # Linux says more in this file
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        name = next(models, name)
+        name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"
 
 
@@ -158,7 +149,7 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FetchError(
-            f"The cache folder {folder} cannot be created ({error.strerror or error}); "
+            f"The cache folder {folder} cannot be created ({error.strerror}); "
             "set SPECDEMO_HOME to a folder you can write to."
         ) from error
     return folder
@@ -166,40 +157,28 @@ def make_folder(folder: Path) -> Path:
 
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Raise FetchError if the disk of `folder` has fewer than `needed` bytes free for `what`."""
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(there).free
     if free < needed:
         raise FetchError(
-            f"{what} needs {size(needed)} of disk in {folder} and {size(free)} are free; free some "
+            f"{what} needs {size(needed)} of disk in {there} and {size(free)} are free; free some "
             "space, or set SPECDEMO_HOME (HF_HOME for Hub models) to a larger disk."
         )
 
 
 @contextmanager
-def exclusive_scratch(home: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
+def exclusive_scratch(home: Path) -> Iterator[Path]:
     """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end;
-    those of killed holders are removed first, what was found damaged last. `waiting` is called if
-    another process holds it."""
+    those of killed holders are removed first."""
     import filelock
 
-    lock = filelock.FileLock(make_folder(home) / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        waiting()
-        lock.acquire()
-    try:
+    with filelock.FileLock(make_folder(home) / "lock"):
         for leftover in home.glob("scratch-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(
             prefix="scratch-", dir=home, ignore_cleanup_errors=True
         ) as scratch:
             yield Path(scratch)
-        for leftover in home.glob(f"{DAMAGED}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-    finally:
-        lock.release()
 
 
 def file_size(path: Path) -> int:

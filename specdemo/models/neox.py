@@ -16,20 +16,17 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from specdemo.errors import BadInput, FetchError
+from specdemo.errors import FetchError
 from specdemo.models import ir
 from specdemo.models.progress import Meter, Report
-from specdemo.models.tensors import Stored, stored_tensors
+from specdemo.models.tensors import float32, stored_tensors
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 GROUP = 128
 """Weights that share a scale, for 4 bits."""
 _EMBEDDING = "gpt_neox.embed_in.weight"
 _HEAD = "embed_out.weight"
-_GELU = {
-    "gelu": "erf",
-    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
-}
+_GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _MASKED = np.float32(-65504)
 _PIECE = 4 << 20  # weights that are packed at once
 _SHIFT = 4096  # bytes of noise between the begins of two made-up matrices
@@ -40,7 +37,8 @@ _STEP = 2.7e-4  # of made-up 8-bit weights: a standard deviation of 0.02, as in 
 class Shape:
     """A GPT-NeoX decoder; `inner` is the width of its feed-forward part, 0 for four times `hidden`.
     `rotary` is the share of each head that is rotated, `gelu` the way it is computed, `biased`
-    whether attention has biases."""
+    whether attention has biases. `llama`: a Llama instead, for made-up weights only; RMSNorm, a
+    gated feed-forward part, and query, key and value in matrices of their own."""
 
     hidden: int
     layers: int
@@ -54,6 +52,7 @@ class Shape:
     parallel: bool = True
     tied: bool = False
     biased: bool = True
+    llama: bool = False
 
     @property
     def widened(self) -> int:
@@ -62,14 +61,11 @@ class Shape:
     def bytes(self, bits: int) -> int:
         """Size of the weights in matrices; of 4 bits but for embedding and head, with scales."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        weights = self.layers * self.hidden * (4 * self.hidden + 2 * self.widened)
+        widened = (3 if self.llama else 2) * self.widened
+        weights = self.layers * self.hidden * (4 * self.hidden + widened)
         if bits == 4:
             return embeddings + weights // 2 + weights // GROUP * 2
         return (embeddings + weights) * bits // 8
-
-    def cache_bytes(self, tokens: int) -> int:
-        """Keys and values of `tokens` tokens, 16 bits a number."""
-        return 2 * self.layers * self.hidden * tokens * 2
 
 
 def shape_of(config: dict[str, Any]) -> Shape | None:
@@ -109,26 +105,26 @@ class Checkpoint:
     """The weights of a checkpoint, packed piece by piece into the file `packed`, which the matrices
     map. `group` weights of 4 bits share a scale, -1 for a row."""
 
-    def __init__(self, tensors: dict[str, Stored], group: int, packed: Path, meter: Meter) -> None:
+    def __init__(
+        self, tensors: dict[str, np.ndarray], group: int, packed: Path, meter: Meter
+    ) -> None:
         self._tensors, self._group, self._packed, self._meter = tensors, group, packed, meter
         self._mapped: list[np.memmap] = []  # OpenVINO uses their memory without owning it
 
     def vector(self, name: str, size: int) -> np.ndarray:
         """Float32 [size]."""
-        return self._stored(name, (size,)).rows(0, size)
+        return float32(self._stored(name, (size,)))
 
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> Matrix:
         stored = self._stored(name, (rows, columns))
         group = self._group if bits == 4 and self._group > 0 else columns
-        if columns % group:
-            raise BadInput(f"--group-size {group} does not divide the {columns} columns of {name}.")
         step = max(1, _PIECE // columns)
         scales = []
         with open(self._packed, "ab") as file:
             begin = file.tell()
             for row in range(0, rows, step):
-                weights = stored.rows(row, min(row + step, rows))
-                self._meter.update(stored.bytes * len(weights) // rows)
+                weights = float32(stored[row : row + step])
+                self._meter.update(weights.size * stored.itemsize)
                 if bits == 16:
                     weights.astype(np.float16).tofile(file)
                 else:
@@ -143,10 +139,10 @@ class Checkpoint:
             return Matrix(numbers)
         return Matrix(numbers, np.concatenate(scales).reshape(*list(numbers.shape)[:-1], 1))
 
-    def _stored(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def _stored(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         stored = self._tensors.get(name)
         if stored is None or stored.shape != shape:
-            found = f"it is {list(stored.shape)}" if stored else "there is none"
+            found = f"it is {list(stored.shape)}" if stored is not None else "there is none"
             raise FetchError(
                 f"The checkpoint does not go with its config.json: {name} should be {list(shape)}, "
                 f"and {found}."
@@ -163,7 +159,7 @@ class MadeUp:
 
     def __init__(self, shape: Shape, bits: int) -> None:
         largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
-        size = largest + (4 * shape.layers + 2) * _SHIFT
+        size = largest + (7 * shape.layers + 2) * _SHIFT
         self._random = np.random.default_rng(0)
         self._noise = self._random.integers(0, 256, size, np.uint8)
         self._used = 0
@@ -219,7 +215,7 @@ def convert(
     out.mkdir(parents=True)
     packed = out / "weights.packed"
     tensors = stored_tensors(source)
-    total = sum(one.bytes for one in tensors.values())
+    total = sum(one.nbytes for one in tensors.values())
     meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
     weights = Checkpoint(tensors, group, packed, meter)
     model = _Decoder(shape, bits, weights).build()
@@ -264,9 +260,7 @@ class _Decoder:
             attended = self._attention(at, f"{layer}attention.", normalised, mask, rotary)
             before = state if shape.parallel else ops.add(attended, state)
             normalised = self._normalised(f"{layer}post_attention_layernorm", before)
-            widened = self._linear(f"{layer}mlp.dense_h_to_4h", normalised, shape.widened)
-            active = ops.gelu(widened, shape.gelu)
-            narrowed = self._linear(f"{layer}mlp.dense_4h_to_h", active, shape.hidden)
+            narrowed = self._feed_forward(f"{layer}mlp.", normalised)
             if shape.parallel:
                 narrowed = ops.add(narrowed, attended)
             state = ops.add(narrowed, before)
@@ -277,13 +271,35 @@ class _Decoder:
         inputs = list(self._inputs.values())
         return ov.Model([ops.result(logits)], self._sinks, inputs, "gpt_neox")
 
-    def _attention(self, at: int, name: str, state, mask, rotary) -> ov.Node:
+    def _feed_forward(self, name: str, state) -> ov.Node:
+        shape = self._shape
+        if shape.llama:
+            gate, up = (
+                self._linear(f"{name}{one}_proj", state, shape.widened, False)
+                for one in ("gate", "up")
+            )
+            active = ops.multiply(ops.swish(gate), up)
+            return self._linear(f"{name}down_proj", active, shape.hidden, False)
+        widened = self._linear(f"{name}dense_h_to_4h", state, shape.widened)
+        return self._linear(f"{name}dense_4h_to_h", ops.gelu(widened, shape.gelu), shape.hidden)
+
+    def _query_key_value(self, name: str, state) -> Sequence[ov.Output]:
+        """Three of [batch, heads, tokens, width]."""
         shape, width = self._shape, self._width
+        if shape.llama:
+            linears = (
+                self._linear(f"{name}{one}_proj", state, shape.hidden, False) for one in "qkv"
+            )
+            split = (ops.reshape(one, [0, 0, shape.heads, width], True) for one in linears)
+            return [ops.transpose(one, [0, 2, 1, 3]).output(0) for one in split]
         mixed = self._linear(f"{name}query_key_value", state, 3 * shape.hidden, shape.biased)
         # Each head's query, key and value lie side by side.
         heads = ops.reshape(mixed, [0, 0, shape.heads, 3 * width], True)
-        parts = ops.variadic_split(ops.transpose(heads, [0, 2, 1, 3]), 3, [width] * 3)
-        query, key, value = parts.outputs()
+        return ops.variadic_split(ops.transpose(heads, [0, 2, 1, 3]), 3, [width] * 3).outputs()
+
+    def _attention(self, at: int, name: str, state, mask, rotary) -> ov.Node:
+        shape, width = self._shape, self._width
+        query, key, value = self._query_key_value(name, state)
         batch = ops.gather(ops.shape_of(self._inputs["input_ids"]), [0], 0)
         empty = ops.concat([batch, np.array([shape.heads, 0, width], np.int64)], 0)
         kept = []
@@ -342,8 +358,13 @@ class _Decoder:
 
     def _normalised(self, name: str, state) -> ov.Node:
         hidden = self._shape.hidden
+        weight = self._weights.vector(f"{name}.weight", hidden)
+        if self._shape.llama:  # written as the CPU plugin's RMS fusion expects it
+            mean = ops.reduce_mean(ops.power(state, np.float32(2)), [-1], True)
+            root = ops.sqrt(ops.add(mean, np.float32(self._shape.epsilon)))
+            return ops.multiply(ops.multiply(state, ops.divide(np.float32(1), root)), weight)
         centred = ops.mvn(state, [-1], True, self._shape.epsilon, "inside_sqrt")
-        scaled = ops.multiply(centred, self._weights.vector(f"{name}.weight", hidden))
+        scaled = ops.multiply(centred, weight)
         return ops.add(scaled, self._weights.vector(f"{name}.bias", hidden))
 
     def _linear(self, name: str, state, rows: int, biased: bool = True) -> ov.Node:

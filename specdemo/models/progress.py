@@ -1,26 +1,23 @@
-"""Progress of a download or a conversion, in bytes and seconds."""
+"""Progress of a download or a conversion, in bytes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 from tqdm import tqdm
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. `done` and `total` are bytes; `total` is None for a step of unknown size.
-
-    `seconds_left` is an estimate, None where there is none.
-    """
+    """One report. `done` and `total` are bytes; `total` is None for a step of unknown size. `rate`
+    is in bytes a second, 0 where it is not known yet."""
 
     text: str
     done: int = 0
     total: int | None = None
-    seconds_left: float | None = None
+    rate: float = 0.0
 
     @property
     def fraction(self) -> float | None:
@@ -29,12 +26,13 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """The report as one line of text, such as `Downloading X: 12 of 93 MB, 00:08 left`."""
+        """One line of text, such as `Downloading X: 12 of 93 MB, 9.0 MB/s, 00:09 left`."""
         if not self.total:
             return self.text
         line = f"{self.text}: {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
-        if self.seconds_left is not None:
-            line += f", {tqdm.format_interval(self.seconds_left)} left"
+        if self.rate:
+            left = tqdm.format_interval((self.total - self.done) / self.rate)
+            line += f", {self.rate / 1e6:.1f} MB/s, {left} left"
         return line
 
 
@@ -46,32 +44,21 @@ def silent(progress: Progress) -> None:
 
 
 class Meter:
-    """Reports a download of `total` bytes at most ten times a second; `done` were there before.
-
-    It can stand in for a tqdm bar.
-    """
+    """Reports `total` bytes at most ten times a second; `done` were there before."""
 
     def __init__(self, report: Report, text: str, total: int, done: int = 0) -> None:
         self._report, self._text, self._total = report, text, total
-        self.done = self._already = done
-        self._began = time.monotonic()
-        self._last = 0.0
+        self.done, self._last = done, 0.0
+        self._began, self._before = time.monotonic(), done
         self.update(0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def update(self, count: int) -> None:
         self.done += count
         now = time.monotonic()
         if now - self._last > 0.1 or self.done >= self._total:
-            self._last = now
-            left, gained, seconds = None, self.done - self._already, now - self._began
-            if gained > 0 and seconds > 0.5:
-                left = max(0, self._total - self.done) * seconds / gained
-            self._report(Progress(self._text, self.done, self._total, left))
+            self._last, seconds = now, now - self._began
+            rate = max(self.done - self._before, 0) / seconds if seconds > 1 else 0.0
+            self._report(Progress(self._text, self.done, self._total, rate))
 
 
 def size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The pairs that can be named: repositories, sizes, licences and templates; what of them is here.
+"""The pairs that can be named: repositories, sizes and drafts; what of them is here.
 
 Nothing is fetched by this module; `load` does that.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specdemo.errors import BadInput
-from specdemo.models import embedded, hub, machine, measured, sources
+from specdemo.models import embedded, machine, measured, sources
 from specdemo.models.checkpoints import on_torch
 from specdemo.models.sources import EMBEDDED_TARGET, Source
 from specdemo.settings import ModelChoice
@@ -19,35 +19,32 @@ MB = 1_000_000
 NO_DRAFT = "none"
 """In place of a draft's name: n-grams only."""
 
+UNASKED_BYTES = 5_000 * MB
+"""Of the largest download that nobody asked for: what a visitor's disk and patience bear, some ten
+minutes at 10 MB/s. Larger pairs are fetched by name only."""
+
 ASSUMED_ACCEPTANCE = {
     "pythia-70m": 0.45,
     "pythia-160m": 0.5,
     "pythia-1b-int4-ov": 0.6,
 }
-"""Of a draft model's tokens, until this machine has seen enough of them: assumptions, not
-measurements."""
+"""Of a draft model's tokens, for rehearsals: assumptions, not measurements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A target model and the models that can draft for it; without `drafts` n-grams do.
 
-    The first of `drafts` is fetched where none is here; which of several is used `load` decides.
-    `memory_bytes` is what running it takes: weights, caches and working space. `template` names one
-    of `templates.NAMED`, or is "auto" (`load.fitting_template`). `stop_ids` are added to those of
-    the model's configuration. `context_limit` is in tokens, 0 for the model's own. `rounded_from`
-    names the pair with the same target in more bits a weight.
+    The first of `drafts` is fetched where none is here. `memory_bytes` is what running it takes:
+    weights, caches and working space. `rounded_from` names the pair with the same target in more
+    bits a weight.
     """
 
     name: str
     title: str
+    memory_bytes: int
     target: Source
     drafts: tuple[Source, ...] = ()
-    template: str = "auto"
-    licence: str = "the models' own"
-    memory_bytes: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    context_limit: int = 0
     rounded_from: str = ""
 
     @property
@@ -73,19 +70,6 @@ class Pair:
         return replace(self, drafts=tuple(own or [sources.source_of(name, option, "int8")]))
 
 
-EMBEDDED = Pair(
-    name="embedded",
-    title="SmolLM2-135M-Instruct with a draft distilled for it",
-    target=replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
-    drafts=(Source("", "embedded draft", 0),),
-    template="chatml",
-    licence="Apache-2.0",
-    memory_bytes=3_400 * MB,
-    stop_ids=frozenset({2}),
-    context_limit=8192,
-)
-
-
 def _openvino(name: str, megabytes: int) -> Source:
     return Source(f"OpenVINO/{name}", name, megabytes * MB)
 
@@ -99,92 +83,55 @@ _DOLLY_12B_INT8 = _openvino("dolly-v2-12b-int8-ov", 11_900)
 _PYTHIA_1B = _openvino("pythia-1b-int4-ov", 627)
 _PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, export="int8")
 _PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, export="int8")
-
-
-def _dolly(
-    name: str, title: str, memory: int, target: Source, *drafts: Source, rounded_from: str = ""
-) -> Pair:
-    """`memory` is in megabytes."""
-    return Pair(
-        name=name,
-        title=title,
-        target=target,
-        drafts=drafts,
-        template="dolly",
-        licence="MIT (Dolly V2), Apache-2.0 (Pythia)",
-        memory_bytes=memory * MB,
-        stop_ids=frozenset({50277}),  # "### End"
-        context_limit=2048,
-        rounded_from=rounded_from,
-    )
-
-
-def _smollm(name: str, title: str, memory: int, target: Source, rounded_from: str = "") -> Pair:
-    """The embedded target drafts: it is here anyway, and its vocabulary is the same."""
-    return replace(
-        EMBEDDED,
-        name=name,
-        title=title,
-        target=target,
-        drafts=(EMBEDDED_TARGET,),
-        memory_bytes=memory * MB,
-        rounded_from=rounded_from,
-    )
-
-
 _SMOLLM_INT4 = Source(
     "AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", "SmolLM2-1.7B-Instruct-int4", 969 * MB
 )
 _SMOLLM_INT8 = Source(
     "hsuwill000/SmolLM2-1.7B-Instruct-openvino", "SmolLM2-1.7B-Instruct-int8", 1_710 * MB
 )
+_GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8")
+_GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8")
 
-# Memory: the target's weights twice, because a session that is asked for exact and fast numerics
-# holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
-# numerics alone take little more than half of it (`rehearse` measures what one of them takes).
 # The order of drafts is reckoned in docs/results/rehearsals.md.
 _TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
 _SMALL_FIRST = _PYTHIA_160M, _PYTHIA_1B
 _LARGE_FIRST = _PYTHIA_1B, _PYTHIA_160M
-PAIRS: tuple[Pair, ...] = (
+_PAPER = (_DOLLY_3B_INT4,)
+
+EMBEDDED = Pair(
+    "embedded",
+    "SmolLM2-135M-Instruct with a draft distilled for it",
+    3_400 * MB,
+    replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
+    (Source("", "embedded draft", 0),),
+)
+
+# Memory: the target's weights twice, because a session that is asked for exact and fast numerics
+# holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
+# numerics alone take little more than half of it (`rehearse` measures what one of them takes).
+# The embedded target drafts for SmolLM2: it is here anyway, and its vocabulary is the same.
+# GPT-2 completes text rather than follows instructions.
+_TABLE = (
+    ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, (EMBEDDED_TARGET,)),
+    ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8, (EMBEDDED_TARGET,)),
+    ("dolly-3b-int4", "Dolly V2 3B, 4 bits a weight", 5_700, _DOLLY_3B_INT4, _TINY_FIRST),
+    ("dolly-3b", "Dolly V2 3B, 8 bits a weight", 8_100, _DOLLY_3B_INT8, _TINY_FIRST),
+    ("dolly-7b-int4", "Dolly V2 7B, 4 bits a weight", 12_300, _DOLLY_7B_INT4, _SMALL_FIRST),
+    ("dolly-7b", "Dolly V2 7B, 8 bits a weight", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST),
+    ("dolly-12b", "Dolly V2 12B, 8 bits a weight", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST),
+    ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER),
+    ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,)),
+)
+_ROUNDED = {
+    "smollm2-1.7b": "smollm2-1.7b-int8",
+    "dolly-3b-int4": "dolly-3b",
+    "dolly-7b-int4": "dolly-7b",
+}
+PAIRS = (
     EMBEDDED,
-    _smollm(
-        "smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, "smollm2-1.7b-int8"
-    ),
-    _smollm("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8),
-    _dolly(
-        "dolly-3b-int4",
-        "Dolly V2 3B, 4 bits a weight",
-        5_700,
-        _DOLLY_3B_INT4,
-        *_TINY_FIRST,
-        rounded_from="dolly-3b",
-    ),
-    _dolly("dolly-3b", "Dolly V2 3B, 8 bits a weight", 8_100, _DOLLY_3B_INT8, *_TINY_FIRST),
-    _dolly(
-        "dolly-7b-int4",
-        "Dolly V2 7B, 4 bits a weight",
-        12_300,
-        _DOLLY_7B_INT4,
-        *_SMALL_FIRST,
-        rounded_from="dolly-7b",
-    ),
-    _dolly("dolly-7b", "Dolly V2 7B, 8 bits a weight", 17_200, _DOLLY_7B_INT8, *_SMALL_FIRST),
-    _dolly("dolly-12b", "Dolly V2 12B, 8 bits a weight", 28_500, _DOLLY_12B_INT8, *_LARGE_FIRST),
-    # The pairs that the paper ran. GPT-2 completes text rather than follows instructions.
-    _dolly(
-        "dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _DOLLY_3B_INT4
-    ),
-    Pair(
-        name="gpt2-xl",
-        title="GPT-2 XL with GPT-2",
-        target=Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8"),
-        drafts=(Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8"),),
-        template="plain",
-        licence="MIT",
-        memory_bytes=15_000 * MB,
-        stop_ids=frozenset({50256}),
-        context_limit=1024,
+    *(
+        Pair(name, title, memory * MB, *models, _ROUNDED.get(name, ""))
+        for name, title, memory, *models in _TABLE
     ),
 )
 
@@ -193,9 +140,9 @@ _DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")
 
 
 def own_pair(target: Source, draft: Source | None) -> Pair:
-    """A pair of the user's own: template, stop ids and context limit come from its own files."""
+    """A pair of the user's own."""
     title = f"{target.name} with {draft.name}" if draft else target.name
-    return Pair("own", title, target, (draft,) if draft else ())
+    return Pair("own", title, 0, target, (draft,) if draft else ())
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
@@ -217,10 +164,7 @@ def chosen_pair(
     machine.require_device(choice.device, name("device"))
     machine.require_device(choice.draft_device, name("draft_device"))
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
-        raise BadInput(
-            f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices; on torch keys and "
-            "values have the type of the weights: leave it out."
-        )
+        raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
     if choice.target:
         target, draft = (
             sources.source_of(text, name(field), choice.weight_format) if text else None
@@ -247,12 +191,13 @@ class Surveyed:
     @property
     def facts(self) -> str:
         """What was measured, in words."""
-        speed, same = "", ""
+        found = []
         if self.token_seconds:
-            speed = f"{self.token_seconds * 1000:.0f} ms a token"
+            found.append(f"{self.token_seconds * 1000:.0f} ms a token")
         if self.agreement:
-            same = f"chooses as {self.pair.rounded_from} on {100 * self.agreement:.1f} % of tokens"
-        return ", ".join(filter(None, (speed, same)))
+            same = f"{100 * self.agreement:.1f} %"
+            found.append(f"chooses as {self.pair.rounded_from} on {same} of tokens")
+        return ", ".join(found)
 
 
 def survey() -> list[Surveyed]:
@@ -272,10 +217,8 @@ def survey() -> list[Surveyed]:
 
 def is_ready(pair: Pair) -> bool:
     """Whether what `pair` needs is on this disk: its target, and one of its drafts."""
-    if pair.embedded:
-        return embedded.is_ready()
-    drafts = [[draft] for draft in pair.drafts] or [[]]
-    return sources.is_ready([pair.target]) and any(map(sources.is_ready, drafts))
+    drafts_here = not pair.drafts or any(map(sources.here, pair.drafts))
+    return drafts_here and sources.here(pair.target) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,24 +231,21 @@ class Choice:
     later: Pair | None = None
 
 
-def default_pair(*, fetch: bool = True) -> Choice:
-    """The largest Dolly pair that fits this memory, of those on disk, else any if the Hub answers
-    within two seconds; without one, the embedded pair. Without `fetch` one that is here, and the
-    network is not asked. Never raises."""
+def default_pair() -> Choice:
+    """The largest Dolly pair on this disk that fits this memory, else the embedded pair, and
+    `later` the largest that fits of at most UNASKED_BYTES. The network is not asked. Never raises.
+    """
     memory = machine.memory_bytes()
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.memory_bytes <= memory]
-    ready = [pair for pair in fitting if is_ready(pair)]
+    small = [pair for pair in fitting if pair.download_bytes <= UNASKED_BYTES]
     pair, later = EMBEDDED, None
-    if ready:
-        pair, why = ready[0], "the largest Dolly pair that is here already and fits this machine"
+    if here := list(filter(is_ready, fitting)):
+        pair, why = here[0], "the largest Dolly pair that is here and fits this machine"
         if pair is not fitting[0]:
             why += f"; {fitting[0].name} would fit too"
-    elif not fitting:
-        why = f"no Dolly pair fits the {memory / 1e9:.0f} GB of this machine"
-    elif not fetch:
-        later, why = fitting[0], f"it is here and {fitting[0].name} is not yet"
-    elif hub.answers():
-        pair, why = fitting[0], "the largest Dolly pair that fits this machine"
+    elif small:
+        later = small[0]
+        why = f"no Dolly pair is here; `specdemo fetch {later.name}` gets one that fits"
     else:
-        why = "the Hub cannot be reached and no Dolly pair is here"
+        why = f"no Dolly pair fits the {memory / 1e9:.0f} GB of this machine"
     return Choice(pair, f"{pair.name}: {why}.", later)

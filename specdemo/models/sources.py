@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from specdemo.models.progress import Report, silent
 
 WORKING_BYTES = 1_000_000_000
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 3
+_EXPORT_VERSION = 4
 """Raised when exports change, so that older ones in the cache are not taken for new ones."""
 
 
@@ -48,15 +47,10 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
     return Source(text, hub.split(text)[0], 0, export=weight_format)
 
 
-def is_ready(sources: Sequence[Source]) -> bool:
-    """Whether all of `sources` can be opened without network and export. Never raises."""
-    return all(map(here, sources))
-
-
 def here(source: Source) -> Path | None:
     """The folder of its IR on this disk; None where it must be fetched or exported."""
     found = _local(source)
-    if found is None or any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
+    if found is None or _runs_as_it_is(found.folder):
         return found and found.folder
     exported = _exported(source, found)
     return exported if exported.is_dir() else None
@@ -68,12 +62,10 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
     BadInput."""
     models = []
     for source, found in zip(sources, _download(sources, report, check_memory=True), strict=True):
-        folder, revision = found.folder, found.revision
-        if not source.repo or (folder / ir.HEAD).is_file():
-            pass  # the embedded target, or a draft head, runs as it is
-        elif source.export == AS_IT_IS:
-            _require_checkpoint(source, folder)
-        elif not (folder / ir.MODEL).is_file():
+        folder = found.folder
+        if source.repo and source.export == AS_IT_IS and not (folder / ir.HEAD).is_file():
+            require_checkpoint(folder)
+        elif not _runs_as_it_is(folder):
             folder = _exported(source, found)
             with machine.exclusive_scratch(folder.parent) as scratch:
                 if not folder.is_dir():
@@ -81,31 +73,26 @@ def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot
                     export(found.folder, made, source.export or "int8", report, name=source.name)
                     integrity.write_manifest(made)
                     made.rename(folder)
-        elif Path(source.repo).is_dir():
-            ir.check_decoder(folder)
-            revision = str(ir.read_json(folder / "config.json").get("_commit_hash") or "")
-        models.append(Snapshot(folder, revision))
+        models.append(Snapshot(folder, found.revision))
     return models
 
 
 def checkpoint(source: Source, report: Report = silent) -> Path:
     """The folder of a PyTorch checkpoint, downloaded if it is missing. Raises BadInput for IR."""
     [found] = _download([source], report, check_memory=False)
-    _require_checkpoint(source, found.folder)
+    require_checkpoint(found.folder)
     return found.folder
 
 
-def _require_checkpoint(source: Source, folder: Path) -> None:
-    if (folder / ir.MODEL).is_file():
-        raise BadInput(f"{source.repo} is OpenVINO IR; this needs the PyTorch checkpoint.")
-    require_checkpoint(folder)
+def _runs_as_it_is(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (ir.MODEL, ir.HEAD))
 
 
 def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) -> list[Snapshot]:
     """The folder of each source, as it is on the Hub or the user's own."""
-    found = [_local(source) for source in sources]
-    absent = [at for at, one in enumerate(found) if one is None and sources[at].repo]
-    listings = [hub.list_repository(sources[at].repo) for at in absent]
+    found = {source: _local(source) for source in sources}
+    absent = [source for source, one in found.items() if one is None and source.repo]
+    listings = [hub.list_repository(source.repo) for source in absent]
     if check_memory and listings:
         # Weights must fit into memory at least once, or each token would read them from disk.
         needed = sum(listing.size for listing in listings) + WORKING_BYTES
@@ -113,9 +100,8 @@ def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) 
         machine.require_memory(needed, f"Running {names}")
     if listings:
         snapshots = machine.in_background(lambda: hub.download(listings, report))
-        for at, snapshot in zip(absent, snapshots, strict=True):
-            found[at] = snapshot
-    return [one or embedded.fetch(report)[0] for one in found]
+        found |= zip(absent, snapshots, strict=True)
+    return [found[source] or embedded.fetch(report)[0] for source in sources]
 
 
 def _local(source: Source) -> Snapshot | None:
@@ -138,7 +124,7 @@ def _local(source: Source) -> Snapshot | None:
 def _exported(source: Source, checkpoint: Snapshot) -> Path:
     """The folder of the cached export of a checkpoint, which may not be there yet."""
     form = source.export or "int8"
-    parts = [source.name, checkpoint.revision, form, _EXPORT_VERSION]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
+    parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
     plain = re.sub(r"[^\w.-]", "-", source.name)[-60:]
+    key = hashlib.sha256(parts.encode()).hexdigest()[:10]
     return machine.cache_home() / "exported" / f"{plain}-{form}-{key}"

@@ -5,14 +5,13 @@ What a user writes stays text: no part of an instruction can become a special to
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.models.ir import read_json
@@ -34,6 +33,15 @@ _CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# For models without turns: system text first, then the user's message; several are named.
+_ONE_TEXT = (
+    "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
+    "{% for one in messages if one.role == 'system' %}{{ one.content + '\n\n' }}{% endfor %}"
+    "{% for one in turns %}"
+    "{% if turns | length > 1 %}{{ one.role | capitalize + ': ' }}{% endif %}"
+    "{{ one.content }}{{ '' if loop.last else '\n' }}"
+    "{% endfor %}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +54,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The text around an instruction.
+    """The text around an instruction or a conversation, in Jinja.
 
-    `bos` adds what the tokenizer itself puts before a text (`<s>` and the like). `jinja` renders
-    conversations, "" for a model that was trained on single instructions or plain text; `tokens`
-    are the texts of the tokens that it may name (`bos_token` and so on).
+    `bos` adds what the tokenizer itself puts before a text (`<s>` and the like). `tokens` are the
+    texts of the tokens that the template may name (`bos_token` and so on).
     """
 
     name: str
-    before: str = ""
-    after: str = ""
+    jinja: str
     bos: bool = False
-    jinja: str = ""
     tokens: tuple[tuple[str, str], ...] = ()
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Nothing in the instruction becomes a special token."""
-        return _encode([self.before, instruction, self.after], tokenizer, bos=self.bos)
+        return self.render_chat([Message("user", instruction)], tokenizer)
 
     def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The token ids with which every prompt begins, whatever its instruction."""
@@ -70,23 +75,11 @@ class Template:
         return tuple(os.path.commonprefix(pair))
 
     def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-        """The token ids of a conversation that the model is to continue. Raises BadInput.
-
-        Without a chat template the conversation becomes one instruction: system text first, then
-        the user's message; of several turns each is led by "User:" or "Assistant:".
-        """
-        if self.jinja:
-            return _encode(self.parts(messages), tokenizer)
-        texts = [message.content for message in messages if message.role == "system"]
-        turns = [message for message in messages if message.role != "system"]
-        if len(turns) == 1:
-            texts.append(turns[0].content)
-        else:
-            texts.append("\n".join(f"{turn.role.capitalize()}: {turn.content}" for turn in turns))
-        return self.render("\n\n".join(texts), tokenizer)
+        """The token ids of a conversation that the model is to continue. Raises BadInput."""
+        return _encode(self.parts(messages), tokenizer, bos=self.bos)
 
     def parts(self, messages: Sequence[Message]) -> list[str]:
-        """The prompt of a conversation: the chat template's own text and messages in turn.
+        """The prompt of a conversation: the template's own text and messages in turn.
 
         Raises BadInput if the conversation is refused or some of it is dropped.
         """
@@ -120,7 +113,7 @@ class Template:
         )
         environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        environment.globals["strftime_now"] = time.strftime
         return environment.from_string(self.jinja).render(
             messages=messages,
             add_generation_prompt=True,
@@ -134,7 +127,7 @@ def _raise(message: str) -> None:
     raise ValueError(message)
 
 
-def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool = False) -> list[int]:
+def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool) -> list[int]:
     """The token ids of a prompt: a template's own text at even places, foreign text at odd ones.
 
     A special token such as `<|im_end|>` that foreign text spells, alone or together with the text
@@ -163,20 +156,16 @@ def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool = False) ->
     return ids + tokenizer.encode(text, special=False)
 
 
-CHATML = Template(
-    "chatml",
-    before=f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n",
-    after="<|im_end|>\n<|im_start|>assistant\n",
-    jinja=_CHATML,
+CHATML = Template("chatml", _CHATML)
+DOLLY = Template(
+    "dolly", _DOLLY + "\n\n### Instruction:\n" + _ONE_TEXT + "{{ '\n\n### Response:\n' }}"
 )
-DOLLY = Template("dolly", before=f"{_DOLLY}\n\n### Instruction:\n", after="\n\n### Response:\n")
-PLAIN = Template("plain", bos=True)
-
-NAMED = {template.name: template for template in (CHATML, DOLLY, PLAIN)}
+PLAIN = Template("plain", _ONE_TEXT, bos=True)
 
 
 def chat_template(folder: Path) -> Template | None:
-    """The chat template that the tokenizer in `folder` has, or None. Raises FetchError."""
+    """The chat template that the tokenizer in `folder` has, or None. Raises FetchError if it does
+    not render a single user message once."""
     config = read_json(folder / "tokenizer_config.json")
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates
@@ -184,23 +173,19 @@ def chat_template(folder: Path) -> Template | None:
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
         source = own_file.read_text(encoding="utf-8")
-    return template_of(source, config, str(folder)) if source else None
-
-
-def template_of(source: str, tokens: dict[str, Any], place: str) -> Template:
-    """The chat template `source` of `place`, with the texts of the `tokens` that it may name.
-    Raises FetchError if it does not render a single user message once."""
+    if not source:
+        return None
     texts = []
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = tokens.get(name) or ""
+        token = config.get(name) or ""
         texts.append((name, token["content"] if isinstance(token, dict) else str(token)))
-    template = Template("chat", jinja=source, tokens=tuple(texts))
+    template = Template("chat", source, tokens=tuple(texts))
     try:
-        before, _, after = template.parts([Message("user", "")])
+        once = len(template.parts([Message("user", "")])) == 3
     except BadInput as error:
-        raise FetchError(f"The chat template in {place} cannot be used: {error}") from error
-    except ValueError as error:
+        raise FetchError(f"The chat template in {folder} cannot be used: {error}") from error
+    if not once:
         raise FetchError(
-            f"The chat template in {place} does not put the user's message into the prompt once."
-        ) from error
-    return replace(template, before=before, after=after)
+            f"The chat template in {folder} does not put the user's message into the prompt once."
+        )
+    return template

@@ -1,8 +1,8 @@
-"""The tensors of a PyTorch checkpoint, read without torch: where each lies in its file, and rows
-of it as float32.
+"""The tensors of a PyTorch checkpoint as mapped arrays, without torch.
 
-safetensors files are a table and data. `pytorch_model.bin` is a zip archive of data and a pickle;
-the pickle can only build tensors here: whatever else it names is refused and never runs.
+safetensors files are a table and data (their own library reads no bfloat16 into numpy).
+`pytorch_model.bin` is a zip archive of data and a pickle; the pickle can only build tensors here:
+whatever else it names is refused and never runs.
 """
 
 from __future__ import annotations
@@ -13,54 +13,30 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdemo.errors import FetchError
 
 _TABLE_LIMIT = 100_000_000  # bytes of a table or a pickle; those of real models have less than 1 MB
-_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
-_STORAGES = {"FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16"}
+_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_STORAGES = {"FloatStorage": np.float32, "HalfStorage": np.float16, "BFloat16Storage": np.uint16}
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor in a file, row by row: `offset` in bytes, `kind` F32, F16 or BF16."""
-
-    path: Path
-    offset: int
-    kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * _TYPES[self.kind].itemsize
-
-    def rows(self, begin: int, end: int) -> np.ndarray:
-        """Rows `begin` to `end` along the first axis, float32."""
-        type, row = _TYPES[self.kind], math.prod(self.shape[1:])
-        offset = self.offset + begin * row * type.itemsize
-        values = np.fromfile(self.path, type, (end - begin) * row, offset=offset)
-        if self.kind == "BF16":  # the upper half of a float32
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32, copy=False).reshape(end - begin, *self.shape[1:])
-
-
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """The floating-point tensors of the checkpoint in `folder` by name, of all its shards.
+def stored_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """The floating-point tensors of the checkpoint in `folder` by name, of all its shards: float32,
+    float16, or bfloat16 as uint16 (see `float32`).
 
     Raises FetchError for a file that is damaged, or holds more than tensors.
     """
     files = sorted(folder.glob("*.safetensors"))
     read = _safetensors if files else _archive
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, np.ndarray] = {}
     for path in files or sorted(folder.glob("pytorch_model*.bin")):
         try:
-            with open(path, "rb") as file:
-                found = dict(read(path, file))
+            tensors |= read(path, np.memmap(path, np.uint8, "r"))
         except _Refused as error:
             raise FetchError(
                 f"{path} holds more than tensors (its pickle names {error}), so nothing of it was "
@@ -68,52 +44,47 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
             ) from error
         except Exception as error:  # a damaged table or pickle may fail in any way
             raise FetchError(
-                f"{path} is damaged, or in an old format of PyTorch's; fetch it again, or use a "
-                "repository with safetensors."
+                f"{path} is damaged, truncated, or in an old format of PyTorch's; fetch it again, "
+                "or use a repository with safetensors."
             ) from error
-        if any(one.offset + one.bytes > path.stat().st_size for one in found.values()):
-            raise FetchError(f"{path} is truncated; fetch it again.")
-        tensors |= found
     return tensors
 
 
-def _safetensors(path: Path, file: BinaryIO) -> Iterator[tuple[str, Stored]]:
-    length = int.from_bytes(file.read(8), "little")
-    if not 0 < length < _TABLE_LIMIT:
-        raise ValueError(length)
-    for name, one in json.loads(file.read(length)).items():
-        if one.get("dtype") in _TYPES:
-            begin, end = one["data_offsets"]
-            stored = Stored(path, 8 + length + begin, one["dtype"], tuple(one["shape"]))
-            if begin < 0 or end - begin != stored.bytes:
-                raise ValueError(name)
-            yield name, stored
+def float32(values: np.ndarray) -> np.ndarray:
+    """`values` of `stored_tensors` as float32."""
+    if values.dtype == np.uint16:  # bfloat16: the upper half of a float32
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
 
 
-def _archive(path: Path, file: BinaryIO) -> Iterator[tuple[str, Stored]]:
+def _safetensors(path: Path, data: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    for name, one in json.loads(data[8 : min(begin, _TABLE_LIMIT)].tobytes()).items():
+        if kind := _TYPES.get(one.get("dtype")):
+            first, end = one["data_offsets"]
+            yield name, data[begin + first : begin + end].view(kind).reshape(one["shape"])
+
+
+def _archive(path: Path, data: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a file that `torch.save` wrote, since PyTorch 1.6."""
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(path) as archive:
         members = {one.filename: one for one in archive.infolist()}
         [table] = [name for name in members if name.endswith("/data.pkl")]
         if members[table].file_size > _TABLE_LIMIT:
             raise ValueError(table)
-        with archive.open(table) as data:
-            named = _Unpickler(data).load()
+        with archive.open(table) as pickled:
+            named = _Unpickler(pickled).load()
     for name, one in named.items():
-        if isinstance(one, _Pickled) and one.storage in _STORAGES:
+        if isinstance(one, _Pickled) and (kind := _STORAGES.get(one.storage)):
             member = members[f"{table.removesuffix('data.pkl')}data/{one.key}"]
-            file.seek(member.header_offset + 26)  # the lengths of the names before the data
-            names = int(np.frombuffer(file.read(4), "<u2").sum())
-            kind = _STORAGES[one.storage]
-            begin = one.offset * _TYPES[kind].itemsize
-            stored = Stored(path, member.header_offset + 30 + names + begin, kind, one.shape)
-            inside = begin >= 0 and begin + stored.bytes <= member.file_size
-            strides = (math.prod(one.shape[axis + 1 :]) for axis in range(len(one.shape)))
-            if member.compress_type != zipfile.ZIP_STORED or not inside:
-                raise ValueError(name)
-            if one.strides != tuple(strides):  # not row by row
-                raise ValueError(name)
-            yield name, stored
+            header = member.header_offset
+            # The lengths of the names between the header and the data.
+            begin = header + 30 + int(data[header + 26 : header + 30].view("<u2").sum())
+            stored = data[begin : begin + member.file_size].view(kind)
+            strides = tuple(math.prod(one.shape[axis + 1 :]) for axis in range(len(one.shape)))
+            if member.compress_type != zipfile.ZIP_STORED or one.strides != strides:
+                raise ValueError(name)  # not row by row
+            yield name, stored[one.offset :][: math.prod(one.shape)].reshape(one.shape)
 
 
 class _Pickled(NamedTuple):

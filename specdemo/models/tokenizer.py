@@ -29,14 +29,9 @@ class Tokenizer:
             added = json.loads(text).get("added_tokens") or []
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._plain = tokenizers.Tokenizer.from_str(text)
-        except FileNotFoundError as error:
-            raise FetchError(
-                f"There is no tokenizer.json in {Path(path).parent}; export the model with its "
-                "tokenizer."
-            ) from error
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise FetchError(
-                f"{path} is not a tokenizer that the tokenizers library reads; fetch it again."
+                f"{path} is missing, or not a tokenizer that the tokenizers library reads."
             ) from error
         for one in (self._parsing, self._plain):
             one.no_padding()
