@@ -1,26 +1,25 @@
-"""Making a draft for a tiny target: it learns, survives being killed, and its files are exact."""
+"""Making a draft head for a tiny target: it learns, survives interruptions, and drafts."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from tiny_models import write_byte_tokenizer, write_llama_pair
+from tiny_models import write_byte_tokenizer
 
-from specdemo.errors import BadInput
-from specdemo.training import corpus, evaluate, prompts
+from specdemo import cli
+from specdemo.models import export, heads, machine, ngrams
+from specdemo.models.load import load_pair
+from specdemo.models.registry import own_pair
+from specdemo.models.sources import source_of
+from specdemo.session import Session
+from specdemo.settings import Settings
+from specdemo.training import head, prompts, run, states, text
+from specdemo.training import ngrams as counting
 from specdemo.training.command import TrainSettings
-from specdemo.training.corpus import Conversation
-from specdemo.training.run import train_draft
+from specdemo.training.text import Conversation
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +35,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> Path:
-    """A GPT-NeoX checkpoint whose next token depends clearly on the text: its weights are large."""
+    """IR of a GPT-NeoX whose next token depends clearly on the text: its weights are large."""
     import torch
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -49,207 +48,98 @@ def target(tmp_path_factory) -> Path:
         for name, weights in model.named_parameters():
             if "mlp" in name and weights.dim() > 1:
                 weights.mul_(6)
-        head = model.get_output_embeddings().weight
-        head.mul_(12)
-        head[0] = 0  # the end token is never likely
+        output = model.get_output_embeddings().weight
+        output.mul_(12)
+        output[0] = 0  # the end token is never likely
     model.save_pretrained(folder)
     write_byte_tokenizer(folder)
-    return folder
-
-
-def write(target: Path, work: Path, path: Path) -> None:
-    """Let the target write, or go on with, a little text; short prompts, for a token is a byte."""
-    from specdemo.training.generate import write_text
-    from specdemo.training.target import open_target
-
-    opened = open_target(str(target), work)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "MIX", {"sum": 1, "question": 1})
-        write_text(opened, opened.writer("cpu"), path, 6000, limit=40, seed=3)
+        patch.setattr(export, "_NEEDED", ("no_such_package",))  # no child process
+        export.export(folder, folder / "ir", "int8")
+    return folder / "ir"
 
 
 @pytest.fixture(scope="module")
-def text(target, tmp_path_factory) -> Path:
-    """Conversations that the target writes once for all tests of this file."""
-    folder = tmp_path_factory.mktemp("text")
-    write(target, folder, folder / "text.jsonl")
-    return folder / "text.jsonl"
+def train(target, tmp_path_factory):
+    """Trains a small head into a folder, with short instructions, for a token is a byte."""
+    sizes = {"tokens": 6000, "answer_tokens": 40, "width": 32, "chains": 512, "passes": 8}
+    measured = tmp_path_factory.mktemp("measured")
 
+    def train(out: Path, **changes) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prompts, "MIX", {"sum": 1, "question": 1})
+            patch.setattr(machine, "measured_folder", lambda: measured)
+            chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
+            run.train_draft(TrainSettings(**chosen))
 
-HEAD = {"kind": "head", "width": 32, "batch_tokens": 512, "passes": 8}
-
-
-def settings(target: Path, text: Path, out: Path, **changes) -> TrainSettings:
-    values = {"layers": 1, "passes": 12, "batch_tokens": 1024, "parts": 2, "device": "cpu"}
-    return TrainSettings(target=str(target), out=out, text=text, **values | changes)
+    return train
 
 
 @pytest.fixture(scope="module")
-def draft(tmp_path_factory) -> Path:
+def trained(train, tmp_path_factory) -> Path:
     """The folder of one uninterrupted run."""
-    return tmp_path_factory.mktemp("trained") / "draft"
+    out = tmp_path_factory.mktemp("trained") / "draft"
+    train(out)
+    return out
 
 
-@pytest.fixture(scope="module")
-def trained(target, text, draft):
-    return train_draft(settings(target, text, draft))
+def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target, trained):
+    sources = (source_of(str(path), "--model", "int8") for path in (target, trained))
+    with Session(load_pair(own_pair(*sources))) as session:
+        how = Settings(max_new_tokens=60, drafter="model", draft_tokens=3)
+        *_, trace = session.race("What is 3 plus 4?", how)
+    assert trace.identical
+    assert {token.source for one in trace.rounds for token in one.drafted} == {"head"}
+    assert len(trace.rounds) < 0.8 * len(trace.token_ids)
 
 
-@pytest.fixture
-def no_export(monkeypatch):
-    """The IR of one run is enough: making it takes longer than training these."""
-    from specdemo.training import export
-
-    monkeypatch.setattr(export, "export_draft", lambda *_: None)
-
-
-def test_training_raises_agreement_clearly(trained):
-    assert trained.after.agreement > trained.before.agreement + 0.2
-    assert trained.after.tokens_per_round[3] > trained.before.tokens_per_round[3] + 0.3
+def test_the_card_says_how_often_the_head_is_right(trained):
+    card = json.loads((trained / "card.json").read_bytes())
+    assert card["held_back"]["agreement"] > 0.3
+    assert set(card["held_back"]["by_kind"]) == {"question", "sum"}
+    assert card["text"]["answer_tokens"] >= card["recipe"]["tokens"]
+    assert ngrams.load(trained / "ngrams.npz").guess([1])
 
 
-def test_the_draft_is_a_decoder_with_tokenizer_and_card(trained, draft):
-    from specdemo.models import ir, ngrams
-
-    ir.check_decoder(draft)
-    assert (draft / "tokenizer.json").is_file()
-    assert sorted(np.load(draft / "head_tokens.npy")) == list(range(256))
-    assert ngrams.load(draft / "ngrams.npz").guess([1])
-    card = json.loads((draft / "card.json").read_text(encoding="utf-8"))
-    assert card["after"]["agreement"] == trained.after.agreement
-    assert card["recipe"]["labels"] == "hard"
-    readme = (draft / "README.md").read_text(encoding="utf-8")
-    assert f"**{trained.after.agreement:.3f}** after" in readme
-    assert f"| sum | {trained.before.by_kind['sum']:.3f} |" in readme
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from specdemo.training import distil
-from specdemo.training.run import train_draft
-from test_training import settings
-gradients, calls = distil._gradients, []
-def killed(*arguments):
-    calls.append(1)
-    if len(calls) == 2 * 20 + 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return gradients(*arguments)
-distil._gradients = killed
-target, text, out = map(Path, sys.argv[1:])
-train_draft(settings(target, text, out, checkpoint_seconds=0.0))
-"""
-
-
-def test_a_killed_run_resumes_to_the_same_draft(
-    target, text, trained, draft, no_export, tmp_path, monkeypatch
+def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
+    train, trained, tmp_path, monkeypatch
 ):
-    import torch
-
-    from specdemo.training import distil
-
-    out, here = tmp_path / "draft", Path(__file__).parent
-    paths = os.pathsep.join([str(here.parent), str(here), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KILLED, str(target), str(text), str(out)]
-    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
-    calls = []
-    gradients = distil._gradients
-    monkeypatch.setattr(
-        distil, "_gradients", lambda *arguments: calls.append(1) or gradients(*arguments)
-    )
-    again = train_draft(settings(target, text, out))
-    assert len(calls) == 2 * (trained.progress.steps - 20)
-    assert again.after == trained.after
-    weights = [torch.load(folder / "work" / "state.pt")["averages"] for folder in (out, draft)]
-    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
-
-
-@pytest.fixture(scope="module")
-def head(target, text, tmp_path_factory):
-    """The folder of a draft head, and the result of the run that made it."""
-    out = tmp_path_factory.mktemp("head") / "head"
-    return out, train_draft(settings(target, text, out, **HEAD))
-
-
-def test_a_head_proposes_chains_of_the_tokens_that_its_target_gives(head, target, text):
-    import openvino as ov
-
-    from specdemo.models import heads, ir
-    from specdemo.training import states
-    from specdemo.training.target import open_target
-
-    out, result = head
-    assert result.after.agreement > result.before.agreement + 0.2
-    assert result.after.by_position[1] > 0.3
-    network = ov.Core().compile_model(out / ir.HEAD, "CPU")
-    tokens = np.load(out / heads.TOKENS)
-    opened = open_target(str(target), out)
-    read = states.of(opened, opened.load(), "cpu", states.whole_layers(3))
-    right = []
-    for one in corpus.read(text)[::16]:
-        hidden = read(one.prompt, one.answer)[:, :-1].astype(np.float32)
-        state = np.zeros((len(one.answer) - 2, 32), np.float32)
-        for depth in range(2):
-            given = np.array(one.answer[depth : len(state) + depth])
-            found = network({"hidden": hidden[:-2], "state": state, "token": given})
-            state = found["next_state"]
-            likeliest = tokens[found["logits"].argmax(1)]
-            right.append(likeliest == one.answer[depth + 1 : len(state) + depth + 1])
-    assert np.concatenate(right).mean() > 0.3
-
-
-def test_an_interrupted_head_resumes_to_the_same_weights(head, target, text, tmp_path, monkeypatch):
-    from specdemo.models import heads
-    from specdemo.training import head as training
-    from specdemo.training import states
-
     class Interrupted(Exception):
         pass
 
-    calls = []
-    gradients = training._gradients
+    def interrupt(module, name: str, after: int) -> None:
+        """The call number `after` of a function of the module fails."""
+        whole, calls = getattr(module, name), []
 
-    def once(*arguments):
-        calls.append(1)
-        if len(calls) == 30:
-            raise Interrupted
-        return gradients(*arguments)
+        def once(*arguments):
+            calls.append(1)
+            if len(calls) == after:
+                raise Interrupted
+            return whole(*arguments)
 
-    chosen = settings(target, text, tmp_path / "head", checkpoint_seconds=0.0, **HEAD)
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_gradients", once)
-        with pytest.raises(Interrupted):
-            train_draft(chosen)
-    monkeypatch.setattr(states, "of", lambda *_: "there is nothing left to read")
-    train_draft(chosen)
-    again, whole = (
-        heads.load(folder / "head.npz").weights for folder in (tmp_path / "head", head[0])
-    )
-    assert all(np.array_equal(again[name].values, whole[name].values) for name in whole)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, once)
+            with pytest.raises(Interrupted):
+                train(tmp_path / "draft", checkpoint_seconds=0.0)
 
-
-def test_soft_labels_reach_more_acceptance_than_the_untrained_draft(
-    target, text, no_export, tmp_path
-):
-    result = train_draft(settings(target, text, tmp_path / "draft", labels="soft", passes=6))
-    assert result.after.tv_acceptance > result.before.tv_acceptance + 0.1
-    assert "when sampling" in (tmp_path / "draft" / "README.md").read_text(encoding="utf-8")
+    interrupt(prompts, "instruction", 70)
+    interrupt(np, "save", 2)
+    monkeypatch.setattr(text, "Session", "there is nothing left to write")
+    interrupt(head, "_loss", 30)
+    monkeypatch.setattr(states, "_reader", "there is nothing left to read")
+    train(tmp_path / "draft")
+    again, whole = (heads.load(folder / "head.npz") for folder in (tmp_path / "draft", trained))
+    assert np.array_equal(again.tokens, whole.tokens)
+    for name, weights in whole.weights.items():
+        assert np.array_equal(again.weights[name].values, weights.values)
 
 
-def test_the_states_of_ir_times_its_output_matrix_are_its_answer(embedded_pair, tmp_path):
-    from specdemo.models import heads
-    from specdemo.session import Session
-    from specdemo.settings import Settings
-    from specdemo.training import states
-    from specdemo.training.target import open_target
-
+def test_the_states_times_the_output_matrix_are_the_targets_answer(embedded_pair, tmp_path):
     question = "Name three colours."
     with Session(embedded_pair) as session:
         *_, trace = session.answer(question, Settings(max_new_tokens=24))
-    prompt = tuple(embedded_pair.template.render(question, embedded_pair.tokenizer))
-    target = open_target("embedded", tmp_path)
-    rows = states.of(target, None, "cpu", states.THIRDS)(prompt, trace.token_ids)
+    said = Conversation("", True, question, trace.text, trace.token_ids)
+    rows = states.read_all(embedded_pair, [said], tmp_path / "states")
     _, output = heads.tables(embedded_pair.target_xml)
     width = output.shape[1]
     assert rows.shape == (len(trace.token_ids), 3 * width + 1)
@@ -259,176 +149,79 @@ def test_the_states_of_ir_times_its_output_matrix_are_its_answer(embedded_pair, 
     assert sums.mean() == pytest.approx(1, abs=0.05)  # bf16 where the processor has it
 
 
-def test_a_gguf_target_continues_prompts_the_same_in_any_batch(embedded_pair, tmp_path):
-    from specdemo.training.target import Request, open_target
-
-    target = open_target("embedded", tmp_path)
-    prompts = ["Name three colours.", "What is 3 plus 4?", "Who wrote Hamlet?"]
-    requests = [
-        Request(tuple(target.template.render(one, target.tokenizer)), 12, 0.0, 0) for one in prompts
-    ]
-    write = target.writer("cpu")
-    together = write(requests)
-    assert together == [write([request])[0] for request in requests]
-    assert all(0 < len(answer) <= 12 for answer in together)
-
-
-def test_states_are_read_once_and_with_the_whole_prompt(tmp_path):
-    from specdemo.training import states
-
-    asked = []
-
-    def read(prompt, answer):
-        asked.append((prompt, answer))
-        return np.arange(2 * len(answer)).reshape(-1, 2).astype(np.float16)
-
-    said = [
-        Conversation("", True, tuple(range(200)), (1, 2, 3)),
-        Conversation("", True, (1,), (4,)),
-    ]
-    for _ in range(2):
-        found = states.read_all(read, said, tmp_path / "kept")
-    assert sorted(asked) == sorted((one.prompt, one.answer) for one in said)
-    lesson = replace(corpus.lesson(said[0], prompt_tokens=8), states=found[0])
-    batch = corpus.make_batch([lesson], 640)
-    assert batch.states.tolist() == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_text_goes_on_after_a_kill_with_the_same_conversations(target, text, tmp_path):
-    path = tmp_path / "text.jsonl"
-    lines = text.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(lines[:70]) + lines[70][:20], encoding="utf-8")
-    write(target, tmp_path, path)
-    assert path.read_text(encoding="utf-8") == text.read_text(encoding="utf-8")
-
-
-def test_a_seed_always_gives_the_same_instructions():
+def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     answers = ["It was red; so they said: yes. " * 20, "End of a text. " * 30]
-    made = [prompts.instruction(1, index, texts) for index in range(300) for texts in ([], answers)]
-    assert {one.kind for one in made} == set(prompts.MIX)
-    text = "\n".join(f"{one.kind} {one.text} {one.opening}" for one in made)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "881d5e6b6f3e3cde"
+    made = [prompts.instruction(number, answers) for number in range(300)]
+    assert {kind for kind, _ in made} == set(prompts.MIX)
+    assert made == [prompts.instruction(number, answers) for number in range(300)]
+    assert not any("{" in text or "Undefined" in text for _, text in made)
+    unread = {prompts.instruction(number, [])[0] for number in range(300)}
+    assert unread == set(prompts.MIX) - {"summary", "passage question"}
 
 
-def test_settings_that_cannot_work_are_bad_input(target, text, trained, draft, tmp_path):
-    with pytest.raises(BadInput, match="another passes"):
-        train_draft(settings(target, text, draft, passes=5))
-    with pytest.raises(BadInput, match="--layers 4: the target has 3"):
-        train_draft(settings(target, text, tmp_path / "draft", layers=4))
+def test_held_back_instructions_are_greedy_and_never_learned():
+    said = [Conversation("", at % 3 > 0, str(at % 40), "", (1,)) for at in range(200)]
+    held, learned = run._split(said)
+    assert held.any() and all(one.greedy for one, aside in zip(said, held, strict=True) if aside)
+    by_use = [
+        {one.instruction for one, used in zip(said, uses, strict=True) if used}
+        for uses in (held, learned)
+    ]
+    assert not by_use[0] & by_use[1]
 
 
-def test_the_command_names_an_option_that_cannot_be_used(capsys, tmp_path):
-    from specdemo import cli
-
-    assert cli.main(["train-draft", "--target", "x", "--out", "y", "--tokens", "5"]) == 2
-    assert "--tokens" in capsys.readouterr().err
-    (tmp_path / "file").touch()
-    assert cli.main(["train-draft", "--target", str(tmp_path), "--out", str(tmp_path)]) == 2
-    assert "is no earlier run" in capsys.readouterr().err
+def test_what_lookup_proposes_weighs_little():
+    weights = run.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
+    assert weights == pytest.approx([1, 1, 1, 0.15, 0.15, 0.5])
 
 
-def test_held_back_prompts_are_greedy_and_never_trained_on():
-    from specdemo.training.run import split
-
-    said = [Conversation("", index % 3 > 0, (index % 40,), (1,)) for index in range(200)]
-    held, train = split([*said, Conversation("", True, (99,), ())])
-    assert held and all(one.greedy for one in held)
-    assert not {one.prompt for one in held} & {one.prompt for one in train}
-    assert all(one.answer for one in train)
-
-
-def test_rounds_are_counted_as_greedy_decoding_would_emit_them():
-    hit = np.array([True, True, False, True, False, False, True])
-    hits = evaluate.chains(hit, 2)
-    assert evaluate.rounds(hits) == [2, 1, 0, 1]
-    assert evaluate.tokens_per_round([hits]) == 7 / 4
-    assert evaluate.acceptance_by_position([hits]) == (3 / 4, 1 / 3)
-
-
-def test_a_loop_is_cut_and_what_lookup_guesses_weighs_little():
-    answer = (1, 2, 3, 4, 5, 6) * 8
-    lesson = corpus.lesson(Conversation("", True, (9,), answer))
-    assert len(lesson.answer) == len(lesson.weights) == 6 + corpus.LONGEST_MATCH + corpus.LOOP
-    assert lesson.weights[:8] == (1.0,) * 8
-    assert max(lesson.weights[8:]) < 0.2
-
-
-def test_lookup_knows_all_of_a_prompt_of_which_training_reads_the_end(tmp_path):
-    prompt = (1, 2, 3, 4, 5, *range(100, 200))
-    lesson = corpus.lesson(Conversation("", True, prompt, (7, 1, 2, 3, 4)), prompt_tokens=10)
-    assert lesson.prompt == prompt[-10:]
-    assert lesson.weights[:3] == (1.0,) * 3 and max(lesson.weights[3:]) < 0.2
-    batch = corpus.make_batch([lesson, Conversation("", True, (8,), (9,))], 640)
-    assert batch.tokens.shape == (2, 15)
-    assert batch.labels.tolist() == [7, 1, 2, 3, 4, 9]
-    assert batch.weights[batch.answered].tolist() == pytest.approx([*lesson.weights, 1.0])
-    corpus.write(tmp_path / "text.jsonl", [lesson])
-    [again] = corpus.read(tmp_path / "text.jsonl")
-    assert (again.prompt, again.answer, again.weights) == (lesson.prompt, lesson.answer, ())
+def test_agreement_is_counted_along_chains():
+    hits = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
+    found = run._agreement(hits, np.array([1, 0, 1, 0], bool), np.array(["a", "b", "a", "b"]))
+    assert (found.agreement, found.unaided, found.by_kind) == (0.75, 0.5, {"a": 0.5, "b": 1.0})
+    assert found.by_depth == pytest.approx([3 / 4, 2 / 3, 1 / 2])
+    assert found.tokens_per_round == 1 + 6 / 4
 
 
 def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk(tmp_path):
-    from specdemo.models import ngrams
-    from specdemo.training.export import count_ngrams
-
-    said = [
-        Conversation("", True, (9, 9, 9, 9), (1, 2, 3, 1, 2, 4)),
-        Conversation("", True, (9, 9, 9, 9), (5, 2, 4)),
-    ] * 3
-    table = count_ngrams(said, 100)
+    said = [(9, 9, 1, 2, 3, 1, 2, 4), (9, 9, 5, 2, 4)] * 3
+    table = counting.count(said, 100)
     assert table.guess([2])[0] == 4
     assert table.guess([9, 9, 1, 2])[0] == 3
     assert table.guess([77]) is None
     assert 0 < table.guess([2])[1] < 1
     table.save(tmp_path / "ngrams.npz")
-    again = ngrams.load(tmp_path / "ngrams.npz")
-    for context in ([2], [9, 9, 1, 2], [1, 2], [77], [9, 9, 9, 9]):
-        assert again.guess(context) == table.guess(context)
+    assert ngrams.load(tmp_path / "ngrams.npz") == table
 
 
-def test_batches_hold_every_conversation_once_a_pass(monkeypatch):
-    monkeypatch.setattr(corpus, "POOL", 32)
-    said = [Conversation("", True, (1,) * (1 + i % 7), (2,) * (1 + i % 5)) for i in range(100)]
-    seen, order = [], corpus.batches(said, tokens=64, longest=16, seed=0)
-    while len(seen) < len(said):
-        members = next(order)
-        assert len(members) * max(len(said[i]) for i in members) <= 64
-        seen += members
-    assert sorted(seen) == list(range(100))
+def test_a_users_own_conversations_are_learned_beside_the_targets(train, trained, tmp_path):
+    (tmp_path / "own.jsonl").write_text('{"u": "Who?", "a": "Nobody knows."}\n' * 40)
+    (tmp_path / "draft").mkdir()
+    out = tmp_path / "draft"
+    train(out, text=tmp_path / "own.jsonl", tokens=1000, passes=1)
+    card = json.loads((out / "card.json").read_bytes())
+    assert card["text"]["conversations"] == 40 + text.GROUP
+    assert card["text"]["given"] == "own.jsonl"
 
 
-def test_a_drafts_layers_and_its_targets_tensors_make_one_gguf_file(tmp_path):
-    from transformers import LlamaForCausalLM
-
-    from specdemo.models import gguf_files
-    from specdemo.training.export import write_layers
-
-    write_llama_pair(tmp_path / "target", tmp_path / "llama")
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "llama")
-    layers = [tmp_path / "layers.gguf", tmp_path / "again.gguf"]
-    for path in layers:
-        write_layers(model, path)
-    assert layers[0].read_bytes() == layers[1].read_bytes()
-    own = {tensor.name: tensor for tensor in gguf.GGUFReader(layers[0]).tensors}
-    assert len(own) == 2 * 9 + 1
-    made = gguf.quants.dequantize(own["blk.1.attn_q.weight"].data, gguf.GGMLQuantizationType.Q8_0)
-    weight = model.model.layers[1].self_attn.q_proj.weight.detach().numpy()
-    # Heads of 16 rows: GGUF keeps the two of a rotary pair together, torch half a head apart.
-    assert made[:4] == pytest.approx(weight[[0, 8, 1, 9]], abs=0.01)
-
-    target = tmp_path / "target.gguf"
-    writer = gguf.GGUFWriter(target, "llama")
-    writer.add_block_count(30)
-    writer.add_string("general.name", "stands in for the wheel's")
-    for name in ("token_embd.weight", "blk.0.attn_norm.weight", "output_norm.weight"):
-        writer.add_tensor(name, np.ones((8, 64) if "embd" in name else 64, np.float32))
-    gguf_files.close(writer)
-    gguf_files.write_draft(
-        gguf_files.read(target), gguf_files.read(layers[0]), tmp_path / "draft.gguf"
-    )
-    whole = gguf.GGUFReader(tmp_path / "draft.gguf")
-    assert whole.fields["llama.block_count"].contents() == 2
-    assert whole.fields["general.name"].contents() == "stands in for the wheel's"
-    expected = {name: bytes(tensor.data) for name, tensor in own.items()}
-    expected["token_embd.weight"] = np.ones((8, 64), np.float32).tobytes()
-    assert {tensor.name: bytes(tensor.data) for tensor in whole.tensors} == expected
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", "5"], "--tokens"),
+        (["--kind", "model"], "--kind"),
+        (["--device", "cuda"], "torch finds no GPU"),
+        (["--target", "./nowhere"], "neither a folder here nor a Hub repository"),
+        (["--target", "embedded", "--only", "ngrams"], "an n-gram table of its own"),
+        (["--out", "HERE"], "is no earlier run"),
+        (["--out", "HERE/file"], "cannot be written"),
+        (["--out", "TRAINED"], "a run with other settings"),
+        (["--text", "HERE/file"], "line 1 is not"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(options, said, target, trained, tmp_path, capsys):
+    (tmp_path / "file").write_text("{}\n")
+    places = {"HERE": str(tmp_path), "HERE/file": str(tmp_path / "file"), "TRAINED": str(trained)}
+    options = [places.get(one, one) for one in options]
+    where = ["--target", str(target), "--out", str(tmp_path / "out")]
+    assert cli.main(["train-draft", *where, *options]) == 2
+    assert said in capsys.readouterr().err

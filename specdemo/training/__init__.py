@@ -1,1 +1,1 @@
-"""Trains a draft for a target on text that the target writes; `run.train_draft` is all of it."""
+"""Trains a draft head for a target on text that it writes; `run.train_draft` is all of it."""

@@ -1,65 +1,55 @@
 """The training of a draft head (`specdemo.models.heads` has its formula) on the target's states.
 
-The target is read once over the text; from then on training needs its hidden states only, because
-they times its output matrix are its logits. A chain starts at every answer token, and its later
-steps are trained where its earlier ones were right, as in decoding.
+A chain starts at every answer token, and its later steps are trained where its earlier ones were
+right, as in decoding. The labels are the target's probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import os
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
+from tqdm import tqdm
 
 from specdemo.models import heads
-from specdemo.training import loop
-from specdemo.training.corpus import Conversation
-
-if TYPE_CHECKING:
-    from specdemo.training.command import TrainSettings
+from specdemo.training.command import TrainSettings
+from specdemo.training.states import Rows
 
 DEPTH = 5
 """Tokens of a chain."""
 LATER = 0.8
 """Weight of a step of a chain, relative to the one before."""
 LEARNING_RATE = 4e-3
+WARMUP_STEPS = 20
+DECAY = 0.35
+"""Share of the run at its end over which the learning rate falls."""
+AVERAGE = 0.98
+"""Decay of the running average of weights."""
 FEWEST_ROWS = 64
-"""Rows of a part that its later steps keep at least."""
+"""Rows of a step that its later tokens keep at least."""
 EVALUATED_ROWS = 2048
+FITTED_ROWS = 10_000
+"""That the rounding to int4 is fitted to."""
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Answer tokens, one after the other: their `states` (`states.Read`), float16 [n, H + 1]; the
-    tokens, int64 [n]; their weights in the loss, float32 [n]; and where the answer of each ends,
-    int64 [n]."""
+@dataclass(slots=True)
+class Progress:
+    """How far training came."""
 
-    states: np.ndarray
-    tokens: np.ndarray
-    weights: np.ndarray
-    ends: np.ndarray
-
-
-def gather(lessons: Sequence[Conversation]) -> Rows:
-    """The rows of conversations with states."""
-    lengths = [len(one.answer) for one in lessons]
-    return Rows(
-        np.concatenate([one.states for one in lessons]),
-        np.concatenate([np.asarray(one.answer, np.int64) for one in lessons]),
-        np.concatenate([one.weights or np.ones(len(one.answer)) for one in lessons]).astype("f4"),
-        np.repeat(np.cumsum(lengths), lengths),
-    )
+    steps: int = 0
+    seconds: float = 0.0
 
 
 class DraftHead:
     """A head's weights, by the names of `specdemo.models.heads`, and what it has of the target: the
-    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]."""
+    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]. `features`
+    is the width of a hidden state."""
 
     def __init__(
         self,
@@ -67,158 +57,187 @@ class DraftHead:
         output: np.ndarray,
         frequent: np.ndarray,
         features: int,
-        settings: TrainSettings,
+        width: int,
         device: str,
     ) -> None:
-        width, inner, size = settings.width, 2 * settings.width, embedding.shape[1]
+        size = embedding.shape[1]
         shapes = {
-            "mix": (width, features * size + width + size),
-            "gate_up": (2 * inner, width),
-            "down": (width, inner),
-            "out": (output.shape[1], width),
+            "mix": (width, features + width + size),
+            "gate_up": (4 * width, width),
+            "down": (width, 2 * width),
+            "out": (size, width),
         }
-        generator = torch.Generator().manual_seed(settings.seed)
+        generator = torch.Generator().manual_seed(0)
         self.weights = {
             name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(device)
             for name, shape in shapes.items()
         }
         for weights in self.weights.values():
             weights.requires_grad_(True)
+        # bfloat16 where the device multiplies it faster.
+        fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        self.kind = torch.bfloat16 if fast else torch.float32
         self.embedding = torch.from_numpy(embedding).to(device)
-        self.rows = torch.from_numpy(output[frequent]).to(device, _product_type(device))
+        self.rows = torch.from_numpy(output[frequent]).to(device, self.kind)
         self.frequent = frequent
         self.device = device
 
-    def quantized(self) -> dict[str, heads.Quantized]:
-        values = {name: one.detach().cpu().numpy() for name, one in self.weights.items()}
-        return {name: heads.quantize(value) for name, value in values.items()}
+    def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
+        """The weights and the target's output matrix, rounded for chains along these rows."""
+        own = {**self.weights, "rows": self.rows}
+        matrices = {name: one.detach().float().cpu().numpy() for name, one in own.items()}
+        at = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
+        ahead = np.minimum(at[:, None] + np.arange(DEPTH), len(rows.tokens) - 1)
+        hidden = rows.states[at, :-1].astype(np.float32)
+        return heads.fit(matrices, self.embedding.cpu().numpy(), hidden, rows.tokens[ahead])
 
-    def cast(self) -> dict[str, torch.Tensor]:
-        """The weights as they multiply fastest. Not autocast: its cache is shared by all threads,
-        so that sums would be rounded in another order each time."""
-        return {name: one.to(self.rows.dtype) for name, one in self.weights.items()}
-
-    def read(self, weights: dict[str, torch.Tensor], states: np.ndarray) -> torch.Tensor:
-        """What all steps of a chain share, [n, S], of rows of `Rows.states`. `weights` are those of
-        `cast`."""
+    def begin(self, states: np.ndarray) -> torch.Tensor:
+        """What all steps of a chain share, [n, S], of rows of `Rows.states`."""
         pieces = torch.from_numpy(states[:, :-1]).to(self.device).float()
         pieces = _norm(pieces.reshape(len(states), -1, self.embedding.shape[1]))
         hidden = pieces.view(len(states), -1)
-        return _product(hidden, weights["mix"][:, : hidden.shape[1]])
+        return self._product(hidden, self.weights["mix"][:, : hidden.shape[1]])
 
     def step(
-        self,
-        weights: dict[str, torch.Tensor],
-        read: torch.Tensor,
-        state: torch.Tensor | None,
-        tokens: np.ndarray,
+        self, shared: torch.Tensor, state: torch.Tensor | None, tokens: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next state, [n, S], and what the target's output matrix turns into logits, [n, E]."""
+        """The next state, [n, S], and the logits of the frequent tokens, [n, V']."""
         given = _norm(self.embedding[torch.from_numpy(tokens).to(self.device)])
-        state = torch.zeros_like(read) if state is None else _norm(state)
+        state = torch.zeros_like(shared) if state is None else _norm(state)
         given = torch.cat([state, given], 1)
-        state = read + _product(given, weights["mix"][:, -given.shape[1] :])
-        gate, up = _product(_norm(state), weights["gate_up"]).chunk(2, 1)
-        state = state + _product(functional.silu(gate) * up, weights["down"])
-        return state, _product(_norm(state), weights["out"])
+        state = shared + self._product(given, self.weights["mix"][:, -given.shape[1] :])
+        gate, up = self._product(_norm(state), self.weights["gate_up"]).chunk(2, 1)
+        state = state + self._product(functional.silu(gate) * up, self.weights["down"])
+        out = self._product(_norm(state), self.weights["out"])
+        return state, self._product(out, self.rows)
 
-    def logits(self, out: torch.Tensor) -> torch.Tensor:
-        """float32 [n, V'] of what `step` gave, or of the target's last hidden states."""
-        return (out.to(self.rows.dtype) @ self.rows.T).float()
+    @torch.no_grad()
+    def wanted(self, states: np.ndarray) -> torch.Tensor:
+        """The target's probabilities of the frequent tokens, [n, V'], of rows of `Rows.states`; the
+        rest to one is that of all others."""
+        rows = torch.from_numpy(states).to(self.device)
+        logits = self._product(rows[:, : self.embedding.shape[1]], self.rows)
+        return (logits - rows[:, -1:]).clamp_(max=0).exp_()
 
-    def target(self, rows: Rows, at: np.ndarray) -> torch.Tensor:
-        """The target's probabilities of the frequent tokens after the rows `at`, [n, V']; the rest
-        to one is that of all others."""
-        states = torch.from_numpy(rows.states[at]).to(self.device)
-        logits = self.logits(states[:, : self.embedding.shape[1]])
-        return logits.sub_(states[:, -1:]).clamp_(max=0).exp_()
+    def right(self, logits: torch.Tensor, tokens: np.ndarray) -> np.ndarray:
+        """Whether the likeliest ones are these tokens, bool [n]."""
+        return self.frequent[logits.argmax(1).cpu().numpy()] == tokens
+
+    def _product(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return functional.linear(rows.to(self.kind), weights.to(self.kind)).float()
 
 
 def _norm(rows: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(rows.float(), rows.shape[-1:], eps=heads.EPSILON)
+    return functional.rms_norm(rows, rows.shape[-1:], eps=heads.EPSILON)
 
 
-def _product(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return functional.linear(rows.to(weights.dtype), weights).float()
+def train(
+    head: DraftHead, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
+) -> Progress:
+    """Train a head in place on chains that start at the rows `starts`, for `settings.minutes` or
+    `settings.passes`, and leave it with the running average of its weights.
 
-
-def _product_type(device: str) -> torch.dtype:
-    """bfloat16 where the device multiplies it faster."""
-    fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
-
-
-def train(head: DraftHead, rows: Rows, settings: TrainSettings, checkpoint: Path) -> loop.Progress:
-    """Train a head in place; a step draws `settings.batch_tokens` chains, those more often whose
-    first token n-gram lookup does not propose."""
-    starts = np.flatnonzero(np.arange(len(rows.ends)) + 1 < rows.ends)
+    A step draws `settings.chains` chains, those more often whose first token weighs more.
+    `checkpoint` is read if it is there, and written every `settings.checkpoint_seconds`.
+    """
+    starts = starts[starts + 1 < rows.ends[starts]]
     drawn = np.cumsum(rows.weights[starts + 1], dtype=np.float64)
     parameters = list(head.weights.values())
+    averages = [one.detach().clone() for one in parameters]
     optimizer = torch.optim.Muon(
         parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
+    progress = Progress()
+    if checkpoint.is_file():
+        held = torch.load(checkpoint, map_location=head.device)
+        for tensor, value in zip(parameters + averages, held["weights"], strict=True):
+            tensor.data.copy_(value)
+        optimizer.load_state_dict(held["optimizer"])
+        progress = Progress(**held["progress"])
 
-    def parts(step: int) -> list[Callable[[], loop.Part]]:
-        rng = np.random.default_rng([settings.seed, step])
-        places = np.searchsorted(drawn, rng.random(settings.batch_tokens) * drawn[-1])
-        seeds = rng.integers(1 << 32, size=settings.parts)
-        shares = np.array_split(np.sort(starts[places]), settings.parts)
-        return [
-            partial(_gradients, head, rows, share, int(seed), len(places))
-            for share, seed in zip(shares, seeds, strict=True)
-        ]
+    def save() -> None:
+        weights = [one.detach() for one in parameters + averages]
+        held = {"weights": weights, "progress": asdict(progress)}
+        partial = checkpoint.with_suffix(".part")
+        torch.save(held | {"optimizer": optimizer.state_dict()}, partial)
+        os.replace(partial, checkpoint)
 
-    steps = max(1, round(settings.passes * len(starts) / settings.batch_tokens))
-    return loop.train(parameters, optimizer, parts, steps, settings, checkpoint)
+    steps = max(1, round(settings.passes * len(starts) / settings.chains))
+    limit, saved = 60 * (settings.minutes or 0), progress.seconds
+    with tqdm(total=1.0, desc="Training", bar_format=BAR) as bar:
+        while (done := progress.seconds / limit if limit else progress.steps / steps) < 1:
+            bar.update(done - bar.n)
+            before = time.monotonic()
+            optimizer.param_groups[0]["lr"] = _rate(progress.steps, done)
+            rng = np.random.default_rng(progress.steps)
+            places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
+            optimizer.zero_grad()
+            loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            progress.steps += 1
+            # The average is young at first: it must not remember weights that never trained.
+            keep = min(AVERAGE, progress.steps / (progress.steps + 10))
+            torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
+            bar.set_postfix(agreement=f"{agreement:.3f}")
+            progress.seconds += time.monotonic() - before
+            if progress.seconds - saved >= settings.checkpoint_seconds:
+                save()
+                saved = progress.seconds
+        bar.update(1 - bar.n)
+    save()
+    for parameter, average in zip(parameters, averages, strict=True):
+        parameter.data.copy_(average)
+    return progress
 
 
-def _gradients(head: DraftHead, rows: Rows, at: np.ndarray, seed: int, total: int) -> loop.Part:
-    """Gradients of the cross-entropy to the target's probabilities along the chains that start at
-    the rows `at`, divided by `total`."""
-    rng = np.random.default_rng(seed)
-    outs, slopes, state, right, chains = [], [], None, 0, len(at)
-    weights = head.cast()
-    read = head.read(weights, rows.states[at])
+def _rate(steps: int, done: float) -> float:
+    """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
+    arXiv 2404.06395)."""
+    return LEARNING_RATE * min(1.0, (steps + 1) / WARMUP_STEPS, max(0.02, (1 - done) / DECAY))
+
+
+def _loss(
+    head: DraftHead, rows: Rows, at: np.ndarray, rng: np.random.Generator
+) -> tuple[torch.Tensor, float]:
+    """The cross-entropy to the target's probabilities along the chains that start at the rows `at`,
+    and the share of right first tokens."""
+    shared, state, count = head.begin(rows.states[at]), None, len(at)
+    loss, agreement = torch.zeros((), device=head.device), 0.0
     for depth in range(1, DEPTH + 1):
         ahead = np.minimum(at + depth, len(rows.tokens) - 1)
-        state, out = head.step(weights, read, state, rows.tokens[ahead - 1])
-        with torch.no_grad():
-            share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
-            if depth > 1:
-                share = share * rows.weights[ahead]
-            wanted = head.target(rows, ahead)
-            guessed = head.logits(out).softmax(1)
-            best = head.frequent[guessed.argmax(1).cpu().numpy()]
-            # Tokens that the head does not have keep their share: it is nobody's gain.
-            slope = guessed.mul_(wanted.sum(1, keepdim=True)).sub_(wanted)
-            scale = torch.from_numpy((share / total).astype(np.float32)).to(out.device)
-            slope.mul_(scale[:, None])
-            outs.append(out)
-            slopes.append((slope.to(head.rows.dtype) @ head.rows).float())
-        hit = best == rows.tokens[ahead]
-        right += int(hit.sum()) if depth == 1 else 0
+        state, logits = head.step(shared, state, rows.tokens[ahead - 1])
+        share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
+        if depth > 1:
+            share = share * rows.weights[ahead]
+        # Tokens that the head does not have keep their share: it is nobody's gain.
+        losses = -(head.wanted(rows.states[ahead]) * logits.log_softmax(1)).sum(1)
+        loss = loss + losses @ torch.from_numpy((share / count).astype(np.float32)).to(head.device)
+        right = head.right(logits, rows.tokens[ahead])
+        agreement = agreement if depth > 1 else float(right.mean())
         # A draft token is judged only after right ones; of the others some go on, too.
-        order = hit + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
+        order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
         kept = np.sort(np.argsort(-order)[: max(FEWEST_ROWS, len(at) // 2)])
-        index = torch.from_numpy(kept).to(out.device)
-        at, read, state = at[kept], read[index], state[index]
-    gradients = torch.autograd.grad(outs, list(head.weights.values()), slopes)
-    return loop.Part(gradients, right, chains, chains)
+        index = torch.from_numpy(kept).to(head.device)
+        at, shared, state = at[kept], shared[index], state[index]
+    return loss, agreement
 
 
-def guesses(head: DraftHead, rows: Rows) -> np.ndarray:
-    """Which tokens of the chain that starts at each row would be right, if those before them are:
-    bool [n, DEPTH], column d for the token d + 1 places after the row's; False past the end."""
-    hits = np.zeros((len(rows.tokens), DEPTH), bool)
-    with torch.no_grad():
-        weights = head.cast()
-        for start in range(0, len(hits), EVALUATED_ROWS):
-            at = np.arange(start, min(start + EVALUATED_ROWS, len(hits)))
-            read, state = head.read(weights, rows.states[at]), None
-            for depth in range(1, DEPTH + 1):
-                ahead = np.minimum(at + depth, len(hits) - 1)
-                state, out = head.step(weights, read, state, rows.tokens[ahead - 1])
-                best = head.frequent[head.logits(out).argmax(1).cpu().numpy()]
-                inside = at + depth < rows.ends[at]
-                hits[at, depth - 1] = inside & (best == rows.tokens[ahead])
+@torch.no_grad()
+def guesses(head: DraftHead, rows: Rows, starts: np.ndarray) -> np.ndarray:
+    """Which tokens of the chains that start at the rows `starts` would be right, if those before
+    them are: bool [n, DEPTH], column d for the token d + 1 places after the row's; False past the
+    end."""
+    hits = np.zeros((len(starts), DEPTH), bool)
+    for begin in range(0, len(starts), EVALUATED_ROWS):
+        at = starts[begin : begin + EVALUATED_ROWS]
+        shared, state = head.begin(rows.states[at]), None
+        for depth in range(1, DEPTH + 1):
+            ahead = np.minimum(at + depth, len(rows.tokens) - 1)
+            state, logits = head.step(shared, state, rows.tokens[ahead - 1])
+            inside = at + depth < rows.ends[at]
+            hits[begin : begin + len(at), depth - 1] = inside & head.right(
+                logits, rows.tokens[ahead]
+            )
     return hits

@@ -1,215 +1,229 @@
-"""The whole of `train-draft`: text, split, draft, training, evaluation, IR, card.
+"""The whole of `train-draft`: text, n-gram table, states, training, evaluation, IR, card.
 
-Everything between the steps is in `OUT/work`, so an interrupted run continues where it was.
+Text, states and the state of the training are kept in `OUT/work`, so an interrupted run continues
+where it was.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specdemo.cli import progress_bar
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.models import heads, ir
-from specdemo.training import corpus, distil, export, generate, loop, states, target
-from specdemo.training.corpus import Conversation
-from specdemo.training.evaluate import Agreement, evaluate, summarise
-from specdemo.training.target import Target
-
-if TYPE_CHECKING:
-    from specdemo.training.command import TrainSettings
+from specdemo.models import heads, machine
+from specdemo.models.load import LoadedPair, load_pair
+from specdemo.models.ngrams import made_path
+from specdemo.models.registry import NO_DRAFT, PAIRS, Pair, own_pair
+from specdemo.models.sources import source_of
+from specdemo.settings import ModelChoice
+from specdemo.training import ngrams, states, text
+from specdemo.training.command import TrainSettings
+from specdemo.training.text import Conversation
 
 HELD_EVERY, HELD_MOST = 16, 120
 """One greedy conversation in HELD_EVERY is held back for evaluation, HELD_MOST at most."""
-PACKAGES = ("torch", "transformers", "optimum", "gguf")
-PRIVATE = ("target", "out", "text", "device", "checkpoint_seconds")
-"""Settings that the card leaves out."""
+HEAD_TOKENS = 4096
+"""Frequent tokens that a head chooses from."""
+OWN = 3
+"""How often answers to the generator's instructions are read for each time that those of --text
+are: they are of the kinds that people ask."""
+LOOKUP = 4
+"""Tokens of the longest context of n-gram lookup."""
+PRIVATE = {"out", "device", "checkpoint_seconds"}
+"""Settings that may differ when a run is continued. The card leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainResult:
-    """`before` and `after` are measured on held-back text, `progress` says how long it trained."""
+class Agreement:
+    """How often a head is right on the target's greedy answers that it never learned, after the
+    answer's own tokens; `unaided`: where n-gram lookup matches fewer than two tokens. `by_depth` is
+    the share of right tokens of a chain after right ones, `tokens_per_round` what whole chains
+    would give."""
 
-    before: Agreement
-    after: Agreement
-    progress: loop.Progress
+    tokens: int
+    agreement: float
+    unaided: float
+    by_kind: dict[str, float]
+    by_depth: list[float]
+    tokens_per_round: float
 
 
-def train_draft(settings: TrainSettings) -> TrainResult:
-    """Make a draft for `settings.target` in `settings.out`: IR in int8, with its card, and for a
-    draft model with a tokenizer.
+def train_draft(settings: TrainSettings) -> str:
+    """Make a draft head for `settings.target` in `settings.out`: IR, its own weights, an n-gram
+    table and a card; with `settings.only` the table alone. Gives a sentence on the result.
 
     A second call with the same settings continues an interrupted run; by `passes` it ends with the
-    same draft as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
-    with a run of other settings, MissingPackage, or FetchError if a step failed.
+    same head as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
+    with a run of other settings, MissingPackage, FetchError or ModelError.
     """
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise MissingPackage(
-            f"train-draft needs {', '.join(missing)}; "
-            "run `pip install --retries 1 -r requirements-export.txt`."
-        )
-    out, work = settings.out, _open_work(settings)
-    teacher = target.open_target(settings.target, work)
-    device = _device(settings.device)
-    said = _text(teacher, settings, work, device)
-    make = _make_head if settings.kind == "head" else _make_model
-    result, made = make(settings, teacher, said, device)
-    recipe = {key: value for key, value in asdict(settings).items() if key not in PRIVATE}
-    facts = {
-        "target": teacher.name,
-        "recipe": recipe | made,
-        "text": settings.text.name if settings.text else "written by the target",
-        "steps": result.progress.steps,
-        "tokens_trained": result.progress.tokens,
-        "seconds": round(result.progress.seconds),
-        "before": asdict(result.before),
-        "after": asdict(result.after),
-    }
-    export.write_card(out, facts)
-    return result
-
-
-def _make_model(
-    settings: TrainSettings, teacher: Target, said: Sequence[Conversation], device: str
-) -> tuple[TrainResult, dict]:
-    """A draft model of the target's first layers; also what the card says of how it was made."""
-    out, work = settings.out, settings.out / "work"
-    whole = teacher.load()
-    model = distil.build_draft(whole, settings.layers).to(device)
-    labels, read = settings.labels, None
-    if labels == "auto":
-        # A GGUF target is read on the CPU, which takes longer than training on a GPU gains by it.
-        labels = "soft" if device == "cuda" and not teacher.ir_folder else "hard"
-    if labels == "soft":
-        read = states.of(teacher, whole, device, ())
-    held, lessons = _lessons(settings, said, read)
-    del whole, read
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    frequent = corpus.frequent_tokens(lessons, vocabulary, settings.head_tokens or 16_384)
-    start_norm = distil.scale_final_norm(model, lessons, frequent)
-    before = evaluate(model.eval(), held, frequent, "Measuring the untrained draft")
-    progress = distil.train(model.train(), lessons, frequent, settings, work / "state.pt")
-    after = evaluate(model.eval(), held, frequent, "Measuring the draft")
-    print("Making OpenVINO IR", file=sys.stderr)
-    export.export_draft(model.cpu(), teacher, out, work)
-    np.save(out / heads.TOKENS, frequent)
-    export.count_ngrams(lessons, vocabulary).save(out / "ngrams.npz")
-    return TrainResult(before, after, progress), {"labels": labels, "start_norm": start_norm}
+    out, work, device = settings.out, settings.out / "work", _device(settings)
+    pair = _pair(settings)
+    _open_work(settings, work)
+    with progress_bar() as report:
+        loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
+    said = text.given(settings.text, loaded) if settings.text else []
+    said += text.written(loaded, work / "text", settings, said)
+    said = [one for one in said if one.answer]
+    table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
+    table.save(out / "ngrams.npz")
+    if settings.only:
+        made = made_path(loaded.info.target, loaded.info.target_revision)
+        machine.replace_file(made, table.content())
+        tokens = sum(len(one.answer) for one in said)
+        return f"{out} holds an n-gram table of {tokens:,} tokens, in use now"
+    found = _make_head(settings, loaded, said, device)
+    return (
+        f"{out} holds the draft head: agreement with the target on {found.tokens:,} held-back "
+        f"tokens {found.agreement:.3f}; its card is {out / 'card.json'}"
+    )
 
 
 def _make_head(
-    settings: TrainSettings, teacher: Target, said: Sequence[Conversation], device: str
-) -> tuple[TrainResult, dict]:
-    """A draft head, which reads the target's hidden states; also what the card says of it."""
+    settings: TrainSettings, loaded: LoadedPair, said: Sequence[Conversation], device: str
+) -> Agreement:
     from specdemo.training import head
 
-    whole, fractions = None, states.THIRDS
-    if teacher.ir_folder:
-        embedding, output = heads.tables(teacher.ir_folder / ir.MODEL)
-    else:
-        whole = teacher.load().to(device)
-        fractions = states.whole_layers(len(distil.decoder_layers(whole)))
-        both = whole.get_input_embeddings(), whole.get_output_embeddings()
-        embedding, output = (part.weight.detach().cpu().numpy() for part in both)
-    held, lessons = _lessons(settings, said, states.of(teacher, whole, device, fractions))
-    del whole
-    frequent = corpus.frequent_tokens(lessons, len(output), settings.head_tokens or 4096)
-    rows, held_rows = head.gather(lessons), head.gather(held)
-    network = head.DraftHead(embedding, output, frequent, 1 + len(fractions), settings, device)
-    bounds = np.cumsum([len(one.answer) for one in held])[:-1]
-
-    def measure() -> Agreement:
-        return summarise(held, np.split(head.guesses(network, held_rows), bounds))
-
-    before = measure()
-    progress = head.train(network, rows, settings, settings.out / "work" / "state.pt")
-    after = measure()
-    own = heads.Head(network.quantized(), frequent, fractions)
-    own.save(settings.out / "head.npz")
-    heads.write(own, embedding, output, settings.out)
-    export.count_ngrams(lessons, len(output)).save(settings.out / "ngrams.npz")
-    return TrainResult(before, after, progress), {"labels": "soft", "fractions": fractions}
-
-
-def _lessons(
-    settings: TrainSettings, said: Sequence[Conversation], read: states.Read | None
-) -> tuple[list[Conversation], list[Conversation]]:
-    """The conversations that are held back and those to learn from, with what `read` gives."""
-    held, train = split(said)
-    if not train or not held:
-        raise BadInput(f"--tokens {settings.tokens} is too little text to hold any back.")
-    lessons = [corpus.lesson(one, settings.prompt_tokens) for one in train]
-    if read:
-        found = states.read_all(read, said, settings.out / "work" / "states")
-        known = dict(zip(said, found, strict=True))
-        held = [replace(one, states=known[one]) for one in held]
-        pairs = zip(lessons, train, strict=True)
-        lessons = [replace(to, states=known[one][: len(to.answer)]) for to, one in pairs]
-    return held, lessons
-
-
-def split(conversations: Sequence[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
-    """Held back, and to train on. Agreement can be counted on greedy conversations only; a prompt
-    that is held back is never trained on."""
-    greedy = [one for one in conversations if one.greedy and one.answer]
-    held = greedy[::HELD_EVERY][:HELD_MOST]
-    prompts = {one.prompt for one in held}
-    return held, [one for one in conversations if one.answer and one.prompt not in prompts]
-
-
-def _text(teacher: Target, settings: TrainSettings, work: Path, device: str) -> list[Conversation]:
-    """The conversations of `--text`, or those that the target writes."""
-    path = settings.text or work / "text.jsonl"
-    done = work / "text.done"
-    if not settings.text and not done.exists():
-        limit, seed = settings.answer_tokens, settings.seed
-        writer = teacher.writer(device)
-        generate.write_text(teacher, writer, path, settings.tokens, limit=limit, seed=seed)
-        done.touch()
-    conversations = [corpus.cut(one, corpus.LONGEST) for one in corpus.read(path)]
-    if not conversations:
-        raise BadInput(
-            f"--text {path} holds no conversations (JSONL: kind, greedy, prompt, answer)."
-        )
-    return conversations
-
-
-def _open_work(settings: TrainSettings) -> Path:
-    """OUT/work, which belongs to these settings alone."""
     out, work = settings.out, settings.out / "work"
-    described = {name: str(value) for name, value in asdict(settings).items()}
-    del described["out"], described["checkpoint_seconds"]
-    if settings.text:
-        described["text"] = hashlib.sha256(settings.text.read_bytes()).hexdigest()
-    path = work / "settings.json"
-    if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        if changed := sorted(name for name in described if earlier.get(name) != described[name]):
-            raise BadInput(
-                f"{out} holds a run with another {', '.join(changed)}; "
-                "repeat its settings to continue it, or name another --out."
-            )
-        return work
+    rows = _rows(loaded, said, work / "states")
+    embedding, output = heads.tables(loaded.target_xml)
+    counts = np.bincount(rows.tokens, minlength=len(output))
+    frequent = np.argsort(-counts, kind="stable")[:HEAD_TOKENS]
+    features = rows.states.shape[1] - 1
+    network = head.DraftHead(embedding, output, frequent, features, settings.width, device)
+    held, learned = _split(said)
+    generated = np.array([one.kind != text.GIVEN for one in said])
+    counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
+    lengths = [len(one.answer) for one in said]
+    starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
+    progress = head.train(network, rows, starts, settings, work / "state.pt")
+    judged = np.flatnonzero(np.repeat(held, lengths))
+    judged = judged[judged + 1 < rows.ends[judged]]
+    kinds = np.repeat([one.kind for one in said], lengths)[judged]
+    found = _agreement(head.guesses(network, rows, judged), rows.weights[judged + 1] == 1, kinds)
+    own = heads.Head(network.quantized(rows), frequent, states.THIRDS)
+    own.save(out / "head.npz")
+    heads.write(own, embedding, out)
+    hidden = PRIVATE | {"target", "kind", "only", "text"}
+    recipe = {name: one for name, one in asdict(settings).items() if name not in hidden}
+    card = {
+        "target": loaded.info.target,
+        "target_revision": loaded.info.target_revision,
+        "recipe": recipe,
+        "text": {
+            "conversations": len(said),
+            "answer_tokens": len(rows.tokens),
+            "given": settings.text and settings.text.name,
+        },
+        "training": asdict(progress),
+        "held_back": asdict(found),
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def _rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) -> states.Rows:
+    """What n-gram lookup proposes rightly is drafted by lookup, so those tokens weigh little."""
+    weights = []
+    for one in said:
+        prompt = loaded.template.render(one.instruction, loaded.tokenizer)
+        weights.append(lookup_weights(tuple(prompt), one.answer))
+    lengths = [len(one.answer) for one in said]
+    return states.Rows(
+        states.read_all(loaded, said, folder),
+        np.concatenate([np.asarray(one.answer, np.int64) for one in said]),
+        np.concatenate(weights),
+        np.repeat(np.cumsum(lengths), lengths),
+    )
+
+
+def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarray:
+    """The weight of each answer token, float32: 1 where fewer than two of the last tokens occurred
+    in a row before, else 0.15 where what followed them last time is right, and 0.5 where not."""
+    known = prompt + answer
+    followed: dict[tuple[int, ...], int] = {}
+    weights = []
+    for at in range(1, len(known)):
+        endings = [known[at - n : at] for n in range(min(LOOKUP, at), 0, -1)]
+        if at >= len(prompt):
+            longest = next((ending for ending in endings if ending in followed), ())
+            wrong = 0.15 if followed.get(longest) == known[at] else 0.5
+            weights.append(wrong if len(longest) > 1 else 1.0)
+        followed.update(dict.fromkeys(endings, known[at]))
+    return np.array(weights, np.float32)
+
+
+def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
+    """Which conversations are held back and which are learned, bool [conversations] each. Agreement
+    can be counted on greedy ones only; an instruction that is held back is never learned. Raises
+    BadInput where there are too few."""
+    greedy = [one.instruction for one in said if one.greedy]
+    aside = set(greedy[::HELD_EVERY][:HELD_MOST])
+    held = np.array([one.instruction in aside for one in said], bool)
+    if held.all():
+        raise BadInput("--tokens or --text: there is too little text to hold any back.")
+    return held & [one.greedy for one in said], ~held
+
+
+def _agreement(hits: np.ndarray, unaided: np.ndarray, kinds: np.ndarray) -> Agreement:
+    """The figures of `hits` (`head.guesses`), with what is known of each chain's first token."""
+    first = hits[:, 0]
+    right = np.logical_and.accumulate(hits, axis=1).sum(0).tolist()
+    return Agreement(
+        tokens=len(hits),
+        agreement=float(first.mean()),
+        unaided=float(first[unaided].mean()) if unaided.any() else 0.0,
+        by_kind={str(kind): float(first[kinds == kind].mean()) for kind in np.unique(kinds)},
+        by_depth=[now / max(1, before) for before, now in pairwise([len(hits), *right])],
+        tokens_per_round=1 + sum(right) / len(hits),
+    )
+
+
+def _pair(settings: TrainSettings) -> Pair:
+    own = next((pair for pair in PAIRS if pair.name == settings.target), None)
+    if own is None:
+        return own_pair(source_of(settings.target, "--target", "int8"), None)
+    if own.embedded and settings.only:
+        raise BadInput("--target embedded: that pair has an n-gram table of its own.")
+    return own.with_draft(NO_DRAFT, "--target")
+
+
+def _open_work(settings: TrainSettings, work: Path) -> None:
+    """Make OUT/work, which belongs to these settings alone."""
+    out, path = settings.out, work / "settings.json"
+    described = {name: str(one) for name, one in asdict(settings).items() if name not in PRIVATE}
     try:
-        if out.exists() and any(out.iterdir()):
+        if path.is_file():
+            if json.loads(path.read_bytes()) != described:
+                raise BadInput(
+                    f"{out} holds a run with other settings; repeat them to continue it, or name "
+                    "another --out."
+                )
+        elif out.exists() and any(out.iterdir()):
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
-        work.mkdir(parents=True)
-        path.write_text(json.dumps(described, indent=1), encoding="utf-8")
+        else:
+            work.mkdir(parents=True)
+            path.write_text(json.dumps(described, indent=1), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--out {out} cannot be written: {error.strerror or error}.") from error
-    return work
 
 
-def _device(asked: str) -> str:
+def _device(settings: TrainSettings) -> str:
+    """Where to train. Raises MissingPackage, or BadInput without the GPU that was asked for."""
+    if settings.only:
+        return "cpu"
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackage(
+            "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+        )
     import torch
 
-    if asked == "cuda" and not torch.cuda.is_available():
+    if settings.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch finds no GPU here; use --device cpu or auto.")
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu"
