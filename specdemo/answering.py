@@ -8,18 +8,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace
 
-OnWait = Callable[[Waiting], None]
+if TYPE_CHECKING:  # the page imports this, and OpenVINO takes a second
+    from specdemo.engine.handle import Waiting
+
+OnWait = Callable[["Waiting"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The arguments of `answer`; of `race` with `baseline`."""
+    """What to answer. `prompt` are token ids to answer in place of the instruction in its template:
+    a conversation, say; the trace then has the instruction as its title only. With `certify` a
+    greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
+    about as long as prefilling it. With `baseline` the prompt is then decoded autoregressively too.
+    Setting `stop` ends it within one round. While it waits for its turn, `on_wait` is told its
+    place about once a second."""
 
     instruction: str
     settings: Settings
@@ -33,47 +41,29 @@ class Question:
 class Answering(AbstractContextManager):
     """Answers instructions, many at a time (thread safe)."""
 
-    def answer(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        prompt: tuple[int, ...] | None = None,
-        certify: bool = False,
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Iterator[Round | Trace]:
-        """Answer an instruction; yields each Round as it is made, and last the finished Trace.
-
-        `prompt` are token ids to answer in place of the instruction in its template: a
-        conversation, say. The trace then has the instruction as its title only. With `certify` a
-        greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
-        about as long as prefilling it. While the request waits for its turn, `on_wait` is told its
-        place about once a second. Raises BadInput, before anything runs, for an instruction or a
-        setting that cannot be used, and Busy when too many are waiting. Setting `stop` ends it
-        within one round; closing the iterator too, and sets `stop`.
-        """
-        return self.ask(Question(instruction, settings, prompt, certify, False, stop, on_wait))
-
-    def race(
-        self,
-        instruction: str,
-        settings: Settings,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        """Answer, then decode the same prompt autoregressively; yields the rounds of the first, the
-        tokens of the second, and last the Trace with `baseline` and `identical` set. Waits until
-        everything is compiled, for both are timed on a quiet machine. Otherwise as `answer`.
-
-        Stopped during the answer, the trace has no baseline; stopped after it, `identical` is None.
-        """
-        return self.ask(Question(instruction, settings, None, False, True, stop, on_wait))
-
     @abstractmethod
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        """As `answer`, or as `race` for a question with `baseline`."""
+        """Answer; yields each Round as it is made, and last the finished Trace.
+
+        With `baseline` the baseline's tokens come between: both are timed on a quiet machine, so
+        this waits until everything is compiled. The trace has `baseline` and `identical` set;
+        stopped during the answer it has no baseline, stopped after it `identical` is None.
+
+        Raises BadInput, before anything runs, for what cannot be used, and Busy when too many are
+        waiting. Closing the iterator ends it and sets `stop`.
+        """
+
+    def answer(
+        self, instruction: str, settings: Settings, **options: Any
+    ) -> Iterator[Round | Trace]:
+        """`ask`, with the fields of Question as `options`."""
+        return self.ask(Question(instruction, settings, **options))
+
+    def race(
+        self, instruction: str, settings: Settings, **options: Any
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        """`answer`, and then the baseline."""
+        return self.ask(Question(instruction, settings, baseline=True, **options))
 
     @abstractmethod
     def close(self) -> None: ...

@@ -37,9 +37,9 @@ COMMANDS = {
     "run": ("specdemo.commands.run", "Answer an instruction, tokens coloured by origin."),
     "bench": ("specdemo.bench.command", "Measure prompts with and without speculative decoding."),
     "audit": ("specdemo.bench.command", "Test that speculative decoding is lossless."),
-    "load": ("specdemo.serving.load", "Measure a server under load, and what stays behind."),
+    "load": ("specdemo.serving.load", "Measure a server under load."),
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
-    "train-draft": ("specdemo.training.command", "Distil a draft model for a target model."),
+    "train-draft": ("specdemo.training.command", "Train a draft head for a target model."),
     "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
     "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
@@ -47,33 +47,19 @@ COMMANDS = {
 }
 """Name: the module with the click command of that name (`-` as `_`), and its help."""
 
-VARIABLES = """\b
-Environment variables, for a Space's variables page say; an option goes before its variable:
-  SPECDEMO_PAIR, SPECDEMO_MODEL, SPECDEMO_ASSISTANT_MODEL, SPECDEMO_WEIGHT_FORMAT,
-  SPECDEMO_DEVICE, SPECDEMO_DRAFT_DEVICE, SPECDEMO_KV_CACHE,
-  SPECDEMO_TRUST_REMOTE_CODE                                       which models, and where
-  SPECDEMO_MAX_NEW_TOKENS, SPECDEMO_DRAFT_TOKENS, SPECDEMO_DRAFTER, SPECDEMO_TEMPERATURE,
-  SPECDEMO_TOP_P, SPECDEMO_TOP_K, SPECDEMO_SEED, SPECDEMO_COUPLING, SPECDEMO_NUMERICS
-                                                                   how to answer
-  SPECDEMO_HOST, SPECDEMO_PORT, SPECDEMO_SHARE, SPECDEMO_ENGINE, SPECDEMO_API_KEY,
-  SPECDEMO_VISITORS, SPECDEMO_EXCLUSIVE, SPECDEMO_CACHE_MB, SPECDEMO_LOG, SPECDEMO_NO_FETCH,
-  SPECDEMO_LEARN_NGRAMS
-                                                                   the page (app.py) and serve
-  SPECDEMO_NAME for each --name of serve                           how many replicas, and so on
-  SPECDEMO_HOME                                                    the folder for models
-  SPECDEMO_DEBUG=1                                                 failures show their stack trace
-  HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HTTPS_PROXY, NO_PROXY    read by huggingface_hub
-"""
+CONTEXT = {
+    "max_content_width": 100,
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+}
 
 
 class _LazyGroup(click.Group):
     """A group whose commands are those of COMMANDS, imported on demand."""
 
-    def get_command(self, context: click.Context, name: str) -> click.Command:
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            raise click.UsageError(
-                f"{name!r} is not a command; choose one of {', '.join(COMMANDS)}", context
-            )
+            return None
         module, summary = COMMANDS[name]
         command = getattr(importlib.import_module(module), name.replace("-", "_"))
         command.help = command.help or summary
@@ -84,14 +70,15 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-CONTEXT = {
-    "max_content_width": 100,
-    "help_option_names": ["-h", "--help"],
-    "show_default": True,
-}
-
-
-@click.group(cls=_LazyGroup, epilog=VARIABLES, no_args_is_help=False, context_settings=CONTEXT)
+@click.group(
+    cls=_LazyGroup,
+    no_args_is_help=False,
+    context_settings=CONTEXT,
+    epilog="Environment variables stand for options: the help of a command and of app.py names "
+    "them. SPECDEMO_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
+    "SPECDEMO_LOG=json the form of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
+    "code of its own, SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def program() -> None:
     """Speculative decoding on OpenVINO: a draft model proposes tokens, a target verifies them."""
@@ -103,57 +90,25 @@ def main(
     name: str = "specdemo",
 ) -> int:
     """Run one command; returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
-
-    def fail(sentence: str, code: int) -> int:
-        click.echo(f"{name}: {' '.join(sentence.split())}", err=True)
-        return code
-
-    words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the encoding lacks a character: "?"
             stream.reconfigure(errors="replace")
     try:
-        with command.make_context(name, words) as context:
-            return command.invoke(context) or 0
-    except click.exceptions.Exit as leaving:  # --help, --version
-        return leaving.exit_code
+        return command.main(arguments, name, standalone_mode=False) or 0
+    except click.Abort:
+        said, code = "interrupted", INTERRUPTED
     except click.ClickException as error:
         hint = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
-        return fail(error.format_message().rstrip(".") + hint, error.exit_code)
-    except KeyboardInterrupt:
-        return fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output left, `head` say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+        said, code = error.format_message().rstrip(".") + hint, error.exit_code
     except Exception as error:
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
-        if isinstance(error, SpecdemoError):
-            return fail(str(error), error.exit_code)
-        return fail(
-            f"unexpected {type(error).__name__}: {str(error)[:300]} (SPECDEMO_DEBUG=1 shows where)",
-            FAILURE,
-        )
-
-
-class Command(click.Command):
-    """A command whose help lists the options of `options_of` in their sections."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(context):
-            record = param.get_help_record(context)
-            if record and isinstance(param, click.Option):
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-class _Option(click.Option):
-    def __init__(self, *args: Any, section: str, **options: Any):
-        super().__init__(*args, **options)
-        self.section = section
+        said, code = str(error), getattr(error, "exit_code", FAILURE)
+        if not isinstance(error, SpecdemoError):
+            kind = type(error).__name__
+            said = f"unexpected {kind}: {said[:300]} (SPECDEMO_DEBUG=1 shows where)"
+    click.echo(f"{name}: {' '.join(said.split())}", err=True)
+    return code
 
 
 # Options that several commands share.
@@ -170,32 +125,13 @@ def json_option(command: Callable) -> Callable:
     )(command)
 
 
-def model_options(command: Callable) -> Callable:
-    """Adds the options of which models and where they run; passes `choice`, a ModelChoice."""
-    from specdemo.models.checkpoints import TRUST
-    from specdemo.settings import ModelChoice
+def answer_options(command: Callable) -> Callable:
+    """Adds --json and the options of which models, where they run and how to answer; passes
+    `json_file`, `choice`, a ModelChoice, and `settings`, a Settings."""
+    from specdemo.settings import ModelChoice, Settings
 
-    def trust(context: click.Context, param: click.Parameter, value: bool) -> None:
-        if value:
-            os.environ[TRUST] = "1"
-
-    command = click.option(
-        "--trust-remote-code",
-        is_flag=True,
-        envvar=TRUST,
-        show_envvar=True,
-        expose_value=False,
-        callback=trust,
-        help="On torch devices, let a model run Python code of its own.",
-    )(command)
-    return options_of(ModelChoice, "choice")(command)
-
-
-def settings_options(command: Callable) -> Callable:
-    """Adds the options of how to answer; passes `settings`, a Settings."""
-    from specdemo.settings import Settings
-
-    return options_of(Settings, "settings")(command)
+    command = options_of(Settings, "settings")(command)
+    return json_option(options_of(ModelChoice, "choice")(command))
 
 
 def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
@@ -205,12 +141,8 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
 
     The command gets one checked instance as `argument`; BadInput names the option or the variable.
     """
-    from specdemo.settings import bounds
-
     shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
-    hints, title, titles = get_type_hints(kind), "Options", {}
-    for field in shown:
-        title = titles[field.name] = field.metadata.get("section", title)
+    hints = get_type_hints(kind)
 
     def add(command: Callable) -> Callable:
         @functools.wraps(command)
@@ -219,26 +151,25 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
             return command(*args, **values, **{argument: _parse(kind, given)})
 
         for field in reversed(shown):
-            about = field.metadata
-            default = None if field.default is None else str(field.default) or None
-            required = field.default is dataclasses.MISSING
+            about, hint, default = field.metadata, hints[field.name], field.default
             off = f"/--{about['off']}" if "off" in about else ""
-            flag = bool(off) or hints[field.name] is bool
-            several = get_origin(hints[field.name]) is tuple
+            flag = bool(off) or hint is bool
+            several = get_origin(hint) is tuple
+            required = default is dataclasses.MISSING
+            if required or several or default == "":
+                default = None
             checked = click.option(
                 option_name(kind, field.name) + off,
                 field.name,
-                cls=_Option,
-                section=titles[field.name],
                 envvar=_variable(kind, field.name) if variables else None,
                 show_envvar=True,
                 show_default=about.get("unset", True),
                 required=required,
                 is_flag=flag,
                 multiple=several,
-                default=field.default if flag else None if required or several else default,
-                metavar=None if flag else about.get("metavar") or _metavar(hints[field.name]),
-                help=about["help"][0].upper() + about["help"][1:] + "." + bounds(kind, field.name),
+                default=default if flag or default is None else str(default),
+                metavar=None if flag else about.get("metavar") or _metavar(hint),
+                help=about["help"][0].upper() + about["help"][1:] + ".",
             )(checked)
         return checked
 
@@ -252,20 +183,17 @@ def _metavar(hint: Any) -> str:
     return "N" if int in kinds else "X" if float in kinds else "NAME"
 
 
-def _name(kind: type, field: str) -> str:
-    """What the command line calls a field of the dataclass `kind`."""
-    return kind.__dataclass_fields__[field].metadata.get("name", field)
-
-
 def option_name(kind: type, field: str) -> str:
-    return "--" + _name(kind, field).replace("_", "-")
+    """What the command line calls a field of the dataclass `kind`."""
+    name = kind.__dataclass_fields__[field].metadata.get("name", field)
+    return "--" + name.replace("_", "-")
 
 
 def _variable(kind: type, field: str) -> str:
-    return "SPECDEMO_" + _name(kind, field).upper()
+    return option_name(kind, field).replace("--", "SPECDEMO_").replace("-", "_").upper()
 
 
-def _parse(kind: type, given: dict[str, str | None]) -> Any:
+def _parse(kind: type, given: dict[str, Any]) -> Any:
     from specdemo.settings import parse
 
     source = click.get_current_context().get_parameter_source
@@ -273,13 +201,8 @@ def _parse(kind: type, given: dict[str, str | None]) -> Any:
     # An option that names models overrides the variables that do.
     if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "target")):
         given |= dict.fromkeys(variables & {"pair", "target", "draft"})
-    asked = {
-        name: text.strip() if isinstance(text, str) else text
-        for name, text in given.items()
-        if text is not None and (name not in variables or str(text).strip())
-    }
     try:
-        return parse(kind, asked)
+        return parse(kind, {name: value for name, value in given.items() if value is not None})
     except BadInput as error:
         if error.param not in given:
             raise
@@ -314,7 +237,6 @@ def progress_bar() -> Iterator[Report]:
     """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
     from tqdm import tqdm
 
-    terminal = sys.stderr.isatty()
     bar, step = tqdm(disable=True), ""
 
     def show(progress: Progress) -> None:
@@ -322,16 +244,10 @@ def progress_bar() -> Iterator[Report]:
         if progress.text != step:
             step = progress.text
             bar.close()
-            bar = tqdm(
-                desc=step,
-                total=progress.total,
-                initial=progress.done,
-                unit="B",
-                unit_scale=True,
-                bar_format=None if progress.total else "{desc}",
-                disable=not terminal,
-            )
-            if not terminal:
+            form = None if progress.total else "{desc}"
+            size = {"total": progress.total, "initial": progress.done, "unit": "B"}
+            bar = tqdm(desc=step, **size, unit_scale=True, bar_format=form, disable=None)
+            if bar.disable:
                 click.echo(step, err=True)
         bar.update(progress.done - bar.n)
 
@@ -342,32 +258,22 @@ def progress_bar() -> Iterator[Report]:
 
 
 def check_output(destination: str | None, option: str) -> str | None:
-    """`destination`: None, a file that can be written, or for --json '-' (standard output).
-
-    Raises BadInput naming `option`, so that minutes of measuring are not lost afterwards.
-    """
-    if destination == "-" and option != "--json":
-        raise BadInput(f"{option} writes a file: name one in place of '-'.")
-    if destination in (None, "-"):
-        return destination
-    path = Path(destination)
-    new = not path.exists()
-    try:
-        open(path, "a").close()  # permissions do not tell: the disk may be read only
+    """`destination`: None, '-', or a file that can be written. Raises BadInput naming `option`, so
+    that minutes of measuring are not lost afterwards."""
+    if destination not in (None, "-"):
+        path = Path(destination)
+        new = not path.exists()
+        try:
+            open(path, "a").close()  # permissions do not tell: the disk may be read only
+        except OSError as error:
+            message = f"{option} {destination} cannot be written: {error.strerror}."
+            raise BadInput(message) from None
         if new:
             path.unlink()
-    except OSError as error:
-        raise BadInput(f"{option} {destination} cannot be written: {error.strerror}.") from None
     return destination
 
 
 def write_json(text: str, destination: str) -> None:
-    """Write UTF-8 to the file `destination`, '-' for standard output. Raises SpecdemoError."""
-    content = text.encode("utf-8", "replace") + b"\n"
-    if destination == "-":
-        click.echo(content, nl=False)
-        return
-    try:
-        Path(destination).write_bytes(content)
-    except OSError as error:
-        raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error
+    """Write UTF-8 to the file `destination`, '-' for standard output."""
+    with click.open_file(destination, "wb") as file:
+        file.write(text.encode("utf-8", "replace") + b"\n")

@@ -4,7 +4,6 @@ from specdemo.engine.errors import BadInput as BadInput
 from specdemo.engine.errors import Busy as Busy
 from specdemo.engine.errors import CacheFull as CacheFull
 from specdemo.engine.errors import ModelError as ModelError
-from specdemo.engine.errors import NoPagedAttention as NoPagedAttention
 from specdemo.engine.errors import RequestFailed as RequestFailed
 from specdemo.engine.errors import SpecdemoError as SpecdemoError
 

@@ -7,10 +7,10 @@ nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,18 +37,16 @@ ACTIVE_REQUESTS = 16
 class Session(Answering):
     """Answers instructions with one pair, many at a time: requests share forwards (thread safe).
 
-    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference, for
-    several sessions on one machine (None: the plugin takes what it finds). `active` is how many
-    requests run at once; `waiting` more wait for their turn, as do those whose worst case does not
-    fit into the KV cache. That takes memory as it is used: at most `cache_mb` megabytes for the
-    target model, but one full context at least, and as many tokens for the draft model and for the
-    target in other numerics; with None what all requests can come to need, or half of the free
-    memory. `exclusive` runs one request at a time, so that every figure is of a machine that was
-    not shared. What the first token does not need is compiled and measured later, in the
-    `background` while nobody asks, or else before the first race. What was measured is remembered
-    for the next start (`models.profiles`). With `learn` an n-gram table grows from finished answers
-    and is kept in the cache folder; a race does not use it, or asking again would look like speed.
-    Raises ModelError when a model cannot be used.
+    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference
+    (None: the plugin takes what it finds). `active` requests run at once, `waiting` more wait for
+    their turn, as do those whose worst case does not fit into the KV cache: at most `cache_mb`
+    megabytes for the target model, but one full context at least, and as many tokens for the draft
+    model and for the target in other numerics; with None what all requests can come to need, or
+    half of the free memory. `exclusive` runs one request at a time. What the first token does not
+    need is compiled and measured later, in the `background` while nobody asks, or else before the
+    first race. With `learn` an n-gram table grows from finished answers and is kept in the cache
+    folder; a race does not use it, or asking again would look like speed. Raises ModelError when a
+    model cannot be used.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class Session(Answering):
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
-        self.exclusive = exclusive
         files = PairFiles(
             loaded.target_xml,
             loaded.draft_xml,
@@ -95,7 +92,7 @@ class Session(Answering):
             self.require_intact()  # the reason may be damage, which this mends
             raise
         found = self._engine.target("exact").found
-        self.info: PairInfo = dataclasses.replace(loaded.info, numerics_found=found)
+        self.info: PairInfo = replace(loaded.info, numerics_found=found)
         self._learning: LearningTable | None = None
         if learn:
             size = self._engine.target("exact").model.vocabulary_size
@@ -186,7 +183,7 @@ class Session(Answering):
             instruction=question.instruction,
             prompt_tokens=len(request.tokens),
             prompt_reused=request.reused,
-            pair=dataclasses.replace(self.info, numerics_found=target.found),
+            pair=replace(self.info, numerics_found=target.found),
             settings=settings,
             prefill_seconds=request.prefill,
             rounds=tuple(rounds),
@@ -211,14 +208,12 @@ class Session(Answering):
         on_wait: OnWait | None = None,
     ) -> Iterator[BaselineToken | Trace]:
         """Decode a trace's instruction again with the target model alone, one token a forward, each
-        its own choice; yields each token as it is made, and last the Trace with `baseline` and
-        `identical` set.
+        its own choice; yields each token, and last the Trace with `baseline` and `identical` set.
 
         Times count as if the prompt had been prefilled anew: the measured seconds of the prefill
-        are added, so that both runs start from the same line. It goes before the answers that wait
-        for their turn.
+        are added. It goes before the answers that wait for their turn.
         """
-        settings = dataclasses.replace(trace.settings, drafter="none")
+        settings = replace(trace.settings, drafter="none")
         prefill = trace.prefill_seconds
         request = self._request(trace.instruction, settings, prefill_seconds=prefill)
         target = self._engine.target(settings.numerics)
@@ -233,8 +228,7 @@ class Session(Answering):
                 yield shown[-1]
         baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
-        identical = None if handle.stopped else same
-        yield dataclasses.replace(trace, baseline=baseline, identical=identical)
+        yield replace(trace, baseline=baseline, identical=None if handle.stopped else same)
 
     def _request(
         self,
@@ -248,22 +242,19 @@ class Session(Answering):
         to be damaged."""
         self.require_intact(0)
         loaded = self._loaded
-        if prompt == ():
-            raise BadInput("The prompt is empty.")
-        if prompt is None and not instruction.strip():
-            raise BadInput("The instruction is empty; write a question or a task.")
+        if not prompt and (prompt == () or not instruction.strip()):
+            raise BadInput("The prompt is empty; write a question or a task.")
         if settings.drafter == "model" and not self._engine.drafts:
-            missing = "no draft model"
-            if loaded.head_xml is not None:
-                missing = "a draft head, which needs a target model with a paged KV cache"
+            missing = "a draft head, which needs a target model with a paged KV cache"
+            if loaded.head_xml is None:
+                missing = "no draft model"
             raise BadInput(
                 f"The pair {self.info.name} has {missing}; choose the drafter lookup or auto."
             )
         tokens = prompt or tuple(loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:
-            what = "instruction" if prompt is None else "prompt"
             raise BadInput(
-                f"The {what} is {len(tokens)} tokens long with its template; this model reads "
+                f"The prompt is {len(tokens)} tokens long with its template; this model reads "
                 f"fewer than {self.context_limit}: shorten it.",
                 code="context_length_exceeded",
             )
@@ -283,12 +274,8 @@ def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer)
     """The round with every token's text: kept tokens as the stream shows them, rejected ones on
     their own."""
     drafted = tuple(
-        dataclasses.replace(
-            token, text=text(token.id) if token.accepted else tokenizer.decode([token.id])
-        )
+        replace(token, text=text(token.id) if token.accepted else tokenizer.decode([token.id]))
         for token in round_.drafted
     )
-    emitted = round_.emitted
-    if emitted is not None:
-        emitted = dataclasses.replace(emitted, text=text(emitted.id))
-    return dataclasses.replace(round_, drafted=drafted, emitted=emitted)
+    emitted = round_.emitted and replace(round_.emitted, text=text(round_.emitted.id))
+    return replace(round_, drafted=drafted, emitted=emitted)

@@ -57,8 +57,8 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 def option(default: Any, help: str, **shown: str) -> Any:
     """A field with its default and the help that the command line and the page show.
 
-    `shown` changes how the command line shows it: the option's `name`, its `metavar`, the `section`
-    of the help that begins with it, what it means where it is `unset`.
+    `shown` changes how the command line shows it: the option's `name`, its `metavar`, what it means
+    where it is `unset`, the option that switches a flag `off`.
     """
     return field(default=default, metadata={"help": help, **shown})
 
@@ -68,9 +68,7 @@ class Settings:
     """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in
     links and on the page)."""
 
-    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
-        100, "longest answer, tokens", section="How to answer"
-    )
+    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
         int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
     ] = option(
@@ -108,9 +106,7 @@ class ModelChoice:
     pair of one's own; `weight_format` is for exporting a PyTorch checkpoint."""
 
     pair: Line = option(
-        "",
-        "a pair that `pairs` lists; without one the largest Dolly pair that fits",
-        section="Which models",
+        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
     )
     target: Line = option(
         "",
@@ -129,12 +125,11 @@ class ModelChoice:
     )
     device: Line = option(
         "CPU",
-        "device of the target model: one of OpenVINO's, or of PyTorch's (torch:cpu, torch:cuda, "
+        "device of the target model: CPU (OpenVINO), or one of PyTorch's (torch:cpu, torch:cuda, "
         "torch:xpu, torch:mps, torch:hpu)",
-        section="Where they run",
     )
     draft_device: Line = option("CPU", "device of the draft model, likewise")
-    kv_cache: Literal["auto", "f32", "f16", "bf16", "u8"] = option(
+    kv_cache: Literal["auto", "f32", "f16", "u8"] = option(
         "auto", "precision of the KV cache; what it does to exactness is measured and reported"
     )
 
@@ -164,20 +159,6 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
         raise BadInput(f"{message} which offers {offered}.", param)
 
 
-def bounds(kind: type, name: str) -> str:
-    """What a number may be, for a help text: "  [1<=x<=64]", "" for other fields."""
-    schema = _adapter(kind).json_schema()["properties"][name]
-    schema = {**schema, **schema.get("anyOf", [{}])[0]}
-    above = "exclusiveMinimum" in schema
-    low = schema.get("exclusiveMinimum" if above else "minimum")
-    high = schema.get("maximum", 1e9)
-    if low is None:
-        return ""
-    if high < 1e6:
-        return f"  [{low:g}{'<' if above else '<='}x<={high:g}]"
-    return f"  [x{'>' if above else '>='}{low:g}]"
-
-
 def sentence(error: ValidationError) -> str:
     """The first finding of a pydantic error as one sentence."""
     first = error.errors()[0]
@@ -187,7 +168,7 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {place!r:.60}."
     reason = first["msg"].removeprefix("Value error, ")
-    for pydantic_words, words in _WORDS:
+    for pydantic_words, words in _WORDS.items():
         reason = reason.replace(pydantic_words, words)
     if first["type"].startswith("int_"):
         reason = "it must be a whole number"
@@ -196,13 +177,13 @@ def sentence(error: ValidationError) -> str:
     return f"{place} is {first['input']!r:.60}; {reason}."
 
 
-_WORDS = (
-    ("Input should be", "it must be"),
-    ("Path does not point to", "it is not"),
-    ("less than or equal to", "at most"),
-    ("greater than or equal to", "at least"),
-    ("greater than", "above"),
-)
+_WORDS = {
+    "Input should be": "it must be",
+    "Path does not point to": "it is not",
+    "less than or equal to": "at most",
+    "greater than or equal to": "at least",
+    "greater than": "above",
+}
 
 
 def _place(finding: Any) -> str:

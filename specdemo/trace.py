@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -41,10 +41,8 @@ class BaselineToken:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Autoregressive decoding of the same prompt by the target model, one token a forward, each its
-    own choice. Seconds, counted from the same prefill as the speculative run's; `cpu_seconds` are
-    those of decoding; `shared_with` is how many others' requests were at work on the machine at
-    most meanwhile."""
+    """Autoregressive decoding of the same prompt, one token a forward, each its own choice. Seconds
+    count from the same prefill as the speculative run's; the others are as those of a Trace."""
 
     tokens: tuple[BaselineToken, ...]
     prefill_seconds: float
@@ -55,11 +53,7 @@ class Baseline:
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """One parallel forward over the finished answer: each token must be what its row of logits
-    chooses.
-
-    `first_difference` is the first answer position where it is not, None when the answer is
-    certified.
-    """
+    chooses. `first_difference` is the first answer position where it is not."""
 
     certified: bool
     checked: int
@@ -148,14 +142,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one run comes to, or several added up (`combined`).
-
-    `decoded` counts the tokens after the first round, which comes from the prefill, in
-    `decode_rounds`; seconds, also of the processor, and joules (None where they are not known) are
-    those of decoding. The baseline's count likewise; without one they are None. `examined` draft
-    tokens were judged by the target: those after a rejection were not, and count neither way (the
-    alpha of Leviathan et al. section 3.1).
-    """
+    """What one run comes to, or several added up (`combined`). `decoded` counts the tokens after
+    the first round, which comes from the prefill, in `decode_rounds`; seconds and joules (None
+    where they are not known) are those of decoding. `examined` draft tokens were judged by the
+    target: those after a rejection were not, and count neither way (the alpha of Leviathan et al.
+    section 3.1)."""
 
     tokens: int = 0
     rounds: int = 0
@@ -198,10 +189,6 @@ class Summary:
     @property
     def tokens_per_round(self) -> float:
         return over(self.decoded, self.decode_rounds) or 0.0
-
-    @property
-    def outside_fraction(self) -> float:
-        return over(self.outside_seconds, self.decode_seconds) or 0.0
 
     @property
     def cpu_seconds_per_token(self) -> float:
@@ -269,14 +256,22 @@ def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
     return [(accepted[at], count) for at, count in sorted(examined.items()) if count]
 
 
-def to_json(trace: Trace, *, indent: int | None = None) -> str:
+def to_json(trace: Trace) -> str:
     """A trace as JSON (schema 1); `from_json` gives back an equal trace."""
-    data = dataclasses.asdict(trace)
-    if trace.settings.draft_tokens is None:
-        data["settings"]["draft_tokens"] = "auto"
-    data["seed"] = trace.settings.seed
-    data["summary"] = summarize(trace).as_dict()
-    return json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
+    more = {"seed": trace.settings.seed, "summary": summarize(trace).as_dict()}
+    return as_json(_plain(trace) | more)
+
+
+def as_json(value: Any) -> str:
+    """JSON of data and dataclasses. Raises ValueError for numbers that are not finite."""
+    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Settings) and value.draft_tokens is None:
+        data["draft_tokens"] = "auto"
+    return data
 
 
 def from_json(text: str | bytes) -> Trace:

@@ -77,7 +77,7 @@ class FakeSession(Answering):
         if self.refusal is not None:
             raise self.refusal
         if prompt is None and not instruction.strip():
-            raise BadInput("The instruction is empty; write a question or a task.")
+            raise BadInput("The prompt is empty; write a question or a task.")
         if self.limit is not None and self.active >= self.limit:
             raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         self.prompts.append(prompt)
@@ -157,14 +157,15 @@ def _round(at: int, text: str) -> Round:
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
-    from specdemo.serving.api import Api
+    from specdemo.serving.api import application
     from specdemo.serving.backend import Engine, LocalBackend
     from specdemo.serving.door import Server, bound_socket
     from specdemo.serving.options import ServeOptions
 
-    backend = LocalBackend(load or (lambda report: Engine(session, loaded)))
-    api = Api(backend, ServeOptions(max_new_tokens=8), key)
-    server = Server(api.app, api.door, 5)
+    options = ServeOptions(max_new_tokens=8)
+    backend = LocalBackend(load or (lambda report: Engine(session, loaded, options)))
+    app = application(backend, options, key)
+    server = Server(app, app.state.door, 5)
     listening = bound_socket("127.0.0.1", 0)
     loading = threading.Thread(target=backend.load, daemon=True)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -174,7 +175,7 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
         loading.join()
     try:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        yield SimpleNamespace(url=url, backend=backend, api=api)
+        yield SimpleNamespace(url=url, backend=backend)
     finally:
         server.should_exit = True
         serving.join()
@@ -191,7 +192,7 @@ def page_server(service, files: Path, *, key: str | None = None):
     door = server.PageDoor(blocks)
     listening = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    app = server.page_app(blocks, looks, service, door, key, url)
+    app = server.page_app(blocks, looks, service, door, key)
     running = Server(app, door, 1, trusted_proxies="127.0.0.1")
     running.config.timeout_graceful_shutdown = 1
     serving = threading.Thread(target=running.run, args=([listening],), daemon=True)

@@ -14,11 +14,14 @@ from specdemo.settings import Settings
 
 
 class FakeLlama:
-    """Answers 1, 2, 3, ..."""
+    """Answers 1, 2, 3, ..., from the draft length on where there is one."""
 
     draft_model = None
 
     def __init__(self, path, **options):
+        pass
+
+    def set_seed(self, seed):
         pass
 
     def generate(self, tokens, **options):
@@ -27,56 +30,46 @@ class FakeLlama:
 
 
 @pytest.fixture
-def llama_cpp(monkeypatch):
+def found(tiny_llama_pair, tmp_path, monkeypatch):
+    """The pipelines of a pair with a GGUF file."""
     package, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
     package.Llama, package.__version__ = FakeLlama, "1"
     speculative.LlamaPromptLookupDecoding = lambda **options: SimpleNamespace(**options)
     monkeypatch.setitem(sys.modules, "llama_cpp", package)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
-
-
-@pytest.fixture
-def with_gguf(tiny_llama_pair, tmp_path):
+    with pytest.raises(BadInput, match="--pair embedded"):
+        list(peers.peers_of(["llama-cpp"], tiny_llama_pair, {}))
     (tmp_path / peers.SOURCE).touch()
-    return dataclasses.replace(
-        tiny_llama_pair, target_xml=tmp_path / "openvino_model.xml", stop_ids=frozenset({9})
-    )
+    changes = {"target_xml": tmp_path / "openvino_model.xml", "stop_ids": frozenset({9})}
+    return list(peers.peers_of(["llama-cpp"], dataclasses.replace(tiny_llama_pair, **changes), {}))
 
 
-def test_both_modes_run_and_end_at_the_stop_token_or_the_limit(llama_cpp, with_gguf):
-    found = peers.pipelines(["llama-cpp"], with_gguf, {})
-    opened = peers.open_all(found)
-    assert [(peer.name, peer.variant) for peer in opened] == [
+def test_both_modes_run_and_end_at_the_stop_token_or_the_limit(found):
+    assert [(peer.name, peer.variant) for peer in found] == [
         ("llama-cpp/autoregressive", "Q4_1"),
         ("llama-cpp/prompt-lookup", "K=3"),
         ("llama-cpp/prompt-lookup", "K=5"),
     ]
-    assert opened[0].answer("hello", Settings(max_new_tokens=3))[0] == (1, 2, 3)
-    for peer, first in ((opened[1], 4), (opened[2], 6)):
+    assert found[0].answer("hello", Settings(max_new_tokens=3))[0] == (1, 2, 3)
+    for peer, first in ((found[1], 4), (found[2], 6)):
         tokens, seconds = peer.answer("hello", Settings(max_new_tokens=30))
         assert tokens == tuple(range(first, 10)) and seconds >= 0
 
 
 def test_a_pipeline_without_room_is_left_out_and_one_of_each_mode_is_audited(
-    llama_cpp, with_gguf, monkeypatch, capsys
+    found, monkeypatch, capsys
 ):
     monkeypatch.setattr(peers, "available_bytes", lambda: 10)
-    first, lookup = peers.pipelines(["llama-cpp"], with_gguf, {})
-    large = dataclasses.replace(lookup, memory=10.0)
-    assert [peer.name for peer in peers.open_all([first, large])] == [first.name]
+    first, *lookups = found
+    large = [dataclasses.replace(one, memory=10.0) for one in lookups]
+    assert list(peers.fitting([first, *large])) == [first]
     assert "prompt-lookup (Q4_1) was left out" in capsys.readouterr().err
-    default = dataclasses.replace(lookup, name=f"{lookup.name}/default")
-    audited = peers.to_audit([first, lookup, default], 4)
-    variants = {name: [peer.variant for peer in opening()] for name, opening in audited.items()}
-    assert variants == {first.name: ["Q4_1"], lookup.name: ["K=4"]}
+    default = dataclasses.replace(lookups[0], name=f"{lookups[0].name}/default")
+    audited = peers.to_audit([*found, default], 4)
+    assert [peer.variant for peer in audited] == ["Q4_1", "K=4"]
 
 
-def test_a_pair_without_a_gguf_file_is_refused(llama_cpp, tiny_llama_pair):
-    with pytest.raises(BadInput, match="--pair embedded"):
-        peers.pipelines(["llama-cpp"], tiny_llama_pair, {})
-
-
-def test_where_llama_cpp_is_not_installed_the_error_says_how(monkeypatch, with_gguf):
+def test_where_llama_cpp_is_not_installed_the_error_says_how(monkeypatch, tiny_llama_pair):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(MissingPackage, match="pip install llama-cpp-python"):
-        peers.pipelines(["llama-cpp"], with_gguf, {})
+        list(peers.peers_of(["llama-cpp"], tiny_llama_pair, {}))

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
-from specdemo.bench.prompts import BUILT_IN, BenchPrompt, read_prompts, spread
+from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.errors import BadInput
-
-
-def write(folder, *lines: str):
-    path = folder / "prompts.jsonl"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
 
 
 def line(**fields) -> str:
     return json.dumps({"id": 1, "task": "qa", "instruction": "Why?", **fields}, ensure_ascii=False)
 
 
-def test_the_built_in_set_is_readable_and_has_several_tasks():
+def test_the_built_in_set_has_several_prompts_of_several_tasks():
     prompts = read_prompts()
-    assert len({prompt.task for prompt in prompts}) >= 6
-    assert len(prompts) >= 24
-    assert BUILT_IN.is_file()
+    assert len({prompt.task for prompt in prompts}) >= 6 and len(prompts) >= 24
 
 
 def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_path):
-    path = write(tmp_path, line(id=82, reference="x"), "", line(id="b", instruction="日本\u2028語"))
+    path = tmp_path / "prompts.jsonl"
+    lines = line(id=82, reference="x"), "", line(id="b", instruction="日本\u2028語")
+    path.write_text("\n".join(lines), encoding="utf-8")
     assert read_prompts(path) == (
         BenchPrompt("82", "qa", "Why?"),
         BenchPrompt("b", "qa", "日本\u2028語"),
@@ -39,28 +32,26 @@ def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_p
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        ("{", "it is '{'; Invalid JSON"),
+        ("{", "Invalid JSON"),
         ("[" * 100_000, "Invalid JSON"),
         ("[1]", "it must be an object"),
         ('{"id": 1, "task": "qa"}', "instruction is missing"),
-        (line(instruction=" "), "instruction is ' '; it must not be blank"),
-        (line(instruction=3), "instruction is 3"),
+        (line(instruction=" "), "instruction is ' '"),
         (line(task=None), "task is None"),
         (line(id=True), "id is True"),
-        (line(id=1.5), "id is 1.5"),
-        (line(id=""), "id is ''; it must not be blank"),
-        (line(id="first"), "has the id 'first' a second time"),
+        (line(id="first"), "repeats the id 'first'"),
     ],
 )
 def test_a_bad_line_is_refused_by_number(tmp_path, bad, says):
-    path = write(tmp_path, line(id="first"), bad)
-    with pytest.raises(BadInput, match=f"line 2:? .*{re.escape(says)}"):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f"{line(id='first')}\n{bad}")
+    with pytest.raises(BadInput, match=f"line 2:? .*{says}"):
         read_prompts(path)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "holds no prompts"), (None, "cannot be read"), (b"\xff\xfe\x00", "is not UTF-8")],
+    [(b"", "holds no prompts"), (None, "cannot be read"), (b"\xff\xfe\x00", "cannot be read")],
 )
 def test_files_without_prompts_or_text_are_refused(tmp_path, content, says):
     if content is not None:
@@ -84,9 +75,6 @@ def test_a_limit_takes_equally_many_of_each_task_as_far_as_it_has_them(first, li
     assert len(set(chosen)) == len(chosen)
 
 
-def test_a_limit_spreads_over_a_tasks_whole_length():
+def test_a_limit_spreads_over_a_tasks_whole_length_and_tasks_take_turns():
     assert [p.id for p in spread(prompts_of(a=40), 4)] == ["a0", "a10", "a20", "a30"]
-
-
-def test_tasks_take_turns_so_that_a_stopped_run_is_fair():
-    assert [p.task for p in spread(prompts_of(a=3, b=3), None)] == ["a", "b", "a", "b", "a", "b"]
+    assert [p.task for p in spread(prompts_of(a=3, b=3), None)] == ["a", "b"] * 3

@@ -14,23 +14,16 @@ import sys
 import click
 import pytest
 from conftest import ROOT, specdemo
+from fakes import FakeSession
+from rich.console import Console
 
-from specdemo import cli
-from specdemo.commands.run import Screen, report, show
-from specdemo.engine.rounds import EmittedToken, Round
-from specdemo.errors import BadInput, SpecdemoError
+from specdemo import cli, terminal
+from specdemo.commands.run import report, show
+from specdemo.errors import BadInput
 from specdemo.models import registry
 from specdemo.models.progress import Progress
 from specdemo.settings import ModelChoice, Settings
-from specdemo.terminal import printable
-from specdemo.trace import (
-    Baseline,
-    BaselineToken,
-    Certificate,
-    PairInfo,
-    Trace,
-    from_json,
-)
+from specdemo.trace import Certificate, from_json
 
 QUESTION = "Explain the difference between fission and fusion"
 
@@ -61,7 +54,7 @@ def test_every_command_has_help(capsys, command):
     ("arguments", "words"),
     [
         ([], ["command", "--help"]),
-        (["nonsense"], ["nonsense", "run"]),
+        (["nonsense"], ["nonsense", "--help"]),
         (["run"], ["INSTRUCTION"]),
         (["run", " \n"], ["instruction", "empty"]),
         (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "at least 1"]),
@@ -69,17 +62,13 @@ def test_every_command_has_help(capsys, command):
         (["run", "Hi", "--draft-tokens", "some"], ["--draft-tokens", "'some'", "auto"]),
         (["run", "Hi", "--temperature", "nan"], ["--temperature", "'nan'"]),
         (["run", "Hi", "--top-p", "0"], ["--top-p", "above 0"]),
-        (["run", "Hi", "--top-k", "-2"], ["--top-k", "at least 0"]),
         (["run", "Hi", "--drafter", "oracle"], ["--drafter", "oracle", "lookup"]),
-        (["run", "Hi", "--numerics", "quick"], ["--numerics", "exact"]),
         (["run", "Hi", "--pair", "unheard-of"], ["--pair", "'unheard-of'", "embedded"]),
-        (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU", "AUTO"]),
+        (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU"]),
         (["run", "Hi", "--assistant-model", "x"], ["--assistant-model", "--model"]),
         (["run", "Hi", "--json", "/no/such/folder/trace.json"], ["--json", "No such file"]),
-        (["run", "Hi", "--json", "/"], ["--json", "directory"]),
         (["run", "Hi", "--json", "/proc/trace.json"], ["--json", "cannot be written"]),
         (["run", "Hi", "--speed", "9"], ["--speed", "run --help"]),
-        (["export", "a", "b", "--group-size", "8"], ["--group-size", "int4"]),
         (["rehearse", "embedded"], ["PAIR", "'embedded'", "dolly-3b"]),
         (["fetch", "unheard-of"], ["PAIR", "'unheard-of'", "embedded"]),
     ],
@@ -89,9 +78,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, arguments, words):
     assert [word for word in words if word not in said] == []
 
 
-def test_a_bad_variable_is_named_and_an_instruction_must_fit_the_context(capsys, monkeypatch, tiny):
-    assert cli.main(["run", "word " * 3000, "--model", str(tiny.dolly)]) == 2
-    assert "2048" in capsys.readouterr().err
+def test_a_bad_variable_is_named(capsys, monkeypatch):
     monkeypatch.setenv("SPECDEMO_MAX_NEW_TOKENS", "lots")
     assert "SPECDEMO_MAX_NEW_TOKENS" in refused(capsys, "run", "Hi", "--pair", "embedded")
 
@@ -103,7 +90,7 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
     ):
         monkeypatch.setattr(registry, "survey", command)
         assert cli.main(["pairs"]) == code
-        assert re.match(said + ".*\n$", capsys.readouterr().err)
+        assert re.match(said, capsys.readouterr().err.strip())
     monkeypatch.setattr(registry, "survey", lambda: 1 // 0)
     monkeypatch.setenv("SPECDEMO_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -122,12 +109,10 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
 def test_pairs_lists_the_embedded_pair_and_fetching_it_again_says_so(embedded_pair):
     done = specdemo("pairs", "--json", "-")
     assert done.returncode == 0
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
-    row = rows["embedded"]
+    row = {row["name"]: row for row in json.loads(done.stdout)}["embedded"]
     assert (row["target"], row["ready"], row["fits"]) == ("SmolLM2-135M-Instruct", True, True)
     assert row["download_bytes"] == 92_871_040
     assert row["memory_bytes"] > 0
-    assert "embedded" in specdemo("pairs").stdout
     done = specdemo("fetch", "embedded")
     assert (done.returncode, done.stderr) == (0, "")
     assert "embedded is ready" in done.stdout
@@ -147,13 +132,13 @@ def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselin
     assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
     assert len(trace.token_ids) <= 100
     assert trace.text == embedded_pair.tokenizer.decode(trace.token_ids)
-    assert printable(trace.text) in done.stdout
+    assert terminal.printable(trace.text) in done.stdout
     assert "identical" in done.stdout
     assert trace.pair.numerics_found in done.stdout
     assert "\x1b" not in done.stdout, "not a terminal"
 
 
-def test_invalid_bytes_in_the_instruction_are_replaced(tiny, tmp_path):
+def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_context(tiny, tmp_path):
     file = tmp_path / "trace.json"
     instruction = os.fsdecode(b"caf\xe9?")
     options = ["--model", str(tiny.dolly), "--max-new-tokens", "3", "--json", str(file)]
@@ -162,39 +147,29 @@ def test_invalid_bytes_in_the_instruction_are_replaced(tiny, tmp_path):
     assert (
         from_json(file.read_text(encoding="utf-8")).instruction == "caf\N{REPLACEMENT CHARACTER}?"
     )
-
-
-def test_json_on_standard_output_is_utf8_whatever_the_encoding(monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", stream)
-    cli.write_json('"\N{SNOWMAN}"', "-")
-    stream.flush()
-    assert stream.buffer.getvalue().decode() == '"\N{SNOWMAN}"\n'
+    done = specdemo("run", "word " * 3000, *options)
+    assert done.returncode == 2 and "2048" in done.stderr
 
 
 def test_a_place_for_output_is_checked_and_left_as_it_was(tmp_path):
-    kept = tmp_path / "old.json"
-    kept.write_text("old")
+    (tmp_path / "old.json").write_text("old")
     for name in ("new.json", "old.json"):
         cli.check_output(str(tmp_path / name), "--json")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
-    with pytest.raises(BadInput, match="--html .* '-'"):
-        cli.check_output("-", "--html")
-    with pytest.raises(SpecdemoError, match="/dev/full cannot be written"):
-        cli.write_json("{}", "/dev/full")
+    with pytest.raises(BadInput, match="--html .* cannot be written"):
+        cli.check_output(str(tmp_path), "--html")
 
 
 @click.command()
-@cli.model_options
-@cli.settings_options
-def asked(choice, settings):
+@cli.answer_options
+def asked(json_file, choice, settings):
     return choice, settings
 
 
 def test_variables_stand_for_options_and_options_go_before_them(monkeypatch):
     for name, value in (("MODEL", "a"), ("ASSISTANT_MODEL", "b"), ("NUMERICS", "fast")):
         monkeypatch.setenv(f"SPECDEMO_{name}", value)
-    monkeypatch.setenv("SPECDEMO_TOP_K", " ")  # as if it were not set
+    monkeypatch.setenv("SPECDEMO_TOP_K", "")  # as if it were not set
     for options, expected in (
         (["--assistant-model", "c"], (ModelChoice(target="a", draft="c"), "fast")),
         (["--pair", "dolly-7b", "--numerics", "exact"], (ModelChoice(pair="dolly-7b"), "exact")),
@@ -213,23 +188,12 @@ def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
 def test_the_options_are_the_fields_of_settings_and_models(capsys):
     """Names that scripts use; a field that is renamed must not rename its option."""
     assert cli.main(["run", "--help"]) == 0
-    options = set(re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    out = capsys.readouterr().out
     expected = "--baseline --json --pair --model --assistant-model --weight-format --device"
-    expected += " --draft-device --kv-cache --trust-remote-code --max-new-tokens --draft-tokens"
-    expected += " --drafter --temperature --top-p --top-k --seed --coupling --numerics"
-    assert options == set(expected.split())
-
-
-def test_the_help_lists_every_variable_that_the_program_reads(capsys):
-    assert cli.main(["run", "--help"]) == 0
-    read = set(re.findall(r"SPECDEMO_\w+", capsys.readouterr().out))
-    for source in [ROOT / "app.py", *(ROOT / "specdemo").rglob("*.py")]:
-        code = source.read_text(encoding="utf-8")
-        read |= set(re.findall(r"""environ[^\n]*["'](SPECDEMO_\w+)["']""", code))
-    assert cli.main(["--help"]) == 0
-    listed = set(re.findall(r"SPECDEMO_\w+", capsys.readouterr().out))
-    assert read - listed == set()
-    assert len(read) > 15
+    expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens"
+    expected += " --drafter --temperature --top-p --top-k --seed --coupling --numerics --help"
+    assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(expected.split())
+    assert "SPECDEMO_DRAFT_TOKENS" in out
 
 
 class Terminal(io.StringIO):
@@ -240,7 +204,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("stream", "shown"),
     [
-        (Terminal(), r"Downloading X: 100%\|#+\| 8.00M/8.00M .*\nConverting X\n"),
+        (Terminal(), r"Downloading X: 100%\|.+\| 8.00M/8.00M .*\nConverting X\n"),
         (io.StringIO(), "Downloading X\nConverting X\n"),
     ],
 )
@@ -254,62 +218,51 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_a_step_elsewhere(monkeypatch
     assert re.fullmatch(shown, "\n".join(lines)), stream.getvalue()
 
 
-@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[31m\x1b[4mword\x1b[0m"), ("1", "word")])
-def test_a_terminal_gets_colours_and_signs_unless_no_color_is_set(monkeypatch, no_color, shown):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", no_color)
-    stream = Terminal()
-    Screen(stream).text("word", "correction")
-    assert stream.getvalue() == shown
-
-
-def trace_with_baseline(answer: str, baseline: str) -> Trace:
-    """A run whose tokens are the letters of `answer`, and a baseline likewise."""
-    tokens = [EmittedToken(ord(char), "plain", text=char) for char in answer]
-    rounds = tuple(Round((), token, 0.0, 0.1, 0.1 * at) for at, token in enumerate(tokens))
-    shown = (BaselineToken(ord(char), 0.1 * at, char, 0.25) for at, char in enumerate(baseline))
-    return Trace(
-        instruction="Hi",
-        prompt_tokens=3,
-        prompt_reused=0,
-        pair=PairInfo("tiny", "target", None, numerics_found="f32"),
-        settings=Settings(),
-        prefill_seconds=0.1,
-        rounds=rounds,
-        finish_reason="stop",
-        cpu_seconds=1.0,
-        outside_seconds=0.0,
-        baseline=Baseline(tuple(shown), 0.1, 1.0),
-        identical=answer == baseline,
-    )
+def raced(differs_at: int | None = None):
+    session = FakeSession()
+    session.differs_at = differs_at
+    return list(session.race("a b\u202e c\x1b d", Settings()))
 
 
 @pytest.mark.parametrize(
-    ("baseline", "words"),
-    [
-        ("abd", "differ: token 3 is 'c', .* 'd', margin 0.25 logits"),
-        ("abc", "identical"),
-        ("abcd", "ends before"),
-    ],
+    ("differs_at", "words"),
+    [(2, r"differ: token 3 is .* 'other ', margin 0.25 logits"), (None, "identical")],
 )
-def test_the_comparison_with_the_baseline_is_reported(baseline, words):
-    assert re.search(words, report(trace_with_baseline("abc", baseline))[-1])
+def test_the_comparison_with_the_baseline_is_reported(differs_at, words):
+    *_, trace = raced(differs_at)
+    assert re.search(words, report(trace)[-1])
 
 
 @pytest.mark.parametrize(
     ("certificate", "words"),
     [
-        (Certificate(True, 3, None, 0.1), "certified: one parallel pass over the finished answer"),
-        (Certificate(False, 3, 1, 0.1), "not certified: .* position 1"),
+        (Certificate(True, 3, None, 0.1), "chose the same tokens"),
+        (Certificate(False, 3, 1, 0.1), "chose another token at position 1"),
     ],
 )
 def test_a_certificate_says_what_was_checked(certificate, words):
-    trace = dataclasses.replace(trace_with_baseline("abc", ""), baseline=None, identical=None)
-    assert re.match(words, report(dataclasses.replace(trace, certificate=certificate))[-1])
+    *_, trace = raced()
+    trace = dataclasses.replace(trace, certificate=certificate, baseline=None, identical=None)
+    assert words in report(trace)[-1]
 
 
-def test_the_baseline_is_printed_after_the_answer_and_control_characters_are_escaped():
-    trace = trace_with_baseline("a\u202eb\x1b", "abc")
-    stream = io.StringIO()
-    assert show([*trace.rounds, *trace.baseline.tokens, trace], Screen(stream)) is trace
-    assert stream.getvalue() == "a\\u202eb\\x1b\n\nautoregressive decoding:\nabc\n"
+@pytest.mark.parametrize(
+    ("stream", "shown"),
+    [
+        (Terminal(), "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m"),
+        (io.StringIO(), "a b\\u202e c\\x1b d \n\nautoregressive decoding:\na b\\u202e c\\x1b d "),
+    ],
+)
+def test_an_answer_has_colours_on_a_terminal_and_no_control_characters(monkeypatch, stream, shown):
+    monkeypatch.setenv("TERM", "xterm")
+    events = raced()
+    assert show(events, Console(file=stream, soft_wrap=True)) is events[-1]
+    assert stream.getvalue().startswith(shown)
+
+
+def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
+    terminal.say("\x1b]0;title\x07", sys.stdout)
+    terminal.show("title", [{"id": "\x1b[31m[red]"}], sys.stdout)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "[red]" in out

@@ -4,7 +4,6 @@ errors in a sentence."""
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,32 +11,24 @@ from contextlib import closing
 import pytest
 
 from specdemo.engine import numerics
-from specdemo.errors import BadInput, ModelError
+from specdemo.errors import BadInput
 from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, summarize, to_json
 
 PROMPTS = [
     "Explain the difference between fission and fusion",
-    "Translate to French: the cat sat on the mat.",
     "Repeat this exactly: one two three one two three one two three",
-    "What is 17 times 23?",
-    "Write a haiku about rain.",
     "def fibonacci(n):",
-    "List five fruits.",
     "日本の首都はどこですか?",
+    "Write a haiku about rain.",
+    "List five fruits.",
 ]
 
 
 @pytest.fixture(scope="module")
 def embedded(embedded_pair):
     with Session(embedded_pair) as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def two_models(tiny_llama_pair):
-    with Session(tiny_llama_pair) as session:
         yield session
 
 
@@ -55,76 +46,58 @@ def forget_prompts(session: Session) -> None:
     session._engine.target("exact").prefixes.make_room(0)
 
 
-def target_of(session: Session):
-    return session._engine.target("exact").model
-
-
-def holds_nothing_but_prompts(session: Session) -> bool:
-    return all(use.used == use.kept for use in session.cache_blocks().values())
-
-
 # The same tokens as autoregressive decoding
 
 
 @pytest.mark.parametrize(
-    ("at", "temperature"), [*((at, 0.0) for at in range(8)), (0, 0.7), (4, 1.0)]
+    ("at", "temperature"), [*((at, 0.0) for at in range(4)), (0, 0.7), (4, 1.0)]
 )
 def test_the_embedded_pair_answers_as_its_baseline_does(embedded, at, temperature):
     settings = Settings(max_new_tokens=40, temperature=temperature, top_p=0.95, seed=at)
-    trace = raced(embedded, PROMPTS[at], settings)
+    *events, trace = embedded.race(PROMPTS[at], settings)
+    tokens = [event for event in events if isinstance(event, BaselineToken)]
+    assert trace.rounds + trace.baseline.tokens == tuple(events)
+    assert "".join(token.text for token in tokens) == trace.text
+    assert all((token.margin is None) == (temperature > 0) for token in tokens)
     assert trace.identical is True and trace.difference is None
     assert trace.certificate is None
+    assert summarize(trace).speedup > 0
     whole = embedded._tokenizer.decode(trace.token_ids)
     assert trace.text == whole or trace.text.startswith(whole[:-1])
     assert from_json(to_json(trace)) == trace
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
-@pytest.mark.parametrize("draft_tokens", [None, 1, 2, 5, 15])
-def test_two_models_answer_as_the_baseline_does(two_models, drafter, draft_tokens):
-    for number, options in enumerate(
-        [{}, {}, {"temperature": 0.8}, {"temperature": 0.9, "top_k": 20}]
-    ):
+@pytest.mark.parametrize("draft_tokens", [None, 1, 5, 15])
+def test_two_models_answer_as_the_baseline_does(session, drafter, draft_tokens):
+    for number, options in enumerate([{}, {}, {"temperature": 0.9, "top_k": 20}]):
         settings = Settings(
             max_new_tokens=60, drafter=drafter, draft_tokens=draft_tokens, seed=number, **options
         )
-        assert raced(two_models, f"{PROMPTS[number]} {number}", settings).identical
+        assert raced(session, f"{PROMPTS[number]} {number}", settings).identical
 
 
 def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
     tiny_llama_pair, monkeypatch
 ):
     """Without dynamic quantization, as on processors without VNNI."""
-    candidates = numerics.exact_candidates
-    monkeypatch.setattr(numerics, "exact_candidates", lambda *args: candidates(*args)[-1:])
+    candidates = numerics.candidates
+    monkeypatch.setattr(numerics, "candidates", lambda *args: candidates(*args)[-1:])
     with closing(Session(tiny_llama_pair)) as session:
         assert "DYNAMIC_QUANTIZATION_GROUP_SIZE=0" in session.info.numerics_found
-        for number, options in enumerate(
-            [{}, {"temperature": 0.8}, {"temperature": 0.9, "top_p": 0.9}]
-        ):
+        for number, options in enumerate([{}, {"temperature": 0.9, "top_p": 0.9}]):
             settings = Settings(max_new_tokens=60, drafter="model", seed=number, **options)
             assert raced(session, PROMPTS[number], settings).identical
 
 
-def test_a_race_yields_rounds_then_baseline_tokens_then_the_trace(embedded):
-    *events, trace = embedded.race(PROMPTS[0], Settings(max_new_tokens=30))
-    tokens = [event for event in events if isinstance(event, BaselineToken)]
-    rounds = events[: -len(tokens)]
-    assert tuple(rounds) == trace.rounds and tuple(tokens) == trace.baseline.tokens
-    assert "".join(token.text for token in tokens) == trace.text
-    assert all(token.margin > 0 for token in tokens)
-    assert summarize(trace).speedup > 0
-    assert from_json(to_json(trace)) == trace
-
-
 def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(
-    two_models, monkeypatch
+    session, monkeypatch
 ):
     """A forward of one token, as the baseline runs, once puts the second best token first."""
-    target = target_of(two_models)
+    target = session._engine.target("exact").model
     forward = target.forward
     asked = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
-    trace = answered(two_models, PROMPTS[0], asked)
+    trace = answered(session, PROMPTS[0], asked)
     ones: list[int] = []
 
     def other_choice(batch):
@@ -137,27 +110,22 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
         [only] = logits
         rows = only.rows.copy()
         rows[0, rows[0].argsort()[-2]] = 100.0
-        return [dataclasses.replace(only, rows=rows)]
+        return [only._replace(rows=rows)]
 
     monkeypatch.setattr(target, "forward", other_choice)
-    assert 0 < summarize(trace).accepted < summarize(trace).drafted
-    *_, compared = two_models.baseline(trace)
-    assert dataclasses.replace(compared, baseline=None, identical=None) == trace
-    trace = compared
+    *_, trace = session.baseline(trace)
     assert trace.identical is False
     difference, theirs = trace.difference, trace.baseline.tokens
     assert difference.position == 7
     assert [token.id for token in theirs[:7]] == list(trace.token_ids[:7])
     assert theirs[7].id != trace.token_ids[7]
     assert (difference.baseline_text, difference.margin) == (theirs[7].text, theirs[7].margin)
-    assert difference.text != difference.baseline_text and difference.margin > 0
     assert ones[7] == theirs[7].id, "the baseline goes on from its own token"
-    assert to_json(trace).count('"identical": false') == 1
 
 
-def test_a_baseline_that_is_stopped_leaves_identical_open(two_models):
+def test_a_baseline_that_is_stopped_leaves_identical_open(session):
     stop = threading.Event()
-    events = two_models.race(PROMPTS[0], Settings(max_new_tokens=60), stop=stop)
+    events = session.race(PROMPTS[0], Settings(max_new_tokens=60), stop=stop)
     for event in events:
         if isinstance(event, BaselineToken):
             stop.set()
@@ -175,14 +143,6 @@ def test_a_certificate_is_made_for_a_greedy_answer_where_it_is_asked_for(embedde
     assert answered(embedded, PROMPTS[0], settings).certificate is None
     sampled = dataclasses.replace(settings, temperature=0.7)
     assert answered(embedded, PROMPTS[0], sampled, certify=True).certificate is None
-
-
-def test_fast_numerics_answer_too_and_carry_no_certificate(two_models):
-    settings = Settings(max_new_tokens=12, numerics="fast")
-    trace = answered(two_models, PROMPTS[4], settings, certify=True)
-    assert trace.certificate is None and len(trace.token_ids) == 12
-    assert isinstance(raced(two_models, PROMPTS[4], settings).identical, bool)
-    assert trace.pair.numerics_found.startswith("fast")
 
 
 # Prompts
@@ -216,14 +176,6 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(
     assert fresh.rounds[0].emitted == second.rounds[0].emitted
 
 
-def test_a_prompt_of_token_ids_is_answered_in_place_of_the_template(two_models):
-    settings = Settings(max_new_tokens=12)
-    ids = tuple(two_models._loaded.template.render("hello", two_models._tokenizer))
-    trace = answered(two_models, "a title", settings, prompt=ids)
-    assert trace.instruction == "a title" and trace.prompt_tokens == len(ids)
-    assert trace.token_ids == answered(two_models, "hello", settings).token_ids
-
-
 # Ends
 
 
@@ -241,11 +193,11 @@ def test_stopping_ends_within_a_round_and_the_next_question_is_answered(embedded
 
 def test_dropping_the_iterator_frees_the_session_and_its_blocks(embedded):
     answered(embedded, PROMPTS[1], Settings(max_new_tokens=5))
-    used = target_of(embedded).pool.used
+    used = embedded._engine.target("exact").model.pool.used
     events = embedded.answer(PROMPTS[1], Settings(max_new_tokens=200))
     next(events), next(events)
     events.close()
-    assert target_of(embedded).pool.used == used
+    assert embedded._engine.target("exact").model.pool.used == used
     assert answered(embedded, PROMPTS[1], Settings(max_new_tokens=5)).finish_reason == "length"
 
 
@@ -259,7 +211,6 @@ def test_the_context_limit_ends_an_answer_exactly(tiny_llama_pair):
 @pytest.mark.parametrize(
     ("instruction", "prompt", "said"),
     [
-        ("", None, "empty"),
         (" \n", None, "empty"),
         ("hi", (), "prompt is empty"),
         ("word " * 9000, None, "shorten"),
@@ -269,9 +220,6 @@ def test_the_context_limit_ends_an_answer_exactly(tiny_llama_pair):
 def test_bad_requests_are_refused_before_anything_runs(embedded, instruction, prompt, said):
     with pytest.raises(BadInput, match=said):
         embedded.answer(instruction, Settings(), prompt=prompt)
-    if prompt is None:
-        with pytest.raises(BadInput, match=said):
-            embedded.race(instruction, Settings())
 
 
 def test_a_draft_model_is_refused_where_there_is_none(tiny_llama_pair):
@@ -284,79 +232,24 @@ def test_a_draft_model_is_refused_where_there_is_none(tiny_llama_pair):
 # Several at a time
 
 
-def together(session: Session, requests: list[tuple[str, Settings]], call=answered) -> list[Trace]:
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(lambda request: call(session, *request), requests))
-
-
 def test_requests_at_the_same_time_get_what_each_gets_alone(embedded):
     settings = [Settings(max_new_tokens=20), Settings(max_new_tokens=20, temperature=0.8, seed=3)]
-    requests = [(f"{prompt} ", settings[at % 2]) for at, prompt in enumerate(PROMPTS[:6])]
+    requests = [(f"{prompt} ", settings[at % 2]) for at, prompt in enumerate(PROMPTS)]
     alone = [answered(embedded, *request) for request in requests]
     forget_prompts(embedded)
-    shared = together(embedded, requests)
+    with ThreadPoolExecutor(len(requests)) as pool:
+        shared = list(pool.map(lambda request: answered(embedded, *request), requests))
     assert [trace.token_ids for trace in shared] == [trace.token_ids for trace in alone]
     assert max(trace.shared_with for trace in shared) >= 3
     assert not any(trace.shared_with for trace in alone)
     assert [trace.instruction for trace in shared] == [instruction for instruction, _ in requests]
-    assert holds_nothing_but_prompts(embedded)
+    assert all(use.used == use.kept for use in embedded.cache_blocks().values())
 
 
-def test_two_models_race_many_at_once(two_models):
-    requests = [
-        (
-            f"{PROMPTS[at % 8]} {at}" * (1 + at),
-            Settings(max_new_tokens=40, drafter="model", draft_tokens=at % 5 + 1),
-        )
-        for at in range(10)
-    ]
-    assert all(trace.identical for trace in together(two_models, requests, raced))
-    assert holds_nothing_but_prompts(two_models)
-
-
-@pytest.mark.parametrize(("options", "others"), [({"exclusive": True}, 0), ({"active": 2}, 1)])
-def test_a_session_runs_no_more_requests_at_once_than_it_was_told(tiny_llama_pair, options, others):
-    with closing(Session(tiny_llama_pair, **options)) as session:
-        settings = Settings(max_new_tokens=40)
-        traces = together(session, [(f"hello {at}", settings) for at in range(4)])
-        assert max(trace.shared_with for trace in traces) <= others
-        assert not session.load.active
-
-
-def test_a_cache_of_fixed_size_serves_everybody_in_turn_and_never_grows(
-    tiny_llama_pair, two_models
-):
-    with closing(
-        Session(dataclasses.replace(tiny_llama_pair, context_limit=300), cache_mb=1)
-    ) as session:
+def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
+    pair = dataclasses.replace(tiny_llama_pair, context_limit=300)
+    with closing(Session(pair, cache_mb=1)) as session:
         session.prepare()
-        target_of(session).resize_cache(10)  # one of these requests and no second one
-        pool = target_of(session).pool
-        requests = [(f"{PROMPTS[0]} {at}", Settings(max_new_tokens=60)) for at in range(8)]
-        for request, trace in zip(requests, together(session, requests), strict=True):
-            assert trace.token_ids == answered(two_models, *request).token_ids
-        assert pool.used <= 10
+        session._engine.target("exact").model.resize_cache(10)
         with pytest.raises(BadInput, match="KV cache holds 320"):
             next(session.answer("hello " * 20, Settings(max_new_tokens=250)))
-
-
-# Failures
-
-
-def test_models_deleted_from_the_disk_go_on_answering_and_other_numerics_say_what_to_do(
-    tiny_llama_pair, tmp_path
-):
-    copied = {}
-    for name in ("target", "draft"):
-        shutil.copytree(getattr(tiny_llama_pair, f"{name}_xml").parent, tmp_path / name)
-        copied[f"{name}_xml"] = tmp_path / name / "openvino_model.xml"
-    settings = Settings(max_new_tokens=20)
-    with closing(Session(dataclasses.replace(tiny_llama_pair, **copied))) as session:
-        before = answered(session, "hello", settings)
-        for name in ("target", "draft"):
-            shutil.rmtree(tmp_path / name)
-        forget_prompts(session)
-        assert answered(session, "hello", settings).token_ids == before.token_ids
-        with pytest.raises(ModelError, match="fetch or export it again"):
-            next(session.answer("hello", dataclasses.replace(settings, numerics="fast")))
-        assert answered(session, "hello", settings).token_ids == before.token_ids

@@ -65,6 +65,4 @@ def agreement(
         for prompt, answer in zip(prompts, answers, strict=True):
             chosen = session.result_of(Choices, prompt.instruction, settings, answer)
             same.append([one == two for one, two in zip(chosen, answer, strict=True)])
-    return Agreement(
-        len(same), sum(map(len, same)), sum(map(sum, same)), sum(all(one) for one in same)
-    )
+    return Agreement(len(same), sum(map(len, same)), sum(map(sum, same)), sum(map(all, same)))

@@ -4,7 +4,7 @@ autoregressive decoding, sampled answers against the exact distribution of the t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from specdemo.bench.draws import (
 from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.report import Measurement
-from specdemo.errors import BadInput, SpecdemoError
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.trace import Difference
@@ -31,7 +31,7 @@ from specdemo.trace import Difference
 INSTRUCTION = (
     "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
 )
-"""Sampled unless other prompts are asked for: n-gram lookup finds its draft tokens in it."""
+"""What is sampled: n-gram lookup finds its draft tokens in it."""
 
 TOP_K, MAX_TOP_K = 4, 8
 
@@ -43,10 +43,16 @@ SAME_SEED_ANSWERS, SAME_SEED_TOKENS = 20, 24
 LEAST_P_VALUE = 0.01
 
 
-Comparison = dict[str, Any]
-"""Answers compared token by token with autoregressive decoding, each decoded freely: `prompts`, how
-many are `identical`, their `tokens`, and the `differences`, each with the prompt's `id` and where
-(None: one of the two ends before)."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Answers compared token by token with autoregressive decoding, each decoded freely: `tokens`
+    are those of the baselines, `differences` have the prompt's id before them (None: one of the two
+    ends before)."""
+
+    prompts: int
+    identical: int
+    tokens: int
+    differences: list[tuple[str, Difference | None]]
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,8 @@ class Audit(Measurement):
     def lossless(self) -> bool:
         """Whether nothing that was measured of us speaks against it. LEAST_P_VALUE is divided by
         the number of cells: it is the chance of one false alarm among them all."""
-        compared = filter(None, (self.greedy, self.same_seed))
         least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
-        same = all(one["identical"] == one["prompts"] for one in compared)
+        same = all(not one.differences for one in (self.greedy, self.same_seed) if one)
         return same and all(cell["p_value"] > least for cell in self.sampling_cells)
 
 
@@ -78,27 +83,24 @@ def audit(
     settings: Settings,
     *,
     draws: int = 4000,
-    sample_prompts: int = 0,
     stop_ids: frozenset[int] = frozenset(),
-    peers: Mapping[str, Callable[[], Sequence[Peer]]] | None = None,
+    peers: Sequence[Peer] = (),
 ) -> Audit:
     """Audit our pair, then each peer, with progress bars on stderr.
 
-    `draws` are those of each way to sample (0 leaves sampling out), spread over the first
-    `sample_prompts` of the prompts, or all of INSTRUCTION's. `stop_ids` end an answer. `peers`
-    opens them by name, the autoregressive one first. Raises BadInput for settings or prompts that
+    `draws` are those of each way to sample (0 leaves sampling out). `stop_ids` end an answer. The
+    autoregressive one of the `peers` comes first. Raises BadInput for settings or prompts that
     cannot be used.
     """
     sampled = sampled_settings(settings)
     greedy = replace(settings, temperature=0.0)
-    compared = _compare(session, prompts, greedy, "greedy")
+    compared = _race(session, prompts, greedy, "greedy")
     same_seed, exact, cells = None, None, []
     if draws:
         longer = replace(sampled, max_new_tokens=SAME_SEED_TOKENS, coupling="shared")
         again = [prompts[at % len(prompts)] for at in range(SAME_SEED_ANSWERS)]
-        same_seed = _compare(session, again, longer, "same seed")
-        chosen = [prompt.instruction for prompt in prompts[:sample_prompts]] or [INSTRUCTION]
-        exact = exact_outcomes(session, chosen, sampled, draws, stop_ids)
+        same_seed = _race(session, again, longer, "same seed")
+        exact = exact_outcomes(session, [INSTRUCTION], sampled, draws, stop_ids)
         cells = _sample(session, exact, sampled, draws)
     return Audit(
         **Measurement.here(session, settings),
@@ -106,7 +108,7 @@ def audit(
         same_seed=same_seed,
         sampling=min(cells, key=lambda cell: cell["p_value"], default=None),
         sampling_cells=tuple(cells),
-        peers=_audit_peers(peers or {}, prompts, greedy, sampled, exact, draws),
+        peers=_audit_peers(peers, prompts, greedy, sampled, exact, draws),
     )
 
 
@@ -127,44 +129,28 @@ def sampled_settings(settings: Settings) -> Settings:
     )
 
 
-def _compare(
+def _race(
     session: Session, prompts: Sequence[BenchPrompt], settings: Settings, name: str
 ) -> Comparison:
     """Race each prompt, with a seed of its own."""
-    differences, tokens = {}, 0
+    differences, tokens = [], 0
     for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
         *_, trace = session.race(prompt.instruction, replace(settings, seed=settings.seed + place))
         tokens += len(trace.baseline.tokens)
         if not trace.identical:
-            differences[place] = trace.difference
-    return _comparison(prompts, tokens, differences)
-
-
-def _comparison(
-    prompts: Sequence[BenchPrompt], tokens: int, differences: Mapping[int, Difference | None]
-) -> Comparison:
-    """`differences` are by the prompt's place."""
-    return {
-        "prompts": len(prompts),
-        "identical": len(prompts) - len(differences),
-        "tokens": tokens,
-        "differences": [
-            {"id": prompts[place].id, "difference": difference}
-            for place, difference in differences.items()
-        ],
-    }
+            differences.append((prompt.id, trace.difference))
+    return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)
 
 
 def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> list[Cell]:
     """Every drafter, coupling and number of requests at once, with seeds of its own."""
-    drafters = ["model", "lookup", "auto"]
-    if sampled.drafter != "auto":
-        drafters = [sampled.drafter]
-    elif session.info.draft is None:
-        drafters.remove("model")
+    drafters = [sampled.drafter]
+    if sampled.drafter == "auto":
+        drafters = ["model", "lookup", "auto"] if session.info.draft else ["lookup", "auto"]
     cells = []
-    for ways in itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1)):
-        drafter, coupling, together = ways
+    for drafter, coupling, together in itertools.product(
+        drafters, ("shared", "maximal"), (TOGETHER, 1)
+    ):
         seed = sampled.seed + len(cells) * 10_000_000
         settings = replace(sampled, drafter=drafter, coupling=coupling, seed=seed)
         sampler = partial(session_draw, session)
@@ -173,7 +159,7 @@ def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> li
 
 
 def _audit_peers(
-    peers: Mapping[str, Callable[[], Sequence[Peer]]],
+    peers: Sequence[Peer],
     prompts: Sequence[BenchPrompt],
     greedy: Settings,
     sampled: Settings,
@@ -183,35 +169,36 @@ def _audit_peers(
     """One peer at a time is in memory. Of a peer that fails, what was finished, and why."""
     audits = {}
     baseline = None
-    for name, opening in peers.items():
-        found = audits[name] = {"greedy": None, "sampling": None, "note": ""}
+    for peer in peers:
+        note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
+        found = audits[peer.name] = {"greedy": None, "sampling": None, "note": note}
         try:
-            [peer] = opening()
-            found["note"] = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
-            progress = tqdm(prompts, f"{name}: greedy", leave=False, disable=None)
+            progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
             answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
-            if "/autoregressive" in name:
+            if "/autoregressive" in peer.name:
                 baseline = answers
             elif baseline is not None:
-                tokens = sum(map(len, baseline))
-                found["greedy"] = _comparison(prompts, tokens, _differences(answers, baseline))
+                found["greedy"] = _compare(prompts, answers, baseline)
             if exact is not None:
-                cell = sample_cell(partial(peer_draw, peer), exact, sampled, draws, name)
+                cell = sample_cell(partial(peer_draw, peer), exact, sampled, draws, peer.name)
                 found["sampling"] = {**cell, "coupling": "its own"}
-        except SpecdemoError as error:
-            found["note"] = f"{found['note']} {error}".strip()
-        peer = None  # frees its memory before the next one is opened
+        except RequestFailed as error:
+            found["note"] += f" {error}"
+        peer.close()
     return audits
 
 
-def _differences(
-    answers: Sequence[tuple[int, ...]], baseline: Sequence[tuple[int, ...]]
-) -> dict[int, Difference]:
-    """Where token ids part first, by place."""
-    found = {}
-    for place, both in enumerate(zip(answers, baseline, strict=True)):
+def _compare(
+    prompts: Sequence[BenchPrompt],
+    answers: Sequence[tuple[int, ...]],
+    baseline: Sequence[tuple[int, ...]],
+) -> Comparison:
+    differences = []
+    for prompt, *both in zip(prompts, answers, baseline, strict=True):
         for at, (one, other) in enumerate(itertools.zip_longest(*both)):
             if one != other:
-                found[place] = Difference(at, f"id {one}", f"id {other}", None)
+                difference = Difference(at, f"id {one}", f"id {other}", None)
+                differences.append((prompt.id, difference))
                 break
-    return found
+    tokens = sum(map(len, baseline))
+    return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)

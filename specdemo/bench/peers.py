@@ -1,15 +1,16 @@
 """Other engines on the same models and prompts, for `bench` and `audit` to compare with.
 
-An engine is a function of `ENGINES`, which says how it can run a pair; its package is imported only
-when it is asked for. docs/reference/benchmark.md says what each of them runs.
+An engine is a function of `ENGINES`, which yields how it can run a pair; its package is imported
+only when it is asked for. docs/reference/benchmark.md says what each of them runs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import numpy as np
 import openvino as ov
 
 from specdemo.engine.checkpoint import Checkpoint
-from specdemo.errors import BadInput, MissingPackage, ModelError, RequestFailed
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.models.embedded import SOURCE
 from specdemo.models.load import LoadedPair
 from specdemo.models.machine import available_bytes, processors
@@ -41,97 +42,81 @@ Answer = tuple[tuple[int, ...], float]
 Generate = Callable[[int | None, list[int], Settings], Answer]
 """(draft length, the prompt's token ids, settings)."""
 
+Pipeline = tuple[str, str, dict[str, str], Callable[[], Generate], float]
+"""A mode, what tells it from others of the same mode, its settings, what loads it, and how many
+bytes of memory it will need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A pipeline with one draft length. Of the variants of one name the report takes the
-    fastest."""
+    """One way of an engine to run a pair, with one draft length; `name` is ENGINE/MODE, `memory` in
+    bytes what it needs. Its pipeline is not in memory before the first answer."""
 
-    name: str
-    variant: str
-    settings: dict[str, str]
     loaded: LoadedPair
-    generate: Callable[[list[int], Settings], Answer]
+    name: str
+    length: int | None
+    kind: str
+    properties: dict[str, str]
+    load: Any
+    memory: float = 0.0
+
+    @property
+    def variant(self) -> str:
+        return f"K={self.length}" if self.length else self.kind
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"variant": self.variant, **self.properties}
 
     def answer(self, instruction: str, settings: Settings) -> Answer:
         """Raises RequestFailed with what the engine says."""
         ids = self.loaded.template.render(instruction, self.loaded.tokenizer)
         try:
-            return self.generate(list(ids), settings)
+            return self.load()(self.length, list(ids), settings)
         except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-            raise RequestFailed(f"{self.name} failed: {_last_line(error)}") from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise RequestFailed(f"{self.name} failed: {lines[-1].strip()[:200]}") from error
+
+    def close(self) -> None:
+        """Free the memory of the pipeline."""
+        self.load.cache_clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """One way of an engine to run a pair; `name` is ENGINE/MODE, `memory` in bytes what it will
-    need. Not in memory until `load` is called, which may raise ModelError."""
-
-    loaded: LoadedPair
-    mode: str
-    name: str
-    variant: str
-    settings: dict[str, str]
-    load: Callable[[], Generate]
-    memory: float = 0.0
-
-    def open(self, lengths: Sequence[int | None]) -> list[Peer]:
-        generate = self.load()
-        variants = {f"K={length}" if length else self.variant: length for length in lengths}
-        return [
-            Peer(
-                self.name,
-                variant,
-                {"variant": variant, **self.settings},
-                self.loaded,
-                partial(generate, length),
-            )
-            for variant, length in variants.items()
-        ]
-
-
-def pipelines(
+def peers_of(
     engines: Iterable[str], loaded: LoadedPair, properties: dict[str, str]
-) -> list[Pipeline]:
-    """All pipelines of these engines, with our target's `properties`. Raises BadInput for a pair
-    that an engine cannot run, MissingPackage."""
-    return [one for engine in engines for one in ENGINES[engine](loaded, properties)]
+) -> Iterator[Peer]:
+    """All ways of these engines, with our target's `properties` and every draft length. Raises
+    BadInput for a pair that an engine cannot run, MissingPackage."""
+    for engine in engines:
+        for mode, kind, own, load, memory in ENGINES[engine](loaded, properties):
+            load = cache(load)
+            for length in LENGTHS[mode.removesuffix("/default")]:
+                yield Peer(loaded, f"{engine}/{mode}", length, kind, own, load, memory)
 
 
-def open_all(found: Sequence[Pipeline]) -> list[Peer]:
-    """Every pipeline with every draft length, as far as memory allows; what is left out is said on
-    stderr."""
+def fitting(peers: Iterable[Peer]) -> Iterator[Peer]:
+    """Those that memory has room for at once; what is left out is said on stderr."""
     room = 0.9 * available_bytes()
-    peers = []
-    for pipeline in found:
-        if pipeline.memory > room:
-            say(
-                f"{pipeline.name} ({pipeline.variant}) was left out: it needs about "
-                f"{pipeline.memory / 1e9:.1f} GB of memory and {room / 1e9:.1f} GB are free.",
-                sys.stderr,
-            )
+    for _, group in groupby(peers, key=lambda peer: peer.load):
+        ways = list(group)
+        if ways[0].memory > room:
+            gigabytes = f"{ways[0].memory / 1e9:.1f} GB of {room / 1e9:.1f} GB free"
+            say(f"{ways[0].name} ({ways[0].kind}) was left out: {gigabytes}", sys.stderr)
             continue
-        peers += pipeline.open(LENGTHS[pipeline.mode])
-        room -= pipeline.memory
-    return peers
+        room -= ways[0].memory
+        yield from ways
 
 
-def to_audit(found: Sequence[Pipeline], length: int) -> dict[str, Callable[[], list[Peer]]]:
-    """What opens the first pipeline of each mode, so that one at a time is in memory;
-    autoregressive decoding comes first."""
-    opening: dict[str, Callable[[], list[Peer]]] = {}
-    for pipeline in found:
-        if pipeline.name.endswith(pipeline.mode):
-            lengths = (None,) if pipeline.mode == "autoregressive" else (length,)
-            opening.setdefault(pipeline.name, partial(pipeline.open, lengths))
-    return opening
+def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
+    """One of each mode, with our target's properties; autoregressive decoding comes first."""
+    found = {}
+    for peer in peers:
+        if not peer.name.endswith("/default"):
+            found.setdefault(peer.name, replace(peer, length=peer.length and length))
+    return list(found.values())
 
 
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
-
-
-def genai_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> list[Pipeline]:
+def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
     """OpenVINO GenAI on the same IR files: each mode with our target's `properties`, then
     (`/default`) with the plugin's own."""
     if isinstance(loaded.target_xml, Checkpoint) or isinstance(loaded.draft_xml, Checkpoint):
@@ -140,56 +125,40 @@ def genai_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> list[Pipe
             "transformers, or devices of OpenVINO's."
         )
     ways = [(mode, "PA") for mode in LENGTHS if mode != "speculative" or loaded.draft_xml]
-    found = []
     for suffix, wanted in (("", properties), ("/default", {})):
         # Where our target runs with the plugin's own properties, both sets are the same.
         for mode, backend in [*ways, ("autoregressive", "SDPA")] if wanted or suffix else ():
             weights = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
             size = sum(xml.with_suffix(".bin").stat().st_size for xml in weights)
-            found.append(
-                Pipeline(
-                    loaded,
-                    mode,
-                    f"openvino-genai/{mode}{suffix}",
-                    f"{backend} backend",
-                    wanted,
-                    partial(_load_genai, loaded, mode, wanted, backend),
-                    MEMORY_PER_WEIGHT_BYTE * size,
-                )
-            )
-    return found
+            load = partial(_load_genai, loaded, mode, wanted, backend)
+            memory = MEMORY_PER_WEIGHT_BYTE * size
+            yield mode + suffix, f"{backend} backend", wanted, load, memory
 
 
 def _load_genai(
     loaded: LoadedPair, mode: str, properties: dict[str, str], backend: str
 ) -> Generate:
-    import openvino_genai
+    import openvino_genai as genai
 
     options: dict[str, Any] = {}
-    try:
-        if mode == "speculative":
-            options["draft_model"] = openvino_genai.draft_model(
-                str(loaded.draft_xml.parent), loaded.draft_device, **properties
-            )
-        elif mode == "prompt-lookup":
-            options["prompt_lookup"] = True
-        else:
-            options["ATTENTION_BACKEND"] = backend
-        pipeline = openvino_genai.LLMPipeline(
-            str(loaded.target_xml.parent), loaded.device, **properties, **options
-        )
-    except RuntimeError as error:
-        raise ModelError(f"openvino-genai cannot open this pair: {_last_line(error)}") from error
+    if mode == "speculative":
+        draft = str(loaded.draft_xml.parent), loaded.draft_device
+        options["draft_model"] = genai.draft_model(*draft, **properties)
+    elif mode == "prompt-lookup":
+        options["prompt_lookup"] = True
+    else:
+        options["ATTENTION_BACKEND"] = backend
+    target = str(loaded.target_xml.parent), loaded.device
+    pipeline = genai.LLMPipeline(*target, **properties, **options)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
         """Seconds are those of GenAI's own metrics."""
-        config = openvino_genai.GenerationConfig()
+        config = genai.GenerationConfig()
         config.max_new_tokens = settings.max_new_tokens
         config.stop_token_ids = set(loaded.stop_ids)
-        config.do_sample = settings.temperature > 0
-        if config.do_sample:
-            config.temperature = settings.temperature
-            config.top_p = settings.top_p
+        if settings.temperature:
+            config.do_sample = True
+            config.temperature, config.top_p = settings.temperature, settings.top_p
             config.rng_seed = settings.seed
             if settings.top_k:
                 config.top_k = settings.top_k
@@ -198,7 +167,7 @@ def _load_genai(
             if mode == "prompt-lookup":
                 config.max_ngram_size = LOOKUP_NGRAM
         prompt = np.array([ids], np.int64)
-        inputs = openvino_genai.TokenizedInputs(ov.Tensor(prompt), ov.Tensor(np.ones_like(prompt)))
+        inputs = genai.TokenizedInputs(ov.Tensor(prompt), ov.Tensor(np.ones_like(prompt)))
         result = pipeline.generate(inputs, config)
         times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
         return tuple(result.tokens[0]), (times[-1] - times[0]) / 1e3 if len(times) else 0.0
@@ -206,7 +175,7 @@ def _load_genai(
     return generate
 
 
-def llama_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> list[Pipeline]:
+def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
     """llama.cpp on the GGUF file of the embedded target; the `properties` say nothing here."""
     try:
         import llama_cpp
@@ -219,20 +188,11 @@ def llama_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> list[Pipe
             "--peers llama-cpp runs the GGUF file of the embedded pair: --pair embedded."
         )
     settings = {"llama-cpp-python": llama_cpp.__version__, "threads": str(processors())}
-    return [
-        Pipeline(
-            loaded,
-            mode,
-            f"llama-cpp/{mode}",
-            "Q4_1",
-            settings,
-            partial(_load_llama, loaded, drafts),
-        )
-        for mode, drafts in (("autoregressive", False), ("prompt-lookup", True))
-    ]
+    for mode in ("autoregressive", "prompt-lookup"):
+        yield mode, "Q4_1", settings, partial(_load_llama, loaded, mode), 0.0
 
 
-def _load_llama(loaded: LoadedPair, drafts: bool) -> Generate:
+def _load_llama(loaded: LoadedPair, mode: str) -> Generate:
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -241,19 +201,17 @@ def _load_llama(loaded: LoadedPair, drafts: bool) -> Generate:
         n_ctx=loaded.context_limit,
         n_threads=processors(),
         n_threads_batch=processors(),
-        logits_all=drafts,
+        logits_all=mode == "prompt-lookup",
         verbose=False,
     )
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
         model.draft_model = length and LlamaPromptLookupDecoding(num_pred_tokens=length)
-        if settings.temperature > 0:
-            model.set_seed(settings.seed)
+        model.set_seed(settings.seed)
+        options = {"temp": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
         tokens: list[int] = []
         times: list[float] = []
-        for token in model.generate(
-            ids, temp=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, min_p=0.0
-        ):
+        for token in model.generate(ids, min_p=0.0, **options):
             tokens.append(token)
             times.append(perf_counter())
             if token in loaded.stop_ids or len(tokens) == settings.max_new_tokens:
@@ -263,7 +221,7 @@ def _load_llama(loaded: LoadedPair, drafts: bool) -> Generate:
     return generate
 
 
-def transformers_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> list[Pipeline]:
+def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
     """transformers on the same checkpoints; all modes share one copy of the weights, in the type of
     our target's `properties`. A draft model on no torch device is left out."""
     if not isinstance(loaded.target_xml, Checkpoint):
@@ -282,20 +240,11 @@ def transformers_pipelines(loaded: LoadedPair, properties: dict[str, str]) -> li
     elif loaded.draft_xml is not None:
         why = "the draft model is on no torch device; name one with --draft-device."
         say(f"transformers/speculative was left out: {why}", sys.stderr)
-    dtype = str(target.dtype)
-    settings = {"dtype": dtype, "device": str(target.device)}
-    variant = dtype.removeprefix("torch.")
-    return [
-        Pipeline(
-            loaded,
-            mode,
-            f"transformers/{mode}",
-            variant,
-            settings,
-            lambda draft=draft: partial(_generate, loaded, target, draft),
-        )
-        for mode, draft in drafts.items()
-    ]
+    settings = {"dtype": str(target.dtype), "device": str(target.device)}
+    kind = settings["dtype"].removeprefix("torch.")
+    for mode, draft in drafts.items():
+        generate = partial(_generate, loaded, target, draft)
+        yield mode, kind, settings, lambda generate=generate: generate, 0.0
 
 
 def _generate(
@@ -312,8 +261,7 @@ def _generate(
 
     options: dict[str, Any] = {"do_sample": settings.temperature > 0}
     if settings.temperature:
-        options |= {"temperature": settings.temperature, "top_p": settings.top_p}
-        options["top_k"] = settings.top_k  # 0: all
+        options |= {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k")}
     if draft is not None:
         options["assistant_model"] = draft
         draft.generation_config.num_assistant_tokens = length
@@ -338,7 +286,7 @@ def _generate(
 
 
 ENGINES = {
-    "openvino-genai": genai_pipelines,
-    "llama-cpp": llama_pipelines,
-    "transformers": transformers_pipelines,
+    "openvino-genai": _genai,
+    "llama-cpp": _llama,
+    "transformers": _transformers,
 }

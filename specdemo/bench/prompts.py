@@ -1,5 +1,4 @@
-"""Prompt files: JSONL with `id`, `task` and `instruction`, read strictly, and a fair choice of a
-few of them. Does not render prompts."""
+"""Prompt files: JSONL with `id`, `task` and `instruction`, and a fair choice of a few of them."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Strict, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
@@ -19,39 +18,27 @@ BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of
 WARM_UP = "Name three things that people take to the seaside."
 """Run before anything is timed; not part of any set."""
 
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it must not be blank")
-    return text
-
-
-Text = Annotated[str, Strict(), AfterValidator(_not_blank)]
-Id = Annotated[Text, BeforeValidator(lambda id: str(id) if type(id) is int else id)]
+Text = Annotated[str, Field(pattern=r"\S", coerce_numbers_to_str=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
     """One instruction of a set; `task` groups prompts in the report."""
 
-    id: Id
+    id: Text
     task: Text
     instruction: Text
 
 
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """The prompts of a JSONL file, in file order; blank lines are skipped and other keys ignored.
-    `id` is text or a whole number, `task` and `instruction` are text that is not blank.
 
-    Raises BadInput, naming the line, for anything else and for an id that comes twice.
+    Raises BadInput, naming the line, for what is no prompt and for an id that comes twice.
     """
-    where = f"--prompts {path}"
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{where} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{where} is not UTF-8 text; give a JSONL file of prompts.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--prompts {path} cannot be read: {error}.") from error
     adapter = TypeAdapter(BenchPrompt)
     prompts: dict[str, BenchPrompt] = {}
     # Only newlines end a line: str.splitlines would also split at separators that JSON may hold.
@@ -61,13 +48,12 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
         try:
             prompt = adapter.validate_json(line)
         except ValidationError as error:
-            reason = sentence(error).replace("the request", "it")
-            raise BadInput(f"{where} line {number}: {reason}") from None
+            raise BadInput(f"--prompts {path} line {number}: {sentence(error)}") from None
         if prompt.id in prompts:
-            raise BadInput(f"{where} line {number} has the id {prompt.id!r} a second time.")
+            raise BadInput(f"--prompts {path} line {number} repeats the id {prompt.id!r}.")
         prompts[prompt.id] = prompt
     if not prompts:
-        raise BadInput(f"{where} holds no prompts; a line has id, task and instruction.")
+        raise BadInput(f"--prompts {path} holds no prompts; a line has id, task and instruction.")
     return tuple(prompts.values())
 
 
@@ -98,9 +84,7 @@ def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> tuple[BenchProm
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     # A limit takes the first turn of every task, then the second, and so on.
-    turns = sorted(
-        ((turn, task) for task in tasks for turn in range(len(tasks[task]))),
-        key=lambda place: place[0],
-    )[:limit]
+    turns = [(turn, task) for task in tasks for turn in range(len(tasks[task]))]
+    turns = sorted(turns, key=lambda place: place[0])[:limit]
     quota = Counter(task for _, task in turns)
     return tuple(tasks[task][turn * len(tasks[task]) // quota[task]] for turn, task in turns)

@@ -1,7 +1,5 @@
-"""A benchmark's report: what was run, the figures that follow from it, and JSON. Measures nothing.
-
-The JSON's fields beside those of the contract lie under `details`.
-"""
+"""A benchmark's report: what was run, the figures that follow from it, as tables, JSON and one HTML
+page."""
 
 from __future__ import annotations
 
@@ -9,37 +7,28 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from specdemo import __version__
-from specdemo.bench.costs import CostTable, measured_costs, predicted_speedup
 from specdemo.models.machine import describe
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import (
-    Difference,
-    PairInfo,
-    Summary,
-    Trace,
-    acceptance_by_position,
-    combined,
-    over,
-)
+from specdemo.terminal import Table, text, where
+from specdemo.trace import PairInfo, Summary, Trace, as_json, combined, over
 
 PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
 TORCH_PACKAGES = ("torch", "transformers")
-DETAILS = (
-    "total positions costs sweep sweep_prompts peer_rows skipped repeats stopped created seconds"
-).split()
+DETAILS = "total skipped repeats stopped created seconds".split()
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, and with what: the head of a report, an audit and the paper's table."""
+    """What was measured, and with what: the head of a report and of an audit."""
 
     machine: str
     versions: dict[str, str]
@@ -56,9 +45,6 @@ class Measurement:
         return {**head, "settings": settings}
 
 
-HEAD = [field.name for field in dataclasses.fields(Measurement)]
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One prompt: the traces of its races, and the medians of their figures."""
@@ -73,9 +59,9 @@ class Row:
         return all(trace.identical for trace in self.traces)
 
     @property
-    def difference(self) -> Difference | None:
+    def difference(self) -> str:
         """Where answer and baseline part, in the first race in which they do."""
-        return next(filter(None, (trace.difference for trace in self.traces)), None)
+        return next(filter(None, (where(trace.difference) for trace in self.traces)), "")
 
     def as_dict(self) -> dict[str, Any]:
         """As the contract has it. `tokens` counts the whole answer; rates that an answer of a
@@ -94,29 +80,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRow:
-    """One prompt run by one variant of a peer: `tokens` after the first, in `seconds`. `identical`
-    to our tokens (None: not compared)."""
-
-    peer: str
-    variant: str
-    id: str
-    tokens: int
-    seconds: float
-    identical: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class SweepPoint:
-    """The sweep's prompts with one draft length (None: adaptive), and the speed-up that Leviathan's
-    equations predict from the measured costs and acceptance rate."""
-
-    draft_tokens: int | None
-    figures: Summary
-    predicted: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Skipped:
     """A prompt or a peer that could not be run, and why (one sentence)."""
 
@@ -127,13 +90,10 @@ class Skipped:
 @dataclass(frozen=True)
 class Report(Measurement):
     """A whole benchmark, finished or (`stopped`) with what was measured until then. Rates are
-    totals over totals, never means of rates. `peer_settings` are by peer and variant."""
+    totals over totals, never means of rates. `peers` are as the contract has them."""
 
     rows: tuple[Row, ...]
-    peer_rows: tuple[PeerRow, ...]
-    peer_settings: dict[tuple[str, str], dict[str, str]]
-    sweep: tuple[SweepPoint, ...]
-    sweep_prompts: int
+    peers: dict[str, dict[str, Any]]
     skipped: tuple[Skipped, ...]
     repeats: int
     stopped: bool
@@ -159,38 +119,12 @@ class Report(Measurement):
             tasks.setdefault(row.task, []).append(row.figures)
         return {task: combined(figures).speedup for task, figures in tasks.items()}
 
-    @cached_property
-    def positions(self) -> list[tuple[int, int]]:
-        """(accepted, examined) of the first, second, ... draft token of a round."""
-        return acceptance_by_position(_traces(self.rows))
-
-    @cached_property
-    def costs(self) -> CostTable | None:
-        return measured_costs(_traces(self.rows))
-
-    def predicted_speedup(self, rows: Sequence[Row]) -> float | None:
-        return predicted_speedup(_traces(rows), self.costs)
-
-    @cached_property
-    def peers(self) -> dict[str, dict[str, Any]]:
-        """Each peer by its fastest variant among those that ran the most prompts."""
-        figures = {}
-        for name, variants in by_variant(self.peer_rows).items():
-            best = max(variants.values(), key=lambda ran: (len(ran), tokens_per_s(ran)))
-            compared = [row.identical for row in best]
-            figures[name] = {
-                "tokens_per_s": tokens_per_s(best),
-                "settings": self.peer_settings[name, best[0].variant],
-                "identical": None if None in compared else all(compared),
-            }
-        return figures
-
     def as_dict(self) -> dict[str, Any]:
         """As the contract has it; what it does not name is in `details`."""
         total = self.total
         return {
-            **{name: getattr(self, name) for name in HEAD},
-            "rows": self.rows,
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Measurement)},
+            "rows": [row.as_dict() for row in self.rows],
             "summary": {
                 "speedup": total.speedup,
                 "speedup_by_task": self.speedup_by_task,
@@ -201,49 +135,75 @@ class Report(Measurement):
                 "tokens_per_round": over(total.decoded, total.decode_rounds),
                 "identical": self.identical,
                 "prompts": len(self.rows),
-                "outside_inference_fraction": total.outside_fraction,
+                "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
                 "cpu_seconds_per_token": {
                     "autoregressive": total.baseline_cpu_seconds_per_token,
                     "speculative": over(total.cpu_seconds, total.decoded),
                 },
             },
             "peers": self.peers,
-            "details": {
-                "rows": [
-                    {"id": row.id, "figures": row.figures, "difference": row.difference}
-                    for row in self.rows
-                ],
-                "predicted_speedup": self.predicted_speedup(self.rows),
-                **{name: getattr(self, name) for name in DETAILS},
-            },
+            "details": {name: getattr(self, name) for name in DETAILS}
+            | {"differences": {row.id: row.difference for row in self.rows if row.difference}},
         }
 
+    def tables(self) -> dict[str, Table]:
+        """The report as tables by their titles, the most important one first."""
+        total, data = self.total, json.loads(to_json(self))
+        summary, details = data["summary"], data["details"]
+        by_task, cpu = summary.pop("speedup_by_task"), summary.pop("cpu_seconds_per_token")
+        summary |= {f"speedup, {task}": speedup for task, speedup in by_task.items()}
+        summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
+        plain = over(total.baseline_joules, total.baseline_decoded)
+        summary["joules per token, autoregressive"] = plain
+        summary["joules per token, speculative"] = over(total.joules, total.decoded)
+        facts = {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
+        facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
+        peers = []
+        for name, peer in self.peers.items():
+            # Like is compared with like: a peer's autoregressive decoding with ours.
+            plain = "/autoregressive" in name
+            ours = total.baseline_tokens_per_second if plain else total.tokens_per_second
+            shown = {"settings": _listed(peer["settings"])}
+            shown["ours is"] = over(ours, peer["tokens_per_s"])
+            peers.append({"peer": name, **peer, **shown})
+        return {
+            "Summary": [
+                {"": name.replace("_", " "), "figure": value} for name, value in summary.items()
+            ],
+            "Other engines": peers,
+            "How this was measured": [
+                {"": name, "value": value}
+                for name, value in ({"machine": self.machine} | facts).items()
+            ],
+            "Prompts": [{**row.as_dict(), "": row.difference} for row in self.rows],
+        }
 
-def by_variant(rows: Iterable[PeerRow]) -> dict[str, dict[str, list[PeerRow]]]:
-    """The rows of each peer by its variants."""
-    peers: dict[str, dict[str, list[PeerRow]]] = {}
-    for row in rows:
-        peers.setdefault(row.peer, {}).setdefault(row.variant, []).append(row)
-    return peers
+    def page(self) -> str:
+        """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
+        plotly's own output is escaped."""
+        from jinja2 import Environment, FileSystemLoader
+        from plotly.offline import get_plotlyjs
+
+        from specdemo.bench.figures import all_figures
+
+        environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+        environment.filters["text"] = text
+        look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
+        return environment.get_template("report.html.j2").render(
+            report=self,
+            tables=self.tables(),
+            figures=[figure.to_html(**look) for figure in all_figures(self)],
+            plotlyjs=get_plotlyjs(),
+        )
 
 
-def tokens_per_s(rows: Iterable[PeerRow]) -> float:
-    return over(sum(row.tokens for row in rows), sum(row.seconds for row in rows)) or 0.0
-
-
-def _traces(rows: Iterable[Row]) -> list[Trace]:
+def traces_of(rows: Iterable[Row]) -> list[Trace]:
     return [trace for row in rows for trace in row.traces]
 
 
-def to_json(result: Measurement) -> str:
-    return json.dumps(result, default=_plain, indent=1, ensure_ascii=False, allow_nan=False)
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it."""
-    if isinstance(value, Row | Report):
-        return value.as_dict()
-    data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Settings) and value.draft_tokens is None:
-        data["draft_tokens"] = "auto"
-    return data
+def to_json(report: Report) -> str:
+    return as_json(report.as_dict())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 from specdemo.bench.costs import measured_costs
@@ -16,6 +16,7 @@ from specdemo.models.measured import Raced, Tuned
 from specdemo.models.registry import NO_DRAFT, find_pair
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
+from specdemo.terminal import Table
 from specdemo.trace import combined, summarize
 
 TOKENS = 64
@@ -28,11 +29,13 @@ def tune(
     pair: str,
     open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
     *,
+    prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
     prompts: int = PROMPTS,
     stop: threading.Event | None = None,
 ) -> Iterator[str | Raced | Tuned]:
     """Answer built-in prompts, each with and without drafting, with each draft of the pair of this
-    name and with n-grams only. Yields progress, a row for each, and last the result, which is kept.
+    name and with n-grams only. `prepare` says what goes on before a session can be opened. Yields
+    progress, a row for each, and last the result, which is kept.
 
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
     """
@@ -41,8 +44,9 @@ def tune(
     rows = []
     for draft in (*(one.name for one in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
         yield f"Loading {pair} with {named(draft)}"
-        traces = []
-        with open_session(ModelChoice(pair=pair, draft=draft)) as session:
+        choice, traces = ModelChoice(pair=pair, draft=draft), []
+        yield from prepare(choice)
+        with open_session(choice) as session:
             for at, instruction in enumerate(asked):
                 yield f"{pair} with {named(draft)}: prompt {at} of {prompts}"
                 settings = adaptive
@@ -72,16 +76,7 @@ def named(draft: str) -> str:
     return "n-grams only" if draft == NO_DRAFT else draft
 
 
-def table(rows: list[Raced]) -> list[dict[str, str | float | None]]:
+def table(rows: list[Raced]) -> Table:
     """The rows as people read them."""
-    return [
-        {
-            "draft": named(row.draft),
-            "speed-up": row.speedup,
-            "tokens/s": row.tokens_per_second,
-            "acceptance rate": row.acceptance_rate,
-            "target step, ms": 1000 * row.target_seconds,
-            "draft step, ms": 1000 * row.draft_seconds or None,
-        }
-        for row in rows
-    ]
+    shown = [asdict(row) | {"draft": named(row.draft)} for row in rows]
+    return [{name.replace("_", " "): value for name, value in row.items()} for row in shown]
