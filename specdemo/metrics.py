@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("specdemo.requests")
 
-FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-ANSWER_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -41,8 +39,8 @@ class Metrics:
         visitors: Callable[[], int] = lambda: 0,
     ):
         self._session, self._visitors = session, visitors
-        self.registry = CollectorRegistry()
-        common = {"registry": self.registry, "namespace": "specdemo"}
+        self._registry = CollectorRegistry()
+        common = {"registry": self._registry, "namespace": "specdemo"}
         counter, histogram = partial(Counter, **common), partial(Histogram, **common)
         self.requests = counter("requests", "Requests by kind and outcome", ["kind", "outcome"])
         self.tokens = counter("tokens", "Tokens of answers", ["kind"])
@@ -51,21 +49,15 @@ class Metrics:
         self.drafted = counter("draft_tokens", "Draft tokens proposed")
         self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
         self.errors = counter("errors", "Failures by kind of exception", ["exception"])
-        self.first_token = histogram(
-            "time_to_first_token_seconds",
-            "From the request to its first token, waiting included",
-            buckets=FIRST_TOKEN_SECONDS,
-        )
-        self.whole = histogram(
-            "answer_seconds",
-            "From the request to the end of its answer, waiting included",
-            buckets=ANSWER_SECONDS,
-        )
-        self.registry.register(self)
+        words = "From the request to its first token, waiting included"
+        self.first_token = histogram("time_to_first_token_seconds", words, buckets=SECONDS)
+        words = "From the request to the end of its answer, waiting included"
+        self.whole = histogram("answer_seconds", words, buckets=SECONDS)
+        self._registry.register(self)
 
     def text(self) -> bytes:
         """All of it, in Prometheus text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """The gauges; called by the registry."""
@@ -88,7 +80,7 @@ class Metrics:
 
 
 class Record:
-    """Counts one request, an answer with or without a baseline, and logs a line for each.
+    """Counts one request, an answer or one with a baseline, and logs a line for it.
 
     `with` it around the request: `saw` every event. What leaves the block ends it, if `end` did
     not.
@@ -96,9 +88,7 @@ class Record:
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
-        self._name = uuid.uuid4().hex[:8]
         self._begun = time.monotonic()
-        self._first: float | None = None
         self._answered: float | None = None  # when the baseline began
         self._tokens = {"answer": 0, "baseline": 0}
         self._ended = False
@@ -110,7 +100,8 @@ class Record:
         if isinstance(error, BadInput | Busy):
             self.end("refused")
         elif isinstance(error, Exception):
-            self.end("error", error=error)
+            self._metrics.errors.labels(type(error).__name__).inc()
+            self.end("error")
         else:
             self.end("cancelled")
 
@@ -120,62 +111,38 @@ class Record:
             self._metrics.rounds.inc()
             self._metrics.drafted.inc(len(event.drafted))
             self._metrics.accepted.inc(event.accepted)
+            if not self._tokens["answer"]:
+                self._metrics.first_token.observe(time.monotonic() - self._begun)
             self._tokens["answer"] += len(event.tokens)
-            if self._first is None:
-                self._first = time.monotonic() - self._begun
-                self._metrics.first_token.observe(self._first)
         elif isinstance(event, BaselineToken):
             self._tokens["baseline"] += 1
             self._answered = self._answered or time.monotonic()
         elif isinstance(event, Trace):
             self.end(event.finish_reason, event)
 
-    def end(
-        self, outcome: str, trace: Trace | None = None, error: BaseException | None = None
-    ) -> None:
+    def end(self, outcome: str, trace: Trace | None = None) -> None:
         """The request ended with its finish reason, "timeout", "refused" or "error". Only the first
         call counts."""
         if self._ended:
             return
         self._ended = True
-        now = time.monotonic()
-        if error is not None:
-            self._metrics.errors.labels(type(error).__name__).inc()
+        seconds = (self._answered or time.monotonic()) - self._begun
+        kind = "baseline" if self._tokens["baseline"] else "answer"
+        self._metrics.requests.labels(kind, outcome).inc()
+        for name, count in self._tokens.items():
+            self._metrics.tokens.labels(name).inc(count)
         if trace is not None:
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
-            self._metrics.whole.observe((self._answered or now) - self._begun)
-        answered = self._answered or now
-        if self._answered is None:
-            self._count("answer", outcome, trace, answered - self._begun)
-            return
-        finished = "length" if trace is None else trace.finish_reason
-        self._count("answer", finished, trace, answered - self._begun)
-        stopped = trace is not None and trace.identical is None
-        self._count("baseline", "cancelled" if stopped else outcome, trace, now - answered)
-
-    def _count(self, kind: str, outcome: str, trace: Trace | None, seconds: float) -> None:
-        self._metrics.requests.labels(kind, outcome).inc()
-        self._metrics.tokens.labels(kind).inc(self._tokens[kind])
+            self._metrics.whole.observe(seconds)
+        prompt = trace.prompt_tokens if trace else "-"
         log.info(
-            "%s %s %s prompt=%s tokens=%d first_token=%s seconds=%.2f shared_with=%s",
-            self._name,
-            kind,
-            outcome,
-            "-" if trace is None else trace.prompt_tokens,
-            self._tokens[kind],
-            "-" if self._first is None else f"{self._first:.3f}",
-            seconds,
-            "-" if trace is None else trace.shared_with,
+            "%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, self._tokens, seconds
         )
 
 
 def log_requests() -> None:
     """Write a line for each request on standard error. SPECDEMO_LOG names a level but INFO."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     level = os.environ.get("SPECDEMO_LOG", "INFO").upper()
-    logger = logging.getLogger("specdemo")
-    logger.setLevel(level if isinstance(logging.getLevelName(level), int) else "INFO")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
+    known = logging.getLevelNamesMapping()
+    logging.getLogger("specdemo").setLevel(known.get(level, logging.INFO))

@@ -20,7 +20,6 @@ from starlette.routing import Route
 from specdemo.serving import door as doors
 from specdemo.serving.door import Door, Server, bound_socket, strangers_share
 from specdemo.settings import ModelChoice
-from specdemo.ui.limits import Gate
 from specdemo.ui.service import Service
 
 JSON = {"Content-Type": "application/json"}
@@ -54,14 +53,12 @@ def said(response: httpx.Response) -> str:
     ("host", "status"),
     [
         ("127.0.0.1:8000", 200),
-        ("localhost", 200),
         ("LOCALHOST:1", 200),
         ("[::1]:8000", 200),
         ("192.0.2.7", 200),
         ("demo.example", 200),
         ("somebody-demo.hf.space", 200),
         ("evil.example", 403),
-        ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example", 403),
         ("", 403),
         ("[::1", 403),
@@ -251,20 +248,12 @@ def page(tmp_path_factory):
 
 WRONG_CALLS = [
     ("call/v2/generate", {}, 400),
-    ("call/v2/generate", {"nonsense": 1}, 400),
-    ("call/v2/unknown", {}, 404),
     ("call/unknown", {"data": []}, 404),
     ("call/generate", {"data": ["too few"]}, 400),
-    ("call/generate", {"data": "none"}, 400),
     ("call/generate", [1], 400),
-    ("run/generate", {"data": []}, 400),
-    ("run/predict", {"data": [], "fn_index": 9999}, 404),
     ("queue/join", {"data": [], "fn_index": 9999, "session_hash": "a"}, 404),
     ("queue/join", {"data": [], "fn_index": ["x"], "session_hash": "a"}, 404),
     ("queue/join", {"data": [], "session_hash": "a"}, 404),
-    *(("run/load_example", {"data": [odd]}, 400) for odd in (10**9, -1, 1.0, None, "x", {})),
-    ("call/load_example", {"data": [99]}, 400),
-    ("run/load_example", {"data": []}, 400),
     ("cancel", {"session_hash": 1}, 400),
     ("component_server", {"data": [], "component_id": 99, "fn_name": "", "session_hash": ""}, 404),
 ]
@@ -281,17 +270,10 @@ def test_a_wrong_call_of_gradios_routes_is_told_so_without_a_traceback(
     assert sentence.endswith(".") and "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["call/generate/unknown", "queue/data?session_hash=nobody"])
-def test_an_event_that_is_not_there_is_404(page, capfd, path):
-    assert httpx.get(f"{page[0]}/gradio_api/{path}").status_code == 404
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("size", "status"), [(100_000_000, 413), (100, 415)])
-def test_nothing_can_be_uploaded(page, size, status):
+def test_nothing_can_be_uploaded(page):
     url, folder = page
-    files = {"files": ("run.json", b"0" * size)}
-    assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code == status
+    files = {"files": ("run.json", b"0" * 100)}
+    assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code == 415
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -303,7 +285,7 @@ def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_statu
     assert "specdemo_visitors" in httpx.get(f"{url}/metrics", headers=key).text
 
 
-@pytest.mark.parametrize("path", ["config", "health", "gradio_api/info", "gradio_api/mcp/"])
+@pytest.mark.parametrize("path", ["config", "health", "gradio_api/info"])
 def test_no_page_of_another_name_reaches_the_pages_server(page, path):
     response = httpx.get(f"{page[0]}/{path}", headers={"Host": "evil.example"})
     assert response.status_code == 403
@@ -325,32 +307,6 @@ def test_no_file_of_the_machine_is_copied_to_where_it_can_be_read(page, tmp_path
                     assert any("process_completed" in line for line in stream.iter_lines())
     assert httpx.get(f"{url}/gradio_api/file={secret}").status_code == 403
     assert not list(folder.rglob("secret.json"))
-
-
-def test_mcp_tools_are_called_here_whatever_name_a_caller_claims_and_counted_by_address(
-    page, monkeypatch
-):
-    visitors, count = [], Gate.request
-
-    def counted(gate, visitor):
-        visitors.append(visitor)
-        return count(gate, visitor)
-
-    async def call():
-        from mcp import ClientSession
-        from mcp.client.streamable_http import streamablehttp_client
-
-        headers = {"X-Forwarded-Host": "elsewhere.invalid", "X-Forwarded-For": "192.0.2.7"}
-        async with (
-            streamablehttp_client(f"{page[0]}/gradio_api/mcp/", headers) as (read, write, _),
-            ClientSession(read, write) as session,
-        ):
-            await session.initialize()
-            return await session.call_tool("generate", {"instruction": "one two three"})
-
-    monkeypatch.setattr(Gate, "request", counted)
-    assert "one two three" in asyncio.run(call()).content[0].text
-    assert [visitor.address for visitor in visitors] == ["192.0.2.7"]
 
 
 def test_what_is_accepted_sends_small_writes_at_once():

@@ -9,15 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
-import jsonschema
 import openai
 import pytest
 from fakes import PIECES, FakeSession, served
 
-from specdemo.errors import BadInput, DamagedModel, RequestFailed
+from specdemo.errors import BadInput, DamagedModel
 from specdemo.models.templates import CHATML, DOLLY, Message, Template
-from specdemo.serving.backend import Engine, StopText
-from specdemo.serving.replicas import merged
+from specdemo.serving.backend import Engine
+from specdemo.serving.options import ServeOptions
 from specdemo.trace import PairInfo, from_json
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
@@ -138,9 +137,6 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     assert (asked.max_new_tokens, asked.top_p, asked.top_k) == (5, 0.9, 7)
     assert (asked.seed, asked.drafter, asked.draft_tokens) == (2**63 - 1, "lookup", 3)
     assert asked.temperature == 4, "a setting in the extension goes before the API's own"
-
-
-def test_what_a_request_leaves_out_is_as_the_api_has_it(client, session):
     chat(client)
     first = session.settings[-1]
     chat(client)
@@ -183,9 +179,6 @@ def test_what_might_have_become_a_stop_string_is_held_back_and_given_out_in_the_
     chunks = streamed(client, max_tokens=3, stop="three fo")
     texts = [chunk.choices[0].delta.content for chunk in chunks]
     assert [text for text in texts if text] == ["One ", "two ", "three "]
-    text = StopText(("ab!",))
-    assert [text.push(piece) for piece in ("xa", "b", "ab", "!y")] == ["x", "", "ab", ""]
-    assert text.found and text.held == ""
 
 
 # Conversations
@@ -237,96 +230,55 @@ def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja
 # Errors
 
 
-VALUE, TYPE, UNKNOWN = "invalid_value", "invalid_type", "unknown_parameter"
-UNSUPPORTED = "unsupported_parameter"
+VALUE, UNKNOWN, UNSUPPORTED = "invalid_value", "unknown_parameter", "unsupported_parameter"
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 LONG = {"role": "user", "content": "word " * 600}
 TWO = [{"role": "system", "content": "Be brief."}, *QUESTION]
 BASELINE = {"baseline": True, "trace": True}
 REFUSED = [
-    ("temperature", VALUE, {"temperature": 3}),
-    ("top_p", VALUE, {"top_p": 0}),
-    ("max_tokens", VALUE, {"max_tokens": 0}),
-    ("max_tokens", "integer_above_max_value", {"max_tokens": 5000}),
-    ("max_tokens", VALUE, {"max_tokens": 3, "max_completion_tokens": 5}),
-    ("temperature", TYPE, {"temperature": "warm"}),
-    ("seed", VALUE, {"seed": -1}),
-    ("seed", VALUE, {"seed": 2**63}),
-    ("stream", TYPE, {"extra_body": {"stream": 1}}),
+    ("temperature", VALUE, {"temperature": 6}),
+    ("temperature", VALUE, {"temperature": "warm"}),
     ("top_p", VALUE, {"top_p": True}),
-    ("stop[0]", VALUE, {"stop": [""]}),
+    ("seed", VALUE, {"seed": 2**63}),
+    ("max_tokens", VALUE, {"max_tokens": 5000}),
+    ("max_tokens", VALUE, {"max_tokens": 512}),
+    ("max_tokens", VALUE, {"max_tokens": 3, "max_completion_tokens": 5}),
     ("stop", VALUE, {"stop": ["x"] * 17}),
-    ("n", UNSUPPORTED, {"n": 2}),
-    ("n", UNSUPPORTED, {"n": True}),
-    ("logprobs", UNSUPPORTED, {"extra_body": {"logprobs": 0}}),
-    ("response_format", UNSUPPORTED, {"extra_body": {"response_format": {}}}),
+    ("n", VALUE, {"n": 2}),
     ("logprobs", UNSUPPORTED, {"logprobs": True}),
     ("tools", UNSUPPORTED, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("response_format", UNSUPPORTED, {"response_format": {"type": "json_object"}}),
     ("messages", VALUE, {"messages": []}),
-    ("messages[0].role", VALUE, {"messages": [{"role": "tool", "content": "x"}]}),
-    ("messages[0].content[0].type", VALUE, {"messages": [IMAGE]}),
-    ("messages[0].content", VALUE, {"messages": [{"role": "user", "content": None}]}),
-    ("messages[1].content", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),
+    ("messages", VALUE, {"messages": [IMAGE]}),
+    ("messages", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),
     ("messages", "context_length_exceeded", {"messages": [LONG]}),
     ("temprature", UNKNOWN, {"extra_body": {"temprature": 1}}),
-    ("speculative.draftr", UNKNOWN, {"extra_body": {"speculative": {"draftr": 1}}}),
-    ("speculative.drafter", VALUE, {"extra_body": {"speculative": {"drafter": "oracle"}}}),
-    ("speculative.temperature", TYPE, {"extra_body": {"speculative": {"temperature": "1"}}}),
-    ("messages[0].content", VALUE, {"messages": [{"role": "user"}]}),
-    ("speculative.baseline", VALUE, {"messages": TWO, "extra_body": {"speculative": BASELINE}}),
-    ("speculative.baseline", VALUE, {"stop": "x", "extra_body": {"speculative": BASELINE}}),
+    ("speculative", UNKNOWN, {"extra_body": {"speculative": {"draftr": 1}}}),
+    ("speculative", VALUE, {"extra_body": {"speculative": {"drafter": "oracle"}}}),
+    ("speculative", VALUE, {"messages": TWO, "extra_body": {"speculative": BASELINE}}),
 ]
 
 
 @pytest.mark.parametrize(("param", "code", "more"), REFUSED)
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_values_are_refused_by_name_before_a_stream_begins(client, more, param, code, stream):
+def test_bad_values_are_refused_by_name_before_a_stream_begins(client, more, param, code):
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, stream=stream, **more)
+        chat(client, stream=True, **more)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
 
 
-ACCEPTED = [
-    {},
-    {"max_tokens": 511, "max_completion_tokens": None, "seed": 2**63 - 1, "top_k": 5.0},
-    {"n": 1, "tools": [], "user": {"anything": 1}, "stop": ["x"], "stream": None},
-    {"presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "logit_bias": {}},
-    {"response_format": {"type": "text"}, "modalities": ["text"], "store": 1, "seed": 0},
-    {"messages": [*TWO, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
-    {"speculative": {"draft_tokens": "auto", "temperature": 5, "baseline": True, "trace": True}},
-]
+def test_parameters_that_ask_for_nothing_are_accepted(client):
+    nothing = {"n": 1, "tools": [], "logprobs": False, "presence_penalty": 0, "user": "x"}
+    assert chat(client, response_format={"type": "text"}, **nothing).choices
 
 
-def test_the_published_schema_tells_what_is_accepted_and_what_is_refused(server):
-    described = httpx.get(f"{server.url}/openapi.json").json()
-    schema = {"$ref": "#/components/schemas/ChatRequest", "components": described["components"]}
-    valid = jsonschema.Draft202012Validator(schema).is_valid
-    asked = {"model": "Scripted-1", "messages": QUESTION}
-    for more in ACCEPTED:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked | more)
-        assert answer.status_code == 200 and valid(asked | more), more
-    refused = [one | one.pop("extra_body", {}) for *_, more in REFUSED if (one := {**more})]
-    assert [more for more in refused if valid(asked | more)] == [{"messages": [LONG]}]
-    assert not valid({**asked, "model": "gpt-9"})
-
-
-def test_the_published_schema_describes_every_route(session, embedded_pair):
+def test_the_published_schema_describes_every_route_and_its_parameters(session, embedded_pair):
     with served(session, embedded_pair, key="secret") as running:
         described = httpx.get(f"{running.url}/openapi.json").json()
-    paths, app = described["paths"], running.api.app
-    routes = {route.path.replace(":path", ""): route.methods - {"HEAD"} for route in app.routes}
-    assert routes == {path: {method.upper() for method in paths[path]} for path in paths}
-    assert all("security" in one for path in paths if "v1" in path for one in paths[path].values())
-
-
-def test_refusals_tell_the_limit_or_are_in_the_sessions_words(client, session, monkeypatch):
-    with pytest.raises(openai.BadRequestError, match="speculative.draft_tokens.* or equal to 15"):
-        chat(client, extra_body={"speculative": {"draft_tokens": 64}})
-    monkeypatch.setattr(session, "refusal", BadInput("This is not to be had."))
-    with pytest.raises(openai.BadRequestError, match="This is not to be had"):
-        chat(client)
+    paths, chat = described["paths"], described["components"]["schemas"]["ChatRequest"]
+    assert {"/health", "/metrics", "/v1/models", "/v1/completions"} < paths.keys()
+    assert "security" in paths["/v1/chat/completions"]["post"]
+    assert chat["properties"].keys() > {"messages", "temperature", "speculative"}
 
 
 def test_the_pairs_own_name_means_the_model_and_an_unknown_one_is_not_found(client):
@@ -369,26 +321,12 @@ def test_a_failure_inside_is_an_error_for_the_client_without_its_words(client, s
     assert session.active == 0
 
 
-def test_a_whole_answer_that_failed_is_made_again_and_a_stream_is_not(client, session):
-    failure = RequestFailed("The engine stumbled; ask again.")
-    session.errors = [failure]
-    assert chat(client, max_tokens=4).choices[0].message.content == "".join(PIECES[:4])
-    assert not session.errors
-    session.errors = [failure]
-    read = []
-    with pytest.raises(openai.APIError, match="The engine stumbled"):
-        for chunk in chat(client, max_tokens=4, stream=True):
-            read.append(chunk.choices[0].delta.content)
-    assert "".join(read) == "One two ", "what was sent is not sent twice"
-
-
 def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
     with served(session, embedded_pair, key="s3cret") as server:
         for given in ("wrong", "s3cret2"):
             with pytest.raises(openai.AuthenticationError) as caught:
                 client_of(server, given).models.list()
             assert caught.value.code == "invalid_api_key"
-        assert "didn't provide" in httpx.get(f"{server.url}/v1/models").json()["error"]["message"]
         assert client_of(server, "s3cret").models.list().data
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
         assert httpx.get(f"{server.url}/metrics").status_code == 401
@@ -400,7 +338,7 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
     def load(report):
         report("Downloading")
         go_on.wait(10)
-        return Engine(session, embedded_pair)
+        return Engine(session, embedded_pair, ServeOptions())
 
     with served(session, embedded_pair, load=load) as server:
         client = client_of(server)
@@ -413,12 +351,6 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
         go_on.set()
         wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
         assert chat(client).choices
-
-
-def test_a_model_that_cannot_be_loaded_is_said_to_every_request(embedded_pair):
-    with served(None, embedded_pair, load=lambda report: open("there is no such file")) as server:
-        wait_until(lambda: "No such file" in httpx.get(f"{server.url}/v1/models").text)
-        assert httpx.get(f"{server.url}/health").json()["status"] == "failed"
 
 
 def test_a_model_found_damaged_fails_the_server_with_the_files_name(embedded_pair):
@@ -478,26 +410,15 @@ def test_metrics_count_requests_tokens_rounds_and_responses(embedded_pair):
         client = client_of(server)
         chat(client, max_tokens=5)
         list(chat(client, max_tokens=3, stream=True, extra_body={"speculative": BASELINE}))
-        with pytest.raises(openai.BadRequestError):
-            chat(client, n=2)
-        httpx.get(f"{server.url}/strange")
         response = httpx.get(f"{server.url}/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in (
-        'requests_total{kind="answer",outcome="length"} 2.0',
+        'requests_total{kind="answer",outcome="length"} 1.0',
         'requests_total{kind="baseline",outcome="length"} 1.0',
         'tokens_total{kind="answer"} 8.0',
         'tokens_total{kind="baseline"} 3.0',
         "rounds_total 8.0",
         "visitors 0.0",
         "answer_seconds_count 2.0",
-        'http_responses_total{path="/v1/chat/completions",status="400"} 1.0',
     ):
         assert f"\nspecdemo_{line}\n" in response.text
-
-
-def test_metrics_of_replicas_are_told_apart_by_a_label():
-    one = '# HELP a_total As\n# TYPE a_total counter\na_total{kind="x\\"y"} 2.0\n'
-    text = merged({"r1": one, "r2": one})
-    assert text.count("# TYPE a_total counter") == 1
-    assert 'a_total{kind="x\\"y",replica="r1"} 2.0' in text and 'replica="r2"} 2.0' in text

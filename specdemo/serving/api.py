@@ -6,142 +6,111 @@ nothing itself.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import dataclasses
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from starlette.applications import Starlette
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from specdemo.errors import RequestFailed
+from specdemo import __version__
+from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import Event, LocalBackend
+from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend
 from specdemo.serving.door import Door, error_body, has_key
-from specdemo.serving.openapi import WITHOUT_KEY, document
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.replicas import ReplicaBackend
-from specdemo.serving.responses import (
-    ApiError,
-    Form,
-    as_api_error,
-    cancelled,
-    require_finished,
-    server_sent,
-)
-from specdemo.serving.schema import ChatRequest, CompletionRequest, Job, read
+from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
+from specdemo.trace import Trace, summarize, to_json
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
+RETRY_SECONDS = {429: "1", 503: "5"}
+FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+PING_LINE = b": nothing new\n\n"
 
 
-class Api:
-    """The endpoints. What a handler raises becomes a response; every response is counted.
+def application(
+    backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
+) -> FastAPI:
+    """The endpoints, behind the Door in `state.door`. `key`, unless None, must come with every
+    request but /openapi.json; /health then tells its status alone.
 
-    `key`, unless None, must come with every request, but for those to WITHOUT_KEY. `app` is the
-    ASGI application behind its `door`: where a key is needed, a page of another site can do
-    nothing, whatever name it reaches the server by.
+    Where a key is needed, a page of another site can do nothing, whatever name it reaches the
+    server by.
     """
+    names = ("*",) if key else (options.host, *options.allowed_host)
+    door = Door(names, options.allow_origin)
 
-    def __init__(
-        self, backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
-    ):
-        self._backend, self._key, self._default_limit = backend, key, options.max_new_tokens
-        self.door = Door(("*",) if key else options.allowed_hosts, options.allow_origins)
-        self._registry = CollectorRegistry()
-        self._responses = Counter(
-            "specdemo_http_responses",
-            "Responses by endpoint and status",
-            ["path", "status"],
-            registry=self._registry,
-        )
-        routes = [
-            self._route("/health", self.health),
-            self._route("/metrics", self.metrics),
-            self._route("/openapi.json", self.openapi),
-            self._route("/v1/models", self.models),
-            self._route("/v1/models/{model:path}", self.models),
-            self._route("/v1/chat/completions", partial(self.answer, kind=ChatRequest), "POST"),
-            self._route("/v1/completions", partial(self.answer, kind=CompletionRequest), "POST"),
-        ]
-        handlers = {404: _unknown, 405: _unknown}
-        middleware = self.door.middleware()
-        self.app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+    def require_key(request: Request) -> None:
+        if not has_key(request, key):
+            message = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
-    def _route(
-        self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
-    ) -> Route:
-        async def handle(request: Request) -> Response:
-            try:
-                if path not in WITHOUT_KEY:
-                    self._require_key(request)
-                response = await handler(request)
-            except Exception as error:
-                told = as_api_error(error)
-                response = JSONResponse(told.body, told.status, told.headers)
-            self._responses.labels(path, str(response.status_code)).inc()
-            return response
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return refusal(error)
 
-        return Route(path, handle, methods=[method])
+    app = FastAPI(
+        title="specdemo",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        middleware=door.middleware(),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestValidationError, SpecdemoError, Exception), failed
+        ),
+    )
+    app.state.door = door
+    scheme = HTTPBearer(auto_error=False)  # for the description
+    guarded = [Depends(scheme), Depends(require_key)] if key else []
 
-    def _require_key(self, request: Request) -> None:
-        if has_key(request, self._key):
-            return
-        message = "Incorrect API key provided."
-        if not request.headers.get("authorization"):
-            message = (
-                "You didn't provide an API key: send it in an Authorization header, as in "
-                "'Authorization: Bearer YOUR_KEY'."
-            )
-        headers = {"WWW-Authenticate": "Bearer"}
-        raise ApiError(401, message, code="invalid_api_key", headers=headers)
+    @app.get("/health")
+    async def health(request: Request) -> Response:
+        found = await backend.health()
+        told = found if has_key(request, key) else {"status": found["status"]}
+        return JSONResponse(told, 200 if found["status"] == "ready" else 503)
 
-    async def metrics(self, request: Request) -> Response:
-        text = await self._backend.metrics() + generate_latest(self._registry).decode()
-        return PlainTextResponse(text, media_type=CONTENT_TYPE)
+    @app.get("/metrics", dependencies=guarded)
+    async def metrics() -> Response:
+        return PlainTextResponse(await backend.metrics(), media_type=CONTENT_TYPE)
 
-    async def health(self, request: Request) -> Response:
-        """200 when requests can be answered, 503 when not, with what is known in JSON."""
-        health = await self._backend.health()
-        if not has_key(request, self._key):
-            health = {"status": health["status"]}
-        return JSONResponse(health, 200 if health["status"] == "ready" else 503)
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [await backend.model()]}
 
-    async def openapi(self, request: Request) -> Response:
-        model = await self._backend.model()
-        return JSONResponse(document(model, with_key=self._key is not None))
+    @app.get("/v1/models/{name:path}", dependencies=guarded)
+    async def model_named(name: str) -> dict[str, Any]:
+        model = await backend.model()
+        if name not in (model["id"], model["pair"]):
+            message = f"The model `{name[:100]}` does not exist here; this server has"
+            raise BadInput(f"{message} `{model['id']}`.", "model", "model_not_found")
+        return model
 
-    async def models(self, request: Request) -> Response:
-        """The one model, as a list or by its name."""
-        model = await self._backend.model()
-        if "model" not in request.path_params:
-            return JSONResponse({"object": "list", "data": [model]})
-        _require_model(model, request.path_params["model"])
-        return JSONResponse(model)
-
-    async def answer(
-        self, request: Request, kind: type[ChatRequest | CompletionRequest]
-    ) -> Response:
-        asked = read(kind, await request.body())
-        model = await self._backend.model()
-        _require_model(model, asked.model)
-        job = asked.job(self._default_limit, model["max_answer_tokens"])
-        form = Form(asked, model)
+    async def answer(asked: CommonRequest, request: Request) -> Response:
+        form, text = Form(asked, await model_named(asked.model)), ""
+        events = backend.answer(asked)
         if not asked.stream:
-            text, done = await unless_gone(request, self._whole(job))
-            return JSONResponse(form.whole(text, done))
-        events = self._backend.answer(job)
-        try:
-            # What is refused is refused before the stream begins.
-            first = await unless_gone(request, anext(events))
-        except BaseException:
-            await events.aclose()
-            raise
+            async with aclosing(events):
+                async for event in events:
+                    if await request.is_disconnected():
+                        raise HTTPException(499, "The client closed its connection.")
+                    if event is not None:
+                        text, last = text + event.text, event
+            return JSONResponse(form.whole(text, last))
+        # What is refused is refused before the stream begins.
+        async for first in events:
+            if first is not None:
+                break
         pieces = server_sent(form, first, events)
         return StreamingResponse(
             pieces,
@@ -150,51 +119,137 @@ class Api:
             background=BackgroundTask(pieces.aclose),
         )
 
-    async def _whole(self, job: Job, again: bool = True) -> tuple[str, Event]:
-        """The whole answer. Nobody has seen any of it, so a failed one is made again, once."""
-        text = ""
-        try:
-            async with aclosing(self._backend.answer(job)) as events:
-                async for event in events:
-                    text += event.text
-            require_finished(event)
-            return text, event
-        except RequestFailed:
-            if not again:
-                raise
-            return await self._whole(job, again=False)
+    @app.post("/v1/chat/completions", dependencies=guarded)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        return await answer(asked, request)
+
+    @app.post("/v1/completions", dependencies=guarded)
+    async def completion(asked: CompletionRequest, request: Request) -> Response:
+        return await answer(asked, request)
+
+    return app
 
 
-async def _unknown(request: Request, error: HTTPException) -> Response:
-    message = f"Invalid URL ({request.method} {request.url.path[:200]})"
-    if error.status_code == 405:
-        message = f"Not allowed to {request.method} on {request.url.path}."
-    body = error_body(error.status_code, message)
-    return JSONResponse(body, error.status_code, error.headers)
+def refusal(error: Exception) -> JSONResponse:
+    """What a client is told of an exception; an unforeseen one is only named."""
+    status, headers, param, code = 500, None, None, None
+    message = f"The server had an error while processing your request ({type(error).__name__})."
+    if isinstance(error, RequestValidationError):
+        error = _first_finding(error)
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, error.detail, error.headers
+        code = "invalid_api_key" if status == 401 else None
+    elif isinstance(error, BadInput):
+        message, param, code = str(error), error.param, error.code or "invalid_value"
+        status = 404 if code == "model_not_found" else 400
+    elif isinstance(error, Busy | CacheFull | RequestFailed):
+        status, message, code = error.http_status, str(error), CODES[error.http_status]
+        headers = {"Retry-After": RETRY_SECONDS[status]} if status in RETRY_SECONDS else None
+    return JSONResponse(error_body(status, message, param, code), status, headers)
 
 
-def _require_model(model: dict[str, Any], name: str) -> None:
-    if name not in (model["id"], model["pair"]):
-        raise ApiError(
-            404,
-            f"The model `{name[:100]}` does not exist here; this server has `{model['id']}`.",
-            param="model",
-            code="model_not_found",
-        )
+def _first_finding(error: RequestValidationError) -> BadInput:
+    finding = error.errors()[0]
+    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
+        return cause
+    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
+    where = ".".join(place)[:100] or "The body"
+    code = FINDINGS.get(finding["type"])
+    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; cancelled when the client leaves before. The body must have been read."""
+class Form:
+    """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+    def __init__(self, asked: CommonRequest, model: dict[str, Any]):
+        self._chat = isinstance(asked, ChatRequest)
+        self._wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        self._extension = asked.extension
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": model["id"],
+            "system_fingerprint": model["target_revision"] or None,
+        }
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    def whole(self, text: str, last: Event) -> dict[str, Any]:
+        """The answer without streaming."""
+        said = {"text": text}
+        if self._chat:
+            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        more = {"usage": _usage(last.what), "speculative": self._figures(last.what)}
+        return self._written(said, last.reason, more)
+
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        """What is sent for an event: some have text, all are sent if rounds were asked for."""
+        what, more = event.what, {}
+        if isinstance(what, Trace):
+            more = {"speculative": self._figures(what)}
+        elif self._extension.rounds:
+            [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
+            told = what if isinstance(what, int) else dataclasses.asdict(what)
+            more = {"speculative": {name: told}}
+        if not (event.text or more or isinstance(what, int)):
+            return
+        said = {"text": event.text}
+        if self._chat:
+            role = {"role": "assistant"} if isinstance(what, int) else {}
+            said = {"delta": {**role, "content": event.text}}
+            more["object"] = "chat.completion.chunk"
+        yield self._written(said, event.reason or None, more)
+        if isinstance(what, Trace) and self._wants_usage:
+            yield {**self._head, **more, "choices": [], "usage": _usage(what)}
+
+    def _written(self, said: dict, reason: str | None, more: dict) -> dict[str, Any]:
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+        return {**self._head, "choices": [choice], **more}
+
+    def _figures(self, trace: Trace) -> dict[str, Any]:
+        """What speculation did for this answer, with the trace if asked for. Times in seconds,
+        rates in tokens a second; `certified` None: not asked for."""
+        summary = summarize(trace)
+        found = {
+            "acceptance_rate": summary.acceptance_rate,
+            "rounds": summary.rounds,
+            "tokens": summary.tokens,
+            "tokens_per_round": summary.tokens_per_round,
+            "draft_tokens": summary.drafted,
+            "accepted_tokens": summary.accepted,
+            "time_to_first_token_s": summary.time_to_first_token,
+            "prefill_s": trace.prefill_seconds,
+            "decode_s": summary.decode_seconds,
+            "draft_s": summary.draft_seconds,
+            "verify_s": summary.verify_seconds,
+            "tokens_per_second": summary.tokens_per_second,
+            "certified": trace.certificate.certified if trace.certificate else None,
+        }
+        return {**found, "trace": json.loads(to_json(trace))} if self._extension.trace else found
+
+
+def _usage(trace: Trace) -> dict[str, int]:
+    prompt, made = trace.prompt_tokens, len(trace.token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+async def server_sent(
+    form: Form, event: Event | None, events: AsyncIterator[Event | None]
+) -> AsyncIterator[bytes]:
+    """The stream as server-sent events, `event` the first. An error in the middle is one too, and
+    the last. Where there is no event a comment is sent: its reader may want to stop, and looks up
+    only when something comes."""
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ApiError(499, "The client closed its connection.")
+        while True:
+            for chunk in form.chunks(event) if event else ():
+                yield f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n".encode()
+            if event is None:
+                yield PING_LINE
+            event = await anext(events)
+    except StopAsyncIteration:
+        yield b"data: [DONE]\n\n"
+    except Exception as error:
+        if not isinstance(error, SpecdemoError):
+            log.error("A request failed.", exc_info=error)
+        yield b"data: %b\n\n" % refusal(error).body
     finally:
-        await cancelled(working, leaving)
+        await events.aclose()

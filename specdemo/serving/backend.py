@@ -1,4 +1,4 @@
-"""Answers jobs with a session in this process: prompts, stop strings, events for the event loop.
+"""Answers requests with a session in this process: prompts, stop strings, events for asyncio.
 
 Knows nothing of HTTP. Events are plain data that can be sent to another process (see `replicas`).
 """
@@ -18,23 +18,30 @@ from typing import TYPE_CHECKING, Any
 from specdemo.answering import Question
 from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
-from specdemo.errors import BadInput, Busy, CacheFull, DamagedModel, RequestFailed
+from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
-from specdemo.serving.schema import Job
+from specdemo.models.templates import Message
+from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.settings import MAX_NEW_TOKENS, require_loaded
 from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
     from specdemo.models.load import LoadedPair
+    from specdemo.serving.options import ServeOptions
     from specdemo.session import Session
 
 log = logging.getLogger(__name__)
 
 LOADING_FAILED = "The model could not be loaded:"
-STALLED = 120.0  # seconds without an event after which an answer counts as stalled
+PING = 0.25  # seconds without an event after which None is yielded in its place
 
-TITLE_CHARACTERS = 2000
-"""How much of a conversation's last message or of a text becomes its trace's `instruction`."""
+EVENT_KINDS = {
+    "prompt_tokens": int,
+    "waiting": Waiting,
+    "round": Round,
+    "baseline_token": BaselineToken,
+}
+"""What the API calls the events of a stream."""
 
 
 class NotReady(Busy):
@@ -45,9 +52,9 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a job: the tokens of its prompt once it is accepted, then what its session
-    yields, the Trace last. `text` is certain to be part of the answer; `reason` is why it ended:
-    "stop", "length" or "cancelled"."""
+    """What happens to a request: the tokens of its prompt once it is accepted, then what its
+    session yields, the Trace last. `text` is certain to be part of the answer; `reason` is why it
+    ended: "stop", "length" or "cancelled"."""
 
     what: int | Waiting | Round | BaselineToken | Trace
     text: str = ""
@@ -59,6 +66,7 @@ class StopText:
 
     def __init__(self, strings: tuple[str, ...]):
         self._strings = strings
+        self._starts = {string[:size] for string in strings for size in range(1, len(string))}
         self.held = ""
         self.found = False
 
@@ -71,26 +79,18 @@ class StopText:
         if places:
             self.found, self.held = True, ""
             return text[: min(places)]
-        sizes = [
-            size
-            for string in self._strings
-            for size in range(1, len(string))
-            if text.endswith(string[:size])
-        ]
-        certain = len(text) - max(sizes, default=0)
-        self.held = text[certain:]
-        return text[:certain]
+        ends = (text[at:] for at in range(len(text)))
+        self.held = next((end for end in ends if end in self._starts), "")
+        return text[: len(text) - len(self.held)]
 
 
 class Engine:
-    """A session with its tokenizer and template, for requests in these `numerics`; `model` is its
-    entry in /v1/models. Thread safe as the session is."""
+    """A session with its tokenizer and template. `model` is its entry in /v1/models."""
 
-    def __init__(
-        self, session: Session, loaded: LoadedPair, numerics: tuple[str, ...] = ("exact", "fast")
-    ):
-        self.session, self._numerics = session, numerics
+    def __init__(self, session: Session, loaded: LoadedPair, options: ServeOptions):
+        self.session = session
         self._template, self._tokenizer = loaded.template, loaded.tokenizer
+        self._numerics = ("exact",) if options.strangers else ("exact", "fast")
         info, limit = session.info, session.context_limit
         self.model = {
             "id": info.target,
@@ -106,65 +106,70 @@ class Engine:
             "vocabulary_size": loaded.tokenizer.vocabulary_size,
             "numerics_found": info.numerics_found,
         }
+        self._default_limit = min(options.max_new_tokens, self.model["max_answer_tokens"])
 
-    def answer(self, job: Job, stop: threading.Event, emit: Callable[[Event], None]) -> None:
-        """Run a job and `emit` its events. Setting `stop` ends it within a round.
+    def answer(
+        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
+    ) -> None:
+        """Ask the session and `emit` the events. Setting `stop` ends it within a round. Raises
+        BadInput or Busy before the first event."""
+        size, question = self._question(asked, stop, lambda waiting: emit(Event(waiting)))
+        text = StopText(asked.stops)
+        with closing(self.session.ask(question)) as events:
+            emit(Event(size))
+            for event in events:
+                if isinstance(event, Round):
+                    certain = text.push("".join(token.text for token in event.tokens))
+                    if text.found:
+                        stop.set()
+                    emit(Event(event, certain))
+                elif isinstance(event, Trace):
+                    reason = "stop" if text.found else event.finish_reason
+                    reason = "length" if reason == "context" else reason
+                    emit(Event(event, text.held, reason))
+                else:
+                    emit(Event(event))
 
-        Raises BadInput or Busy before the first event, RequestFailed when the models fail.
-        """
-        require_loaded(job.settings, self._numerics, "speculative.numerics")
-        prompt, title = self._prompt(job)
-        limit = self.session.context_limit
-        if len(prompt) >= limit:
+    def _question(
+        self, asked: CommonRequest, stop: threading.Event, on_wait: Callable[[Waiting], None]
+    ) -> tuple[int, Question]:
+        """The prompt's length in tokens, and what to ask the session."""
+        settings = asked.settings(self._default_limit)
+        require_loaded(settings, self._numerics, "speculative.numerics")
+        longest, context = self.model["max_answer_tokens"], self.model["context_length"]
+        if settings.max_new_tokens > longest:
+            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
+        prompt, title = self._prompt(asked)
+        if len(prompt) >= context:
             raise BadInput(
-                f"This model's maximum context length is {limit} tokens. However, your prompt has "
-                f"{len(prompt)} tokens. Please reduce its length.",
-                "messages" if job.messages else "prompt",
+                f"This model's maximum context length is {context} tokens. However, your prompt "
+                f"has {len(prompt)} tokens. Please reduce its length.",
+                "messages" if isinstance(asked, ChatRequest) else "prompt",
                 "context_length_exceeded",
             )
+        extras = asked.extension
         # A race answers its instruction, which is all of the prompt.
-        ids = None if job.baseline else prompt
-        waits = lambda waiting: emit(Event(waiting))  # noqa: E731
-        question = Question(title, job.settings, ids, job.certify, job.baseline, stop, waits)
-        text = StopText(job.stop)
-        try:
-            with closing(self.session.ask(question)) as events:
-                emit(Event(len(prompt)))
-                for event in events:
-                    if isinstance(event, Round):
-                        certain = text.push("".join(token.text for token in event.tokens))
-                        if text.found:
-                            stop.set()
-                        emit(Event(event, certain))
-                    elif isinstance(event, Trace):
-                        reason = "stop" if text.found else event.finish_reason
-                        reason = "length" if reason == "context" else reason
-                        emit(Event(event, text.held, reason))
-                    else:
-                        emit(Event(event))
-        except CacheFull as error:
-            raise RequestFailed(str(error)) from error
+        ids = None if extras.baseline else prompt
+        asks = Question(title, settings, ids, extras.certify, extras.baseline, stop, on_wait)
+        return len(prompt), asks
 
-    def _prompt(self, job: Job) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the `instruction` of its trace: all of a single user message."""
+    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
+        """The prompt's ids, and the `instruction` of its trace: the last message."""
         tokenizer = self._tokenizer
-        if job.messages:
-            try:
-                ids = self._template.render_chat(job.messages, tokenizer)
-            except BadInput as error:
-                raise BadInput(str(error), "messages") from error
-            last = job.messages[-1].content
-            return tuple(ids), last if len(job.messages) == 1 else last[:TITLE_CHARACTERS]
-        if job.text is not None:
-            ids = tokenizer.encode(job.text, special=False, bos=True)
-            if not ids:
-                raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
-            return tuple(ids), job.text[:TITLE_CHARACTERS]
-        last = tokenizer.vocabulary_size - 1
-        if not job.tokens or min(job.tokens) < 0 or max(job.tokens) > last:
-            message = f"The prompt's tokens must be from 0 to {last}, one at least."
-            raise BadInput(message, "prompt")
-        return job.tokens, tokenizer.decode(job.tokens)[:TITLE_CHARACTERS]
+        if isinstance(asked, ChatRequest):
+            roles = {"developer": "system"}
+            turns = [Message(roles.get(one.role, one.role), one.text) for one in asked.messages]
+            return tuple(self._template.render_chat(turns, tokenizer)), turns[-1].content
+        if isinstance(asked.prompt, str):
+            ids, text = tokenizer.encode(asked.prompt, special=False, bos=True), asked.prompt
+        else:
+            ids, last = asked.prompt, tokenizer.vocabulary_size - 1
+            if not all(0 <= id <= last for id in ids):
+                raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
+            text = tokenizer.decode(ids)
+        if not ids:
+            raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
+        return tuple(ids), text
 
 
 class LocalBackend:
@@ -179,7 +184,6 @@ class LocalBackend:
         self.failed: str | None = None
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()
-        self._progress = time.monotonic()
         self._metrics = Metrics(
             lambda: self._engine and self._engine.session, lambda: len(self._stops)
         )
@@ -205,10 +209,6 @@ class LocalBackend:
         """Requests at work or waiting, in threads that may be ending."""
         return len(self._stops)
 
-    def stalled(self) -> bool:
-        """Whether something is being answered and had no event for STALLED seconds."""
-        return bool(self._stops) and time.monotonic() - self._progress > STALLED
-
     def ready_engine(self) -> Engine:
         """The engine. Raises NotReady."""
         if self.failed is not None:
@@ -221,20 +221,18 @@ class LocalBackend:
         return self.ready_engine().model
 
     async def health(self) -> dict[str, Any]:
-        """`status` ("ready", "loading" or "failed") and `replicas`, for JSON."""
-        detail = self.failed or ("An answer makes no progress." if self.stalled() else None)
-        if detail:
-            return {"status": "failed", "replicas": 0, "detail": detail}
-        if self._engine is None:
-            return {"status": "loading", "replicas": 0, "detail": self._line}
-        return {"status": "ready", "replicas": 1, "in_flight": self.in_flight}
+        """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
+        status = "failed" if self.failed else "ready" if self._engine else "loading"
+        found = {"status": status, "replicas": int(status == "ready"), "in_flight": self.in_flight}
+        return found if status == "ready" else {**found, "detail": self.failed or self._line}
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, job: Job) -> AsyncIterator[Event]:
-        """The events of an answer. Closing it ends the answer within a round.
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | None]:
+        """The events of an answer, and None where none came for PING seconds. Closing it ends the
+        answer within a round.
 
         Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
         thread of its own.
@@ -244,7 +242,6 @@ class LocalBackend:
         stop, arrived = threading.Event(), asyncio.Queue()
 
         def put(item: Event | BaseException | None) -> None:
-            self._progress = time.monotonic()
             try:
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
             except RuntimeError:  # the loop has closed: nobody reads
@@ -253,7 +250,7 @@ class LocalBackend:
         def run() -> None:
             end = None
             try:
-                engine.answer(job, stop, put)
+                engine.answer(asked, stop, put)
             except BaseException as error:
                 end = error
                 if isinstance(error, DamagedModel):
@@ -261,18 +258,26 @@ class LocalBackend:
             self._stops.discard(stop)
             put(end)
 
-        if not self._stops:
-            self._progress = time.monotonic()
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
             with Record(self._metrics) as record:
-                while (item := await arrived.get()) is not None:
-                    if isinstance(item, BaseException):
-                        raise item
-                    if item.reason:
-                        record.end(item.reason, item.what)
-                    record.saw(item.what)
-                    yield item
+                while True:
+                    try:
+                        async with asyncio.timeout(PING):
+                            event = await arrived.get()
+                    except TimeoutError:
+                        yield None
+                        continue
+                    if event is None:
+                        return
+                    if isinstance(event, BaseException):
+                        raise event
+                    if event.reason:
+                        record.end(event.reason, event.what)
+                    if event.reason == "cancelled":
+                        raise RequestFailed("The answer was cut off: the server is being stopped.")
+                    record.saw(event.what)
+                    yield event
         finally:
             stop.set()

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -24,21 +23,17 @@ from specdemo.bench.energy import Meter
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.serving.backend import EVENT_KINDS
 from specdemo.serving.options import key_from_environment
 from specdemo.trace import Baseline, BaselineToken, PairInfo, Trace, from_json
 
 if TYPE_CHECKING:
     from specdemo.session import CacheUse
 
+READERS = {name: TypeAdapter(kind) for name, kind in EVENT_KINDS.items()}
+
 CONNECT, SILENCE = 10.0, 60.0
 """Seconds to wait for a connection, and for the next line: one comes at least every 0.25 s."""
-
-EVENTS = {
-    "prompt_tokens": TypeAdapter(int),
-    "waiting": TypeAdapter(Waiting),
-    "round": TypeAdapter(Round),
-    "baseline_token": TypeAdapter(BaselineToken),
-}
 
 
 class RemoteSession(Answering):
@@ -53,7 +48,7 @@ class RemoteSession(Answering):
     load = Load()  # the server's own /metrics has it
 
     def __init__(self, url: str, key: str | None = None):
-        self.url = server_url(url)
+        self.url = url.rstrip("/")
         key = key or key_from_environment()
         self._http = httpx.Client(
             base_url=self.url,
@@ -63,17 +58,10 @@ class RemoteSession(Answering):
             event_hooks={"response": [_require_ok]},
         )
         with self._reached():
-            response = self._http.get("/v1/models")
-        try:
-            [model] = response.json()["data"]
+            [model] = self._http.get("/v1/models").json()["data"]
             self.context_limit = int(model["context_length"])
             names = "pair", "id", "draft", "target_revision", "draft_revision", "numerics_found"
             self.info = PairInfo(*(model[name] for name in names))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RequestFailed(
-                f"What answers at {self.url} is not a specdemo server; start one with "
-                "`python -m specdemo serve`."
-            ) from error
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         return {}
@@ -107,7 +95,7 @@ class RemoteSession(Answering):
                 elif isinstance(event, Round | BaselineToken):
                     seen.append(event)
                     yield event
-                elif event is not None and question.on_wait is not None:
+                elif isinstance(event, Waiting) and question.on_wait is not None:
                     question.on_wait(event)
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."
@@ -116,16 +104,19 @@ class RemoteSession(Answering):
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Failures of a connection are raised as one sentence."""
+        """Failures of a connection, and answers of other servers, are raised as one sentence."""
         try:
             yield
-        except httpx.ConnectError as error:
-            hint = "start one with `python -m specdemo serve`"
-            raise RequestFailed(f"No server answers at {self.url}; {hint}.") from error
-        except httpx.TimeoutException as error:
-            raise RequestFailed(f"The server at {self.url} sent nothing for too long.") from error
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            message = f"{self.url!r} is not the address of a server; give http://HOST:PORT."
+            raise BadInput(message, "engine") from error
         except httpx.HTTPError as error:
-            message = f"The connection to the server at {self.url} broke off; ask again."
+            raise RequestFailed(
+                f"The server at {self.url} cannot be reached ({type(error).__name__}); start one "
+                "with `python -m specdemo serve`, or ask again."
+            ) from error
+        except (KeyError, TypeError, json.JSONDecodeError, ValidationError) as error:
+            message = f"What answers at {self.url} is not a specdemo server of this version."
             raise RequestFailed(message) from error
 
     def _cut_off(
@@ -135,8 +126,6 @@ class RemoteSession(Answering):
         rounds = tuple(one for one in seen if isinstance(one, Round))
         shown = tuple(one for one in seen if isinstance(one, BaselineToken))
         prefill = rounds[0].verify_seconds if rounds else 0.0
-        tokens = sum(len(one.tokens) for one in rounds)
-        ended = "length" if tokens >= question.settings.max_new_tokens else "stop"
         return Trace(
             instruction=question.instruction,
             prompt_tokens=prompt_tokens,
@@ -145,7 +134,7 @@ class RemoteSession(Answering):
             settings=question.settings,
             prefill_seconds=prefill,
             rounds=rounds,
-            finish_reason=ended if shown else "cancelled",
+            finish_reason="stop" if shown else "cancelled",
             cpu_seconds=0.0,
             outside_seconds=0.0,
             baseline=Baseline(shown, prefill, 0.0) if shown else None,
@@ -161,24 +150,12 @@ def _event(line: str) -> Any:
     chunk = json.loads(line.removeprefix("data: "))
     if "error" in chunk:
         raise RequestFailed(str(chunk["error"]["message"]))
-    extension = chunk.get("speculative") or {}
-    try:
-        if "trace" in extension:
-            return from_json(json.dumps(extension["trace"]))
-        for name in EVENTS.keys() & extension.keys():
-            return EVENTS[name].validate_python(extension[name])
-    except (BadInput, ValidationError) as error:
-        raise RequestFailed("The server sent what this version does not understand.") from error
+    extension = chunk.get("speculative", {})
+    if "trace" in extension:
+        return from_json(json.dumps(extension["trace"]))
+    for name in READERS.keys() & extension.keys():
+        return READERS[name].validate_python(extension[name])
     return None
-
-
-def server_url(text: str) -> str:
-    """The URL without its last slash. Raises BadInput for one that is not http(s)://HOST."""
-    parts = urlsplit(text)
-    good = parts.scheme in ("http", "https") and parts.hostname
-    if not good or parts.query or parts.fragment:
-        raise BadInput(f"--engine {text!r} is not the address of a server; give http://HOST:PORT.")
-    return text.rstrip("/")
 
 
 def _require_ok(response: httpx.Response) -> None:
@@ -187,12 +164,7 @@ def _require_ok(response: httpx.Response) -> None:
     if status == 200:
         return
     response.read()
-    try:
-        error = response.json()["error"]
-        message, param, code = str(error["message"]), error.get("param"), error.get("code")
-    except (ValueError, KeyError, TypeError):
-        message = f"The server at {response.url.host} answered with status {status}."
-        raise RequestFailed(message) from None
+    error = response.json()["error"]
     if status == 400:
-        raise BadInput(message, param, code)
-    raise (Busy if status in (429, 503) else RequestFailed)(message)
+        raise BadInput(error["message"], error["param"], error["code"])
+    raise (Busy if status in (429, 503) else RequestFailed)(error["message"])

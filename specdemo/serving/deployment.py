@@ -11,25 +11,27 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
 
-from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.metrics import log_requests
-from specdemo.serving.api import Api
+from specdemo.serving.api import application
 from specdemo.serving.backend import Event, LocalBackend
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
-from specdemo.serving.replicas import Failures, ReplicaBackend, Report
-from specdemo.serving.schema import Job
+from specdemo.serving.replicas import Failures, ReplicaBackend
+from specdemo.serving.schema import CommonRequest
 from specdemo.settings import parse
 
 NAME, ENGINE = "specdemo", "Engine"
 
-FAILURES = Failures(RayActorError, BackPressureError, DeploymentUnavailableError, RayError)
+FAILURES = Failures(RayActorError, BackPressureError, (DeploymentUnavailableError, RayError))
+
+SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
 
 @serve.deployment(name=ENGINE)
@@ -46,16 +48,16 @@ class EngineReplica:
     def __del__(self):
         self._backend.close()
 
-    async def answer(self, job: Job) -> AsyncIterator[Event | Exception]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception | None]:
         """The events. An error comes as data: Ray would wrap an exception in a traceback."""
         try:
-            async with aclosing(self._backend.answer(job)) as events:
+            async with aclosing(self._backend.answer(asked)) as events:
                 async for event in events:
                     yield event
-        except (BadInput, Busy, RequestFailed) as error:
+        except (BadInput, Busy, CacheFull, RequestFailed) as error:
             yield error
 
-    async def report(self) -> Report:
+    async def report(self) -> dict[str, Any]:
         """`metrics` in the Prometheus text format; `model` is its entry in /v1/models."""
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
@@ -65,11 +67,6 @@ class EngineReplica:
             "model": await self._backend.model(),
         }
 
-    def check_health(self) -> None:
-        """Called by Serve every few seconds; a replica that raises is replaced."""
-        if self._backend.stalled():
-            raise RuntimeError("An answer makes no progress any more.")
-
 
 @serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
@@ -77,30 +74,27 @@ class Gateway:
     """The API, in front of the engines. Holds no model; takes next to no memory."""
 
     def __init__(self, engine: DeploymentHandle, options: ServeOptions):
-        self._backend = ReplicaBackend(engine, FAILURES, start_seconds=options.start_seconds)
+        self._backend = ReplicaBackend(engine, FAILURES)
         self._options = options
 
-    def __serve_build_asgi_app__(self) -> Starlette:
-        return Api(self._backend, self._options, key_from_environment()).app
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return application(self._backend, self._options, key_from_environment())
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with the `args` of its config file, which must be
-    those of ServeOptions; the pair is the embedded one if they name none."""
+    those of ServeOptions; they default to the embedded pair, shared by strangers."""
     options = args
     if isinstance(args, dict):
-        options = parse(ServeOptions, {"pair": "embedded", **args})
-    scaling: dict[str, Any] = {"num_replicas": options.least}
-    if options.autoscaling:
+        options = parse(ServeOptions, {"pair": "embedded", "shared": True, **args})
+    scaling: dict[str, Any] = {"num_replicas": options.replicas}
+    if options.max_replicas:
         limits = {
-            "min_replicas": options.least,
-            "max_replicas": options.most,
-            "target_ongoing_requests": options.target_ongoing or max(options.ongoing / 2, 1),
-            "upscale_delay_s": options.upscale_seconds,
-            "downscale_delay_s": options.downscale_seconds,
-            "look_back_period_s": 15.0,
+            "min_replicas": options.replicas,
+            "max_replicas": max(options.replicas, options.max_replicas),
+            "target_ongoing_requests": max(options.ongoing / 2, 1),
         }
-        scaling = {"autoscaling_config": limits}
+        scaling = {"autoscaling_config": limits | SCALING}
     common = {
         "graceful_shutdown_timeout_s": options.drain_seconds,
         "graceful_shutdown_wait_loop_s": 1.0,

@@ -50,7 +50,9 @@ def strangers_share(host: str, share: bool = False, option: bool | None = None) 
     Space, with a public link, or where `host` is not this machine's loopback address."""
     if option is not None:
         return option
-    return share or "SPACE_ID" in os.environ or not is_loopback(host)
+    address = _address(host)
+    own = address.is_loopback if address else host == "localhost"
+    return share or "SPACE_ID" in os.environ or not own
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -58,11 +60,6 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def is_loopback(host: str) -> bool:
-    address = _address(host)
-    return address.is_loopback if address else host == "localhost"
 
 
 class Door:
@@ -137,11 +134,8 @@ class Door:
         if self.closing and (changes or scope["path"] == "/health"):
             said = "The server is being stopped and finishes what has begun; ask again in a moment."
             raise HTTPException(503, said, {"Retry-After": RETRY_SECONDS})
-        length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > MAX_BODY:
-            raise _too_large()
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        sent = length != "0" or "transfer-encoding" in headers
+        sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if scope["method"] == "POST" and sent and kind != "application/json":
             said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
             raise HTTPException(415, said)
@@ -169,15 +163,12 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
             async for piece in Request(scope, receive).stream():
                 body += piece
                 if len(body) > MAX_BODY:
-                    raise _too_large()
+                    said = f"The request's body is larger than {MAX_BODY:,} bytes."
+                    raise HTTPException(413, said)
     except TimeoutError:
         said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
         raise HTTPException(408, said, {"Connection": "close"}) from None
     return bytes(body)
-
-
-def _too_large() -> HTTPException:
-    return HTTPException(413, f"The request's body is larger than {MAX_BODY:,} bytes.")
 
 
 def error_body(
@@ -247,23 +238,18 @@ class Server(uvicorn.Server):
         self._door, self._drain_seconds = door, drain_seconds
         self._finish, self._busy = finish, busy
         self._until = 0.0
-        self._told = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._until = 0.0 if self._door.closing else time.monotonic() + self._drain_seconds
+        if self._door.open and not self._door.closing:
+            words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
+            print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
         self._door.closing = True
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; asked ten times a second."""
-        ended = await super().on_tick(counter)
-        if ended or not self._door.closing:
-            return ended
-        busy = self._busy() or self._door.open
-        if busy and not self._told:
-            self._told = True
-            words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
-            print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
-        return not (busy and time.monotonic() < self._until)
+        busy = time.monotonic() < self._until and (self._busy() or self._door.open)
+        return await super().on_tick(counter) or (self._door.closing and not busy)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.to_thread(self._finish)

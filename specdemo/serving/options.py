@@ -8,53 +8,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.errors import BadInput
-from specdemo.settings import CONFIG, ModelChoice, option, real, whole
+from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, option, real, whole
 
 if TYPE_CHECKING:
     from specdemo.serving.backend import Engine
 
-KEY_VARIABLE = "SPECDEMO_API_KEY"
-
-Count = whole(1)
-Seconds = real(0, 86_400)
-
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServeOptions(ModelChoice):
-    """The models, and the fields below. `gateways` are processes that speak the API,
-    `start_seconds` how long a request may wait for a replica to begin, `shared` whether strangers
-    ask, who then get no numerics that are not loaded; `allowed_hosts` and `allow_origins` as Door
-    has them."""
+    """The models, and the fields below; `gateways` are processes that speak the API."""
 
-    replicas: Count | None = option(
-        None, "how many", unset="1", section="Replicas, each with the pair and an engine of its own"
+    host: Line = option("127.0.0.1", "address to listen on", section="Who may ask")
+    port: whole(1, 65535) = option(8000, "port to listen on")
+    shared: bool | None = option(
+        None,
+        "whether strangers share this server; numerics that are not loaded are then refused",
+        off="private",
+        unset="shared where --host is not this machine's own address",
     )
-    min_replicas: Count | None = option(None, "in place of --replicas: scale with the load")
-    max_replicas: Count | None = option(None, "the most that the load may bring")
-    cpus_per_replica: Count | None = option(
-        None, "cores of each", unset="1; with --no-ray all of the machine"
+    allowed_host: tuple[str, ...] = option(
+        (), "a further name that the server is reached by; '*' for any"
     )
-    ongoing: Count = option(8, "requests that each runs at once", name="max_ongoing")
-    waiting: whole(0) = option(
-        64, "requests that may wait for each; more are refused with status 429", name="max_waiting"
+    allow_origin: tuple[str, ...] = option(
+        (), "another site whose pages may ask this server; '*' for any", metavar="URL"
     )
-    cache_mb: Count | None = option(
-        1024, "megabytes of KV cache of each, allocated at the start; one full context at least"
-    )
-    target_ongoing: Annotated[float, Field(gt=0)] | None = option(
-        None, "requests of each that bring another replica", unset="half of --max-ongoing"
-    )
-    upscale_seconds: Seconds = option(
-        10.0, "seconds of load before a replica is added", name="upscale_delay"
-    )
-    downscale_seconds: Seconds = option(
-        300.0, "seconds of quiet before one is stopped", name="downscale_delay"
+    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
+        512, "tokens of a chat answer whose request names no limit"
     )
     learn_ngrams: bool | None = option(
         None,
@@ -63,42 +46,38 @@ class ServeOptions(ModelChoice):
         off="no-learn-ngrams",
         unset="on unless strangers share the server",
     )
-    drain_seconds: Seconds = option(
+    no_ray: bool = option(
+        False,
+        "one engine in this process, without Ray",
+        section="Replicas, each with the pair and an engine of its own",
+    )
+    replicas: whole(1) = option(1, "how many")
+    max_replicas: whole(1) | None = option(None, "the most that the load may bring")
+    cpus_per_replica: whole(1) | None = option(
+        None, "cores of each", unset="1; with --no-ray all of the machine"
+    )
+    ongoing: whole(1) = option(8, "requests that each runs at once", name="max_ongoing")
+    waiting: whole(0) = option(
+        64, "requests that may wait for each; more are refused with status 429", name="max_waiting"
+    )
+    cache_mb: whole(1) | None = option(
+        1024, "megabytes of KV cache of each, allocated at the start; one full context at least"
+    )
+    drain_seconds: real(0, 86_400) = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    max_new_tokens: Count = option(512, "tokens of a chat answer whose request names no limit")
-    gateways: Count = 1
-    shared: bool = True
-    allowed_hosts: tuple[str, ...] = ()
-    allow_origins: tuple[str, ...] = ()
-    start_seconds: Annotated[float, Field(gt=0)] = 60.0
-
-    def __post_init__(self) -> None:
-        if self.autoscaling and self.replicas is not None:
-            message = "is a fixed number; leave it out with --min-replicas and --max-replicas."
-            raise BadInput(f"replicas {message}", "replicas")
-        if self.least > self.most:
-            message = f"min_replicas {self.least} is more than --max-replicas {self.most}."
-            raise BadInput(message, "min_replicas")
+    gateways: whole(1) = 1
 
     @property
-    def autoscaling(self) -> bool:
-        return self.min_replicas is not None or self.max_replicas is not None
+    def strangers(self) -> bool:
+        from specdemo.serving.door import strangers_share
 
-    @property
-    def least(self) -> int:
-        """The fewest replicas there are."""
-        return self.min_replicas or (1 if self.autoscaling else self.replicas or 1)
-
-    @property
-    def most(self) -> int:
-        """The most replicas there may be."""
-        return self.max_replicas or self.least
+        return strangers_share(self.host, option=self.shared)
 
 
 def key_from_environment() -> str | None:
     """The bearer key that requests must bring, None when none is set."""
-    return os.environ.get(KEY_VARIABLE, "").strip() or None
+    return os.environ.get("SPECDEMO_API_KEY", "").strip() or None
 
 
 def open_engine(
@@ -123,7 +102,7 @@ def open_engine(
         active=options.ongoing,
         waiting=options.waiting,
         cache_mb=options.cache_mb,
-        learn=not options.shared if options.learn_ngrams is None else options.learn_ngrams,
+        learn=not options.strangers if options.learn_ngrams is None else options.learn_ngrams,
     )
     session.prepare()  # a replica that says it is ready answers at full speed
-    return Engine(session, loaded, ("exact",) if options.shared else ("exact", "fast"))
+    return Engine(session, loaded, options)

@@ -14,11 +14,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.metrics import log_requests
-from specdemo.serving.api import Api
+from specdemo.serving.api import application
 from specdemo.serving.backend import LOADING_FAILED, LocalBackend
 from specdemo.serving.door import Server, bound_socket, url_of
 from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
@@ -35,14 +34,14 @@ RAY_QUIET = {
 """Environment of Ray, unless the user has set it otherwise."""
 
 
-def serve_locally(options: ServeOptions, host: str, port: int) -> None:
+def serve_locally(options: ServeOptions) -> None:
     """Serve with one engine in this process. Requests get 503 until the model is loaded."""
-    listening = bound_socket(host, port)
+    listening = bound_socket(options.host, options.port)
     url = url_of(*listening.getsockname()[:2])
     log_requests()
     backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica))
-    api = Api(backend, options, key_from_environment())
-    server = Server(api.app, api.door, options.drain_seconds, finish=backend.close)
+    app = application(backend, options, key_from_environment())
+    server = Server(app, app.state.door, options.drain_seconds, finish=backend.close)
 
     def load() -> None:
         backend.load()
@@ -61,40 +60,26 @@ def serve_locally(options: ServeOptions, host: str, port: int) -> None:
 
 def require_cores(options: ServeOptions, cores: int) -> None:
     """Raises BadInput when the machine has too few cores: Ray would wait for more for ever."""
-    each = options.cpus_per_replica or 1
-    needed = options.most * each
-    if needed > cores:
+    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
+    if most * each > cores:
         raise BadInput(
-            f"{options.most} replicas of {each} cores each need {needed} cores and this machine "
-            f"has {cores}; lower --replicas (or --max-replicas) or --cpus-per-replica."
+            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
+            f"{cores}; lower --replicas (or --max-replicas) or --cpus-per-replica."
         )
 
 
 @contextlib.contextmanager
-def on_ray(
-    options: ServeOptions, host: str, port: int, *, address: str | None = None
-) -> Iterator[str]:
-    """The service on a cluster, ready; gives its URL. Answers that have begun are finished at exit.
-
-    Starts a cluster of its own unless `address` names one, as ray.init takes it. Raises
-    RequestFailed when it does not come up.
-    """
+def on_ray(options: ServeOptions) -> Iterator[str]:
+    """The service on a cluster of its own, ready; gives its URL. Answers that have begun are
+    finished at exit. Raises RequestFailed when it does not come up."""
     for name, value in RAY_QUIET.items():
         os.environ.setdefault(name, value)
-    bound_socket(host, port).close()
-    settings: dict[str, Any] = {"address": address}
-    if address is None:
-        # Despite its name this makes Ray listen on the loopback address alone, on every system.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        affinity = getattr(os, "sched_getaffinity", None)
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-        require_cores(options, cores)
-        settings = {
-            "num_cpus": cores,
-            "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE,
-            "_node_ip_address": "127.0.0.1",
-        }
+    bound_socket(options.host, options.port).close()
+    # Despite its name this makes Ray listen on the loopback address alone, on every system.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    require_cores(options, cores)
     try:
         import ray
         from ray import serve
@@ -106,45 +91,42 @@ def on_ray(
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        ray.init(**settings, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            num_cpus=cores,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            _node_ip_address="127.0.0.1",
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
     except Exception as error:
         reason = str(error).strip().splitlines()[-1][:300]
         raise RequestFailed(f"Ray could not be started: {reason}") from error
     try:
-        serve.start(http_options=HTTPOptions(host=host, port=port), proxy_location="HeadOnly")
+        http = HTTPOptions(host=options.host, port=options.port)
+        serve.start(http_options=http, proxy_location="HeadOnly")
         try:
             serve.run(deployment.app(options), name=deployment.NAME, route_prefix="/")
         except Exception as error:
-            raise RequestFailed(f"The service did not start: {_reason(error)}") from error
-        yield url_of(host, port)
+            # Serve's report of a replica that did not start is mostly traceback.
+            parts = serve.status().applications[deployment.NAME].deployments.values()
+            report = "\n".join(one.message for one in parts) or str(error)
+            reason = (re.findall(f"{LOADING_FAILED} (.+)", report) or report.splitlines())[-1]
+            raise RequestFailed(f"The service did not start: {reason[:400]}") from error
+        yield url_of(options.host, options.port)
     finally:
         with contextlib.suppress(Exception):
             serve.delete(deployment.NAME)
         ray.shutdown()
 
 
-def _reason(error: Exception) -> str:
-    """The sentence in Serve's report of a replica that did not start, which is mostly traceback."""
-    from ray import serve
-
-    from specdemo.serving.deployment import NAME
-
-    report = str(error)
-    with contextlib.suppress(Exception):
-        deployments = serve.status().applications[NAME].deployments.values()
-        report = "\n".join(one.message for one in deployments if one.message) or report
-    sentences = re.findall(f"{LOADING_FAILED} (.+)", report)
-    return (sentences or report.strip().splitlines() or [type(error).__name__])[-1][:400]
-
-
-def serve_on_ray(options: ServeOptions, host: str, port: int, address: str | None) -> None:
+def serve_on_ray(options: ServeOptions) -> None:
     """Serve on Ray until SIGINT or SIGTERM."""
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
-    with on_ray(options, host, port, address=address) as url:
+    with on_ray(options) as url:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
-        count = f"{options.least} to {options.most}" if options.autoscaling else options.least
-        print(f"Ready: {url}/v1, {count} replicas", flush=True)
+        print(f"Ready: {url}/v1", flush=True)
         ended.wait()
         print("Finishing what has begun.", file=sys.stderr)

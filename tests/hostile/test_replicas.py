@@ -22,15 +22,13 @@ from specdemo.serving.options import ServeOptions
 from specdemo.settings import Settings
 
 VISITORS, PATIENCE = 6, 150.0
-SCALING = {"min_replicas": 1, "max_replicas": 2, "target_ongoing": 2.0}
-DELAYS = {"upscale_seconds": 3.0, "downscale_seconds": 8.0}
+DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s": 5.0}
 
 
 def service(**replicas):
     with bound_socket("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-    options = ServeOptions(pair="embedded", cpus_per_replica=1, **replicas)
-    return server.on_ray(options, "127.0.0.1", port)
+    return server.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
 
 
 def wait_for(url: str, replicas: int) -> None:
@@ -99,8 +97,9 @@ def test_a_replica_that_is_killed_costs_its_begun_answers_and_no_others():
     assert set(ended) <= {"finished", "cut off"}
 
 
-def test_load_brings_a_replica_and_quiet_takes_it_away():
-    with service(**SCALING, **DELAYS) as url:
+def test_load_brings_a_replica_and_quiet_takes_it_away(monkeypatch):
+    monkeypatch.setattr(deployment, "SCALING", DELAYS)
+    with service(max_replicas=2, ongoing=4) as url:
         wait_for(url, 1)
         ended = under_load(url, lambda: wait_for(url, 2))
         wait_for(url, 1)
