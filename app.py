@@ -4,11 +4,11 @@ import sys
 
 import click
 
-from specdemo.cli import CONTEXT, Command, main, options_of
+from specdemo.cli import CONTEXT, main, options_of
 from specdemo.ui.options import PageOptions
 
 
-@click.command(cls=Command, context_settings=CONTEXT)
+@click.command(context_settings=CONTEXT)
 @options_of(PageOptions, "options")
 def page(options: PageOptions) -> None:
     """Serve the speculative decoding demo."""

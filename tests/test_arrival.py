@@ -4,32 +4,39 @@ made-up sessions; and once the whole way, in a browser, with real ones."""
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from conftest import ROOT
 from fakes import FakeSession
 from hub_server import BIN, Hub, Repository, decoder_files
 
 from specdemo.errors import ModelError
-from specdemo.models import machine, registry
+from specdemo.models import embedded, machine, measured, registry
+from specdemo.models.hub import Snapshot
 from specdemo.serving.door import bound_socket
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace
 from specdemo.ui import arrival as arrivals
-from specdemo.ui import choice
+from specdemo.ui import benchmark, choice
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.inputs import AUTO
 from specdemo.ui.limits import Visitor
 from specdemo.ui.options import PageOptions
+from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 
 PAIR = registry.find_pair("dolly-3b")
-TARGET, DRAFT = PAIR.target.repo, PAIR.draft.repo
+TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]
+DRAFT = DRAFTS[0]
 
 
 def until(condition) -> None:
@@ -46,27 +53,28 @@ class Place:
 
     def __init__(self, hub: Hub, monkeypatch, shared: bool = False):
         self.hub = hub
-        for repo in (TARGET, DRAFT):
+        for repo in (TARGET, *DRAFTS):
             hub.repositories[repo] = Repository(decoder_files())
         monkeypatch.setattr(machine, "memory_bytes", lambda: 16 * 2**30)
         monkeypatch.setattr(choice, "open_session", self.open)
+        monkeypatch.setattr(embedded, "fetch", lambda report: [Snapshot(Path(), "")] * 2)
         self.opened: dict[str, FakeSession] = {}
         self.refusal: Exception | None = None
         self.offer = choice.Offer(ModelChoice(AUTO), shared)
-        self.service = Service(self.offer.first, self.offer.open_session)
+        self.service = Service(self.offer.first, self.offer.open_session, fetch=self.offer.fetch)
         self.service.start()
         self.arrival = Arrival(self.service, self.offer)
 
     def open(self, chosen: ModelChoice, report, **capacity) -> FakeSession:
         if self.refusal:
             raise self.refusal
-        session = FakeSession(info=PairInfo(chosen.pair, chosen.pair, None))
+        session = FakeSession(info=PairInfo(chosen.pair, chosen.pair, chosen.draft or None))
         self.opened[chosen.pair] = session
         return session
 
-    def ask(self, question: str = "one two") -> str:
+    def ask(self, question: str = "one two", pair: str = AUTO) -> str:
         """The name of the pair that answers."""
-        asked = self.offer.resolve(ModelChoice(AUTO))
+        asked = self.offer.resolve(ModelChoice(pair))
         list(self.service.states(asked))
         with self.service.session(asked, Visitor()) as session:
             *_, trace = session.answer(question, Settings())
@@ -140,6 +148,29 @@ def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkey
     assert place.weights() == [b"w" * 300_000] * 2
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypatch, room):
+    monkeypatch.setattr(machine, "available_bytes", lambda: 10**12 * room)
+    assert place.ask() == "embedded"
+    old, seen = place.opened["embedded"], []
+
+    def opened(*arguments, **capacity):
+        seen.append(old.closed)
+        return place.open(*arguments, **capacity)
+
+    monkeypatch.setattr(choice, "open_session", opened)
+    place.hub.bytes_per_second = 200_000
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(place.ask(pair="dolly-3b")))
+    asking.start()
+    until(lambda: place.hub.sending)
+    assert place.ask() == "embedded" and seen == []
+    place.hub.bytes_per_second = 0
+    asking.join()
+    assert answers == ["dolly-3b"] and seen == [not room]
+    until(lambda: old.closed)
+
+
 TROUBLES = {
     "lost network": (
         lambda hub, repo: setattr(hub, "lost", True),
@@ -187,6 +218,32 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
     place.arrival.press("Try again")
     place.wait("ready")
     assert place.weights() == [b"w" * 300_000] * 2
+
+
+@pytest.mark.parametrize("trouble", sorted(set(TROUBLES) - {"damaged"}))
+def test_tuning_that_cannot_fetch_a_draft_says_so_and_the_pair_goes_on(place, small_disk, trouble):
+    cause, said = TROUBLES[trouble]
+    repository = place.hub.repositories[DRAFTS[1]]
+    before = dataclasses.replace(repository)
+    repository.trouble = lambda: cause(place.hub, repository) if cause else small_disk(10)
+    assert place.ask(pair="dolly-3b") == "dolly-3b"
+    with gr.Blocks():
+        tab = benchmark.Tab(place.service, Running(), place.offer, {"pair": gr.Textbox()})
+
+    def tune() -> str:
+        browser = SimpleNamespace(session_hash="one", client=None)
+        shown = list(tab.run_tune(browser, 1, "dolly-3b"))
+        return [one[tab.progress] for one in shown if tab.progress in one][-1]
+
+    assert said in html.unescape(tune())
+    assert measured.read().tuned == {}
+    assert place.ask(pair="dolly-3b") == "dolly-3b"
+    place.hub.lost = False
+    small_disk(10**9)
+    repository.error, repository.commit = before.error, before.commit
+    assert "from now on" in tune()
+    assert place.ask(pair="dolly-3b") == "dolly-3b"
+    assert len(measured.read().tuned["dolly-3b"].rows) == 4
 
 
 def test_a_repository_that_moves_while_it_is_fetched_is_followed(place):
@@ -250,11 +307,10 @@ def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
 def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
     from specdemo.models.progress import Progress
 
-    fetching = arrivals.State("fetching", Progress("", 1_200_000_000, 3_400_000_000), 20_000_000)
-    place.arrival.state = fetching
-    assert "1.2 GB of 3.4 GB, 20.0 MB/s, 01:50 left" in place.arrival.line
-    place.arrival.state = dataclasses.replace(fetching, kind="paused")
-    assert "1.2 GB of 3.4 GB<" in place.arrival.line
+    moving = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
+    for kind in ("fetching", "paused"):
+        place.arrival.state = arrivals.State(kind, moving)
+        assert "&lt;b&gt;: 1,200 of 3,400 MB, 20.0 MB/s, 01:50 left<" in place.arrival.line
     place.arrival.state = arrivals.State("failed", error="<img src=x>")
     assert "&lt;img" in place.arrival.line and "<img" not in place.arrival.line
 
@@ -304,7 +360,8 @@ SETTLED = """before => {
 def started(server, tiny, embedded_pair, monkeypatch):
     """The URL of `python app.py` on a machine of 16 GB, with nothing in the Hub's cache."""
     server.add_folder(TARGET, tiny.dolly)
-    server.add_folder(DRAFT, tiny.pythia)
+    for draft in DRAFTS:
+        server.add_folder(draft, tiny.pythia)
     monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
     with bound_socket("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
@@ -317,9 +374,9 @@ def started(server, tiny, embedded_pair, monkeypatch):
             running.terminate()
 
 
-def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(started, server, chromium):
+def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(started, server, chromium):
     playwright = pytest.importorskip("playwright.sync_api")
-    server.bytes_per_second = 500_000
+    server.bytes_per_second = 50_000
 
     def race() -> dict:
         before = page.evaluate("window.specdemo.stage.run")
@@ -357,5 +414,17 @@ def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(started, server,
         assert trace["pair"]["name"] == "dolly-3b" and trace["identical"] is True
         playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-v2-3b-int8-ov")
         assert len(tops) == 1, "the page jumped"
+        page.get_by_role("tab", name="Benchmark").click()
+        page.get_by_label("number input for Prompts").fill("1")
+        page.keyboard.press("Tab")
+        press("Find the draft that pays here")
+        winner = page.get_by_text("dolly-3b drafts by").inner_text().split()[3].removesuffix("s")
+        says_now = playwright.expect(page.locator("#sd-models"))
+        says_now.to_contain_text(f"drafts by {winner}", timeout=240_000)
+        rows = page.get_by_role("region", name="Drafts").locator("tbody tr")
+        assert rows.count() == 4
+        page.get_by_role("tab", name="Race").click()
+        trace = race()
+        assert trace["pair"]["name"] == "dolly-3b" and trace["identical"] is True
         assert errors == []
         browser.close()

@@ -1,6 +1,6 @@
-"""A Hub on 127.0.0.1 that serves a pair in its real shapes with made-up weights, to rehearse how
-the pair arrives on the page: `python tools/arrival_hub.py dolly-3b [MEGABYTES_PER_SECOND]`, then
-start the page with the variables that it prints."""
+"""A Hub on 127.0.0.1 that serves a Dolly pair and all its drafts in their real shapes with made-up
+weights, to rehearse how the pair that the page fetches here arrives and is tuned:
+`python tools/arrival_hub.py dolly-3b [MEGABYTES_PER_SECOND]`, then start the page as it prints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def served(path: Path) -> bytes | memoryview:
 def main(name: str, megabytes_per_second: float = 0) -> None:
     pair = find_pair(name, option="PAIR")
     with tempfile.TemporaryDirectory(prefix="arrival-hub-") as home, Hub() as hub:
-        for source in (pair.target, pair.draft):
+        for source in (pair.target, *pair.drafts):
             folder = Path(home) / source.name
             write_made_up(*shape_of(source), folder)
             write_neox_tokenizer(folder, dolly=source is pair.target)

@@ -1,5 +1,4 @@
-"""Takes the README's pictures from a real run of the page, docs/images/page.png and race.gif, and
-the recorded race's card, specdemo/ui/static/card.png.
+"""Takes the README's pictures from a real run of the page: docs/images/page.png and race.gif.
 
 `python tools/page_pictures.py`, on a quiet machine. Needs Pillow.
 """
@@ -10,8 +9,6 @@ import io
 import time
 
 from page_measure import ROOT, chromium, open_page, race, served
-
-from specdemo.ui.preview import CARD
 
 IMAGES = ROOT / "docs" / "images"
 WARM_UP = "Name three colours of the rainbow", "Why is the sky blue?"
@@ -24,8 +21,6 @@ FRAME = 0.125
 def main() -> None:
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
     with served() as url, chromium() as browser:
-        still = browser.new_context(reduced_motion="reduce", **looks)
-        write_card(open_page(still, url, max_new_tokens=8))
         page = open_page(browser.new_context(**looks), url, max_new_tokens=160)
         for question in (*WARM_UP, QUESTION):
             race(page, question)
@@ -44,17 +39,6 @@ def main() -> None:
             shots.append((time.monotonic() - since, page.screenshot(clip=clip)))
             time.sleep(max(0.0, FRAME * len(shots) - (time.monotonic() - since)))
     write_gif(shots)
-
-
-def write_card(page) -> None:
-    """The card of the recorded race, which other sites show of a link to the page."""
-    from PIL import Image
-
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Card (PNG)").click()
-    card = Image.open(download.value.path()).convert("RGB")
-    card.quantize(48, dither=Image.Dither.NONE).save(CARD, optimize=True)
-    print(f"{CARD.relative_to(ROOT)}: {CARD.stat().st_size / 1e3:.0f} kB")
 
 
 def write_gif(shots: list[tuple[float, bytes]]) -> None:

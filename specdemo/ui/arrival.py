@@ -7,15 +7,14 @@ import html
 import sys
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import gradio as gr
-from tqdm import tqdm
 
 from specdemo.errors import RequestFailed
-from specdemo.models.progress import Progress, size
+from specdemo.models.progress import Progress
 from specdemo.models.registry import Pair
 from specdemo.ui import PRIVATE
 from specdemo.ui.choice import Offer
@@ -23,27 +22,19 @@ from specdemo.ui.inputs import AUTO
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
-if TYPE_CHECKING:
-    from specdemo.session import Session
-
 BUTTONS = {"fetching": "Pause", "paused": "Resume", "failed": "Try again", "ready": "Use it now"}
 """What a click does, by the kind of state. The other two have no button."""
 
 RETRY_SECONDS = 300.0
 """After which a shared server, where nobody may click, tries again to fetch what it could not."""
 
-WINDOW = 100
-"""Reports, of which there are ten a second at most, that the rate is taken from."""
-
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`kind` is one of BUTTONS, "changing" or "here"; `rate` is in bytes a second, of late; `error`
-    is the sentence of "failed"."""
+    """`kind` is one of BUTTONS, "changing" or "here"; `error` is the sentence of "failed"."""
 
     kind: str
     progress: Progress | None = None
-    rate: float = 0.0
     error: str = ""
 
 
@@ -85,7 +76,7 @@ class Arrival:
                 self._fetch(stop)
             after = State("here" if changing else "ready")
         except Exception as error:
-            after = replace(self.state, kind="failed", error=error_sentence(error))
+            after = State("failed", error=error_sentence(error))
         with self._lock:
             if stop.is_set():
                 return
@@ -99,54 +90,38 @@ class Arrival:
     def _fetch(self, stop: threading.Event) -> None:
         from specdemo.models.load import fetch_pair
 
-        seen: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-
         def report(progress: Progress) -> None:
-            seen.append((time.monotonic(), progress.done))
-            seconds, gained = (last - first for first, last in zip(seen[0], seen[-1], strict=True))
-            rate = max(gained, 0) / seconds if seconds > 3 else 0.0
             with self._lock:
                 if stop.is_set():
                     raise RequestFailed("Paused.")
-                self.state = State("fetching", progress, rate)
+                self.state = State("fetching", progress)
 
         fetch_pair(self.pair, self._offer.first, report)
 
     def _change(self) -> None:
         """From the moment on in which the session is there, AUTO names this pair."""
-
-        def opened() -> Session:
-            chosen = replace(self._offer.first, pair=self.pair.name)
-            session = self._offer.open_session(chosen, lambda line: None)
-            self._offer.adopt(self.pair)
-            return session
-
-        self._service.exchange(self._offer.first, opened)
-        self._offer.adopt(self.pair)
+        first = self._offer.first
+        adopt = partial(self._offer.adopt, self.pair)
+        self._service.exchange(first, replace(first, pair=self.pair.name), adopt)
+        adopt()
 
     @property
     def line(self) -> str:
         """HTML of what is going on."""
-        state, title = self.state, self.pair.title
+        title, kind, progress, bar = self.pair.title, self.state.kind, self.state.progress, ""
         said = {
             "fetching": f"Fetching {title}",
             "paused": f"Paused: {title}",
-            "failed": f"{title} is not here yet. {state.error}",
+            "failed": f"{title} is not here yet. {self.state.error}",
             "ready": f"{title} is here.",
             "changing": f"Loading {title}; questions are answered meanwhile.",
             "here": f"{title} answers from now on.",
-        }[state.kind]
-        done = state.progress if state.kind in ("fetching", "paused") else None
-        if done is None:
-            return f"<span>{html.escape(said)}</span>"
-        told = done.text
-        if done.total:
-            told = f"{size(done.done)} of {size(done.total)}"
-            if state.rate and state.kind == "fetching":
-                left = tqdm.format_interval((done.total - done.done) / state.rate)
-                told += f", {state.rate / 1e6:.1f} MB/s, {left} left"
-        bar = f'<progress aria-label="Fetched" value="{done.fraction or 0:.3f}"></progress>'
-        return f"<span>{html.escape(f'{said}, {told}')}</span>{bar}"
+        }[kind]
+        if progress is not None and kind in ("fetching", "paused"):
+            said += f". {progress.line}"
+            share = progress.fraction or 0
+            bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
+        return f"<span>{html.escape(said)}</span>{bar}"
 
 
 class Strip:

@@ -1,11 +1,11 @@
-"""The benchmark tab: prompts, a live table, charts, files to keep, and a race of drafts."""
+"""The benchmark tab: prompts, a live table, files to keep, and a race of drafts."""
 
 from __future__ import annotations
 
 import html
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -16,33 +16,20 @@ from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import MAX_EVENTS, PRIVATE, inputs
 from specdemo.ui.choice import Offer
-from specdemo.ui.limits import LimitedSession, Visitor, visitor_of
+from specdemo.ui.limits import Visitor, visitor_of
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
 if TYPE_CHECKING:
-    from specdemo.bench.report import Report, Row
+    from specdemo.bench.report import Report
 
-COLUMNS = {
-    "id": "Prompt",
-    "task": "Task",
-    "tokens": "Tokens",
-    "autoregressive_s": "Baseline, s",
-    "speculative_s": "Speculative, s",
-    "speedup": "Speed-up",
-    "acceptance_rate": "Acceptance rate",
-    "tokens_per_round": "Tokens per round",
-    "identical": "Identical",
-}
 MOST_PROMPTS = 32
-CHARTS = 4
-"""Charts of the report that the tab has room for; the HTML file holds all of them."""
 
 LEAD = (
-    "<p>Runs a number of built-in prompts with and without drafting and sums them "
-    "up. It measures the pair and the devices chosen under “Settings for engineers” on the first "
-    "tab. Leave the machine alone meanwhile: anything else that runs is measured too.</p>"
+    "<p>Runs built-in prompts with and without drafting and sums them up, with the pair and the "
+    "settings of the first tab. Leave the machine alone meanwhile: anything else is measured too."
+    "</p>"
 )
 
 TUNE_LEAD = (
@@ -55,33 +42,20 @@ TUNE_LEAD = (
 class Tab:
     """The tab's components, and what its buttons do."""
 
-    def __init__(self, service: Service, running: Running, offer: Offer, models: dict[str, Any]):
-        """Adds the tab to the layout being built. `models` are the inputs of the race tab, by name,
-        that choose the pair to measure."""
+    def __init__(self, service: Service, running: Running, offer: Offer, given: dict[str, Any]):
+        """Adds the tab to the layout being built. `given` are the inputs of the race tab, by
+        name."""
         self._service, self._running, self._offer = service, running, offer
-        gr.HTML(LEAD)
-        with gr.Row():
-            info = "Spread over the tasks of the built-in set."
-            limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts", info=info)
-            length = gr.Slider(8, 200, value=64, step=8, label="Tokens per answer", info="At most.")
-            draft, drafter = (
-                gr.Dropdown(choices, value="auto", label=label, info=inputs.help_of(name))
-                for name, label, choices in (
-                    ("draft_tokens", "Draft length of the benchmark", inputs.DRAFT_LENGTHS),
-                    ("drafter", "Drafter of the benchmark", inputs.DRAFTERS),
-                )
-            )
-        given = {**models, "max_new_tokens": length, "draft_tokens": draft, "drafter": drafter}
         self._names = list(given)
+        gr.HTML(LEAD)
+        info = "Spread over the tasks of the built-in set."
+        limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts", info=info)
         with gr.Row():
             wide = {"scale": 0, "min_width": 220}
             self.start = gr.Button("Run the benchmark", variant="primary", **wide)
             self.stop = gr.Button("Stop the benchmark", variant="stop", interactive=False, **wide)
         self.progress, self.summary = gr.HTML(), gr.HTML()
         self.table = gr.HTML(elem_id="sd-bench-table")
-        with gr.Row(elem_classes="sd-charts"):
-            looks = {"show_label": False, "elem_classes": "sd-plot", "visible": False}
-            self.plots = [gr.Plot(**looks) for _ in range(CHARTS)]
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
             kinds = "JSON", "HTML"
@@ -90,11 +64,11 @@ class Tab:
         self.tune = gr.Button("Find the draft that pays here", **wide)
         self.tuned = gr.HTML()
         shown = [self.progress, self.summary, self.table, self.start, self.stop]
-        shown += [self.tune, self.tuned, *self.plots, *self.files]
+        shown += [self.tune, self.tuned, *self.files]
         asked = [limit, *given.values()]
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         self.start.click(self.run, asked, shown, **limited)
-        self.tune.click(self.run_tune, asked, shown, **limited)
+        self.tuning = self.tune.click(self.run_tune, asked, shown, **limited)
         self.stop.click(self.halt, None, None, queue=False, **PRIVATE)
 
     def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
@@ -102,7 +76,6 @@ class Tab:
         yield {
             self.summary: "",
             self.table: "",
-            **{plot: gr.update(visible=False) for plot in self.plots},
             **{file: gr.update(interactive=False) for file in self.files},
         }
         yield from self._guarded(self._measured, request, values)
@@ -129,7 +102,8 @@ class Tab:
                     yield {self.progress: progress_html(0, 1, state.line)}
                 yield from work(visitor, pair, settings, prompts, stop)
         except Exception as error:
-            yield {self.progress: error_html(error)}
+            said = html.escape(error_sentence(error))
+            yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
         free = {button: gr.update(interactive=True) for button in (self.start, self.tune)}
         yield {**free, self.stop: gr.update(interactive=False)}
 
@@ -140,22 +114,22 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import Bench, Step
-        from specdemo.bench.report import Report, Row
+        from specdemo.bench.race import Step, bench
+        from specdemo.bench.report import Row
 
-        rows: list[Row] = []
+        rows: list[dict[str, Any]] = []
         with self._service.session(pair, visitor) as session:
-            prompts = spread(read_prompts(), limit)
-            for event in Bench(session, prompts, settings, stop=stop):
+            for event in bench(session, spread(read_prompts(), limit), settings, stop=stop):
                 if isinstance(event, Row):
-                    rows.append(event)
-                    yield {self.table: rows_html(rows)}
+                    rows.append(event.as_dict())
+                    yield {self.table: table_html("Prompts", rows)}
                 elif isinstance(event, Step):
                     yield {self.progress: progress_html(event.done, event.total, event.text)}
-                elif isinstance(event, Report):
-                    words = "Stopped: what had finished is below."
-                    words = words if stop.is_set() else "Finished."
-                    yield {self.progress: progress_html(1, 1, words), **self._finished(event)}
+        words = "Stopped: what had finished is below." if stop.is_set() else "Finished."
+        yield {self.progress: progress_html(1, 1, words), self.summary: summary_html(event)}
+        if rows:
+            paths = zip(self.files, write_files(event), strict=True)
+            yield {file: gr.update(value=path, interactive=True) for file, path in paths}
 
     def _tuned(
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
@@ -168,16 +142,13 @@ class Tab:
         if not pair.pair:
             raise BadInput("Drafts are raced for the pairs of the list; yours has one at most.")
 
-        @contextmanager
-        def open_session(chosen: ModelChoice) -> Iterator[LimitedSession]:
-            for _ in self._service.states(chosen, stop):
-                pass
-            with self._service.session(chosen, visitor) as session:
-                yield session
+        def prepare(chosen: ModelChoice) -> Iterator[str]:
+            return (state.line for state in self._service.states(chosen, stop))
 
         rows: list[Raced] = []
         name = self._offer.named(pair).pair
-        for event in tune.tune(name, open_session, prompts=limit, stop=stop):
+        sessions = partial(self._service.session, visitor=visitor)
+        for event in tune.tune(name, sessions, prepare=prepare, prompts=limit, stop=stop):
             if isinstance(event, str):
                 done = len(rows) + 1, len(rows) + 2
                 yield {self.progress: progress_html(*done, event)}
@@ -188,45 +159,19 @@ class Tab:
         for _ in self._service.states(pair, stop):
             yield {self.progress: progress_html(1, 1, words)}
 
-    def _finished(self, report: Report) -> dict[Any, Any]:
-        """What shows a finished report: its summary, its charts and its files."""
-        from specdemo.bench.figures import all_figures
-
-        changes: dict[Any, Any] = {self.summary: summary_html(report)}
-        for plot, figure in zip(self.plots, all_figures(report), strict=False):
-            changes[plot] = gr.update(value=figure, visible=True)
-        try:
-            for file, path in zip(self.files, write_files(report), strict=True):
-                changes[file] = gr.update(value=path, interactive=bool(report.rows))
-        except OSError as error:  # a full disk must not cost the figures
-            changes[self.summary] += error_html(error)
-        return changes
-
-
-def error_html(error: Exception) -> str:
-    return f'<p class="sd-error" role="alert">{html.escape(error_sentence(error))}</p>'
-
 
 def progress_html(done: int, total: int, text: str) -> str:
-    share = 100 * done / max(1, total)
     return (
-        f'<div class="sd-progress"><progress max="100" value="{share:.1f}" '
+        f'<div class="sd-row"><progress max="{max(1, total)}" value="{done}" '
         f'aria-label="Benchmark progress"></progress><span role="status">{html.escape(text)}</span>'
         "</div>"
-    )
-
-
-def rows_html(rows: list[Row]) -> str:
-    return table_html(
-        "Benchmark rows",
-        [{title: row.as_dict()[name] for name, title in COLUMNS.items()} for row in rows],
     )
 
 
 def table_html(label: str, rows: Sequence[Mapping[str, Any]]) -> str:
     from specdemo.terminal import text
 
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in rows[0])
+    head = "".join(f'<th scope="col">{name.replace("_", " ")}</th>' for name in rows[0])
     body = ""
     for row in rows:
         cells = (html.escape(text(value)) for value in row.values())
@@ -241,7 +186,7 @@ def summary_html(report: Report) -> str:
     """The report in two sentences; one where nothing was finished."""
     total = report.total
     if not report.rows or total.speedup is None:
-        return '<p class="sd-bench-summary">No prompt was finished: there is nothing to sum up.</p>'
+        return "<p>No prompt was finished: there is nothing to sum up.</p>"
     same = "Every answer" if report.identical else "Not every answer"
     return (
         f'<p class="sd-bench-summary"><b>{total.speedup:.2f} times the speed</b> over '
@@ -254,11 +199,10 @@ def summary_html(report: Report) -> str:
 
 def write_files(report: Report) -> list[str]:
     """Paths of the report as JSON and HTML, in a new temporary folder."""
-    from specdemo.bench.html import page
     from specdemo.bench.report import to_json
 
     folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
     paths = [folder / f"specdemo-bench.{kind}" for kind in ("json", "html")]
-    for path, text in zip(paths, (to_json(report), page(report)), strict=True):
+    for path, text in zip(paths, (to_json(report), report.page()), strict=True):
         path.write_text(text, encoding="utf-8")
     return list(map(str, paths))

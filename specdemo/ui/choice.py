@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
-from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.models import registry
+from specdemo.errors import BadInput
+from specdemo.models import ir, machine, registry
+from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice
 from specdemo.ui.inputs import AUTO, MODELS, OWN
 from specdemo.ui.service import Report
@@ -16,9 +15,6 @@ from specdemo.ui.service import Report
 if TYPE_CHECKING:
     from specdemo.serving.client import RemoteSession
     from specdemo.session import Session
-
-ENGINE_PATIENCE = 900.0
-"""Seconds to wait, at the start, for an engine elsewhere that is still loading its model."""
 
 
 class Offer:
@@ -35,7 +31,7 @@ class Offer:
         self._capacity = capacity
         self.current, self.why, self.later = first.pair, "", None
         if first.pair == AUTO:
-            found = registry.default_pair(fetch=False)
+            found = registry.default_pair()
             self.current, self.later = found.pair.name, found.later
             self.why = "" if found.later else found.why.partition(": ")[2]
 
@@ -62,6 +58,16 @@ class Offer:
         """From now on AUTO stands for `pair`."""
         self.current, self.why = pair.name, ""
 
+    def fetch(self, chosen: ModelChoice, report: Report) -> bool:
+        """Fetch what is missing of the models. Whether there is memory to load them beside others.
+        Raises SpecdemoError."""
+        from specdemo.models.load import fetch_pair
+
+        chosen = self.named(chosen)
+        models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
+        weights = sum(machine.file_size(one.folder / ir.WEIGHTS) for one in models)
+        return machine.available_bytes() > weights + WORKING_BYTES
+
     def open_session(self, chosen: ModelChoice, report: Report) -> Session:
         return open_session(self.named(chosen), report, **self._capacity)
 
@@ -86,8 +92,7 @@ class Offer:
             fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
             if not found.fits:
                 fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
-            fact = "; ".join(filter(None, (fact, found.facts)))
-            facts[pair.name] = fact
+            facts[pair.name] = "; ".join(filter(None, (fact, found.facts)))
         return [
             (f"{title} ({facts[name]})" if facts.get(name) else title, name)
             for title, name in self.pairs()
@@ -97,36 +102,19 @@ class Offer:
 class RemoteOffer(Offer):
     """The one choice of a page in front of an engine elsewhere (`app.py --engine`): its pair.
 
-    Waits for an engine that is still loading. Raises RequestFailed when there is none, BadInput for
-    a URL that is none.
+    Raises RequestFailed when there is none, Busy while it is loading, BadInput for a URL that is
+    none.
     """
 
     def __init__(self, url: str):
         from specdemo.serving.client import RemoteSession
 
         self._url = url
-        since = time.monotonic()
-        while True:
-            try:
-                with RemoteSession(url) as session:
-                    pair = session.info
-                break
-            except Busy as error:
-                if time.monotonic() - since > ENGINE_PATIENCE:
-                    words = f"is still not ready after {ENGINE_PATIENCE:g} s."
-                    raise RequestFailed(f"The engine at {url} {words}") from error
-                print(f"The engine at {url}: {error}", file=sys.stderr, flush=True)
-                time.sleep(3)
+        with RemoteSession(url) as session:
+            pair = session.info
         self._title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
         super().__init__(ModelChoice(pair.name), shared=True)
         self.fixed = MODELS  # which numerics it has is the engine's to say
-
-    def resolve(self, chosen: ModelChoice) -> ModelChoice:
-        if chosen.pair != self.current:
-            raise BadInput(
-                f"This page asks the engine at {self._url}; its only pair is {self.current}."
-            )
-        return self.first
 
     def pairs(self) -> list[tuple[str, str]]:
         return [(self._title, self.current)]
@@ -137,7 +125,6 @@ class RemoteOffer(Offer):
         """The engine, whatever was chosen."""
         from specdemo.serving.client import RemoteSession
 
-        report(f"Reaching the engine at {self._url}")
         return RemoteSession(self._url)
 
 

@@ -3,44 +3,32 @@ time went, and what forwards cost. The page's script draws them."""
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from importlib import resources
+from collections import Counter
 from typing import Any
-
-import numpy as np
 
 from specdemo.bench.costs import measured_costs
 from specdemo.engine.policy import MAX_DRAFT
-from specdemo.trace import Trace, acceptance_by_position, summarize
-
-SIZES = range(1, MAX_DRAFT + 2)
-"""Tokens of the target's forwards."""
+from specdemo.trace import Trace, summarize
 
 
 def of_run(trace: Trace) -> dict[str, Any]:
     """All figures of a run, as JSON holds them."""
-    drafts = [len(round_.drafted) for round_ in trace.rounds if round_.drafted]
-    return {
-        "sources": sources(trace),
-        "seconds": seconds_spent(trace),
-        "positions": acceptance_by_position([trace]),
-        "costs": costs(trace),
-        "draft_length": sum(drafts) / len(drafts) if drafts else None,
-    }
+    return {"sources": sources(trace), "seconds": seconds_spent(trace), "costs": costs(trace)}
 
 
 def sources(trace: Trace) -> list[dict[str, Any]]:
     """The sources that proposed anything, the most useful first: how many tokens the target
-    examined, and how many it accepted, each a forward that autoregressive decoding needs."""
-    found: dict[str, dict[str, Any]] = {}
+    examined, and how many it accepted."""
+    examined: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
     for token in (token for round_ in trace.rounds for token in round_.drafted):
-        if token.accepted or token.target_probability is not None:
-            new = {"name": token.source, "examined": 0, "accepted": 0}
-            source = found.setdefault(token.source, new)
-            source["examined"] += 1
-            source["accepted"] += token.accepted
-    return sorted(found.values(), key=lambda source: -source["accepted"])
+        accepted[token.source] += token.accepted
+        examined[token.source] += token.accepted or token.target_probability is not None
+    return [
+        {"name": name, "examined": examined[name], "accepted": count}
+        for name, count in accepted.most_common()
+        if examined[name]
+    ]
 
 
 def seconds_spent(trace: Trace) -> dict[str, dict[str, float]]:
@@ -71,21 +59,5 @@ def costs(trace: Trace) -> dict[str, Any] | None:
     return {
         "plain_ms": 1e3 * found.plain,
         "draft_step_ms": 1e3 * summary.draft_seconds / summary.drafted,
-        "verify_ms": [1e3 * found.verify_seconds(size) for size in SIZES],
+        "verify_ms": [1e3 * found.verify_seconds(size) for size in range(1, MAX_DRAFT + 2)],
     }
-
-
-@cache
-def machines() -> dict[str, Any]:
-    """The costs of other machines, by name; a single token is what decoding costs there."""
-    text = resources.files("specdemo.bench").joinpath("cost_tables.json").read_text("utf-8")
-    found = {}
-    for name, one in json.loads(text).items():
-        sizes, measured = map(int, one["ms"]), np.maximum.accumulate(list(one["ms"].values()))
-        found[name] = {
-            "processor": one["processor"],
-            "plain_ms": one["ms"]["1"],
-            "draft_step_ms": one["draft_step_ms"],
-            "verify_ms": np.interp(SIZES, list(sizes), measured).tolist(),
-        }
-    return found

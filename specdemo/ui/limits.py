@@ -9,21 +9,20 @@ import ipaddress
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from specdemo.answering import Answering, Question
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics, Record
-from specdemo.settings import Settings, require_loaded
+from specdemo.settings import require_loaded
 from specdemo.trace import Trace
 
 if TYPE_CHECKING:
     import gradio
-
-    from specdemo.answering import Answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,6 @@ def visitor_of(request: gradio.Request) -> Visitor:
     return Visitor((request.session_hash or "")[:64] or f"address {address or 'here'}", address)
 
 
-SENTENCES = (
-    ("You have {} questions", "You have asked {} questions"),
-    ("{} questions from your network are", "{} questions came from your network"),
-)
-"""How the sentences on requests at work, and on those of a minute, begin: for a visitor, for an
-address."""
-
-
 class Gate:
     """Counts the requests of each visitor and each address. Thread safe."""
 
@@ -97,112 +88,92 @@ class Gate:
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
         """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
-        names = {f"visitor {visitor.name}": 1}
+        limits = self.limits
+        rules = [(f"visitor {visitor.name}", "from you", limits.at_once, limits.per_minute)]
         if visitor.address:  # a program can make up a new name for every question
-            names[f"address {visitor.address}"] = 1
+            most = limits.of_address, limits.of_address_per_minute
+            rules.append((f"address {visitor.address}", "from your network", *most))
+        names = Counter(name for name, *_ in rules)
         with self._lock:
-            refusal = self._refusal(list(names), monotonic())
-            if refusal:
+            try:
+                self._admit(rules, monotonic())
+            except Busy:
                 self._metrics.requests.labels("answer", "refused").inc()
-                raise Busy(refusal)
-            self._at_work.update(names)
+                raise
+            self._at_work += names
         try:
             yield
         finally:
             with self._lock:
-                self._at_work -= Counter(names)
+                self._at_work -= names
 
-    def _refusal(self, names: list[str], now: float) -> str:
-        """Why a request of these names is one too many; "" if it is not, which counts it."""
-        limits, at_work, started = self.limits, self._at_work, self._started
-        visitor = limits.at_once, limits.per_minute
-        network = limits.of_address, limits.of_address_per_minute
-        rules = list(zip(names, (visitor, network), SENTENCES, strict=False))
-        for name, (most, _), (told, _) in rules:
-            if at_work[name] >= most:
-                return f"{told.format(most)} at work already; wait for one to finish, or stop it."
-        if len(started) > 1000:  # names cost nothing to make up
-            for name in [name for name, times in started.items() if now - times[-1] >= 60]:
-                del started[name]
-        for name, (_, most), (_, told) in rules:
-            times = started.get(name, ())
-            if len(times) == most and now - times[0] < 60:
+    def _admit(self, rules: list[tuple[str, str, int, int]], now: float) -> None:
+        """Count a request of these names, each with its most requests at once and a minute."""
+        if len(self._started) > 1000:  # names cost nothing to make up
+            recent = self._started.items()
+            self._started = {name: times for name, times in recent if now - times[-1] < 60}
+        for name, whose, at_once, per_minute in rules:
+            if self._at_work[name] >= at_once:
+                words = "are at work already; wait for one to finish, or stop it."
+                raise Busy(f"{at_once} questions {whose} {words}")
+            times = self._started.get(name, ())
+            if len(times) == per_minute and now - times[0] < 60:
                 rest = math.ceil(60 - (now - times[0]))
-                return f"{told.format(most)} within a minute; ask again in {rest} seconds."
-        for name, (_, most), _ in rules:
-            started.setdefault(name, deque(maxlen=most)).append(now)
-        return ""
+                words = f"came within a minute; ask again in {rest} seconds."
+                raise Busy(f"{per_minute} questions {whose} {words}")
+        for name, _, _, per_minute in rules:
+            self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
 
 
-class LimitedSession:
+class LimitedSession(Answering):
     """A session within the limits of one request, which counts how the request ended. Attributes
-    that are not here are the session's own."""
+    that are not here are the session's own.
+
+    What it raises comes with the first event: BadInput too for an instruction or an answer over the
+    limits, RequestFailed when it took too long."""
 
     def __init__(self, session: Answering, metrics: Metrics, limits: Limits = LIMITS):
-        self._session = session
-        self._metrics = metrics
-        self._limits = limits
+        self._session, self._metrics, self._limits = session, metrics, limits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def answer(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Answering.answer`, but what it raises comes with the first event: BadInput too for an
-        instruction or an answer over the limits, RequestFailed when it took too long."""
-        return self._limited(self._session.answer, instruction, settings, **options)
+    def close(self) -> None:
+        """The session is not this request's to close."""
 
-    def race(self, instruction: str, settings: Settings, **options: Any) -> Iterator[Any]:
-        """As `Answering.race`, in the same limits as `answer`."""
-        return self._limited(self._session.race, instruction, settings, **options)
+    def ask(self, question: Question) -> Iterator[Any]:
+        stop = question.stop or threading.Event()
+        late = threading.Event()
 
-    def _limited(
-        self,
-        start: Callable[..., Iterator[Any]],
-        instruction: str,
-        settings: Settings,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Any], None] | None = None,
-        **options: Any,
-    ) -> Iterator[Any]:
-        stop = stop or threading.Event()
-        deadline = monotonic() + self._limits.seconds
+        def end() -> None:
+            late.set()
+            stop.set()
 
-        def late() -> bool:
-            over = monotonic() > deadline
-            if over:
-                stop.set()
-            return over
-
-        def waited(waiting: Any) -> None:
-            if not late() and on_wait is not None:
-                on_wait(waiting)
-
+        timer = threading.Timer(self._limits.seconds, end)
+        timer.daemon = True
         with Record(self._metrics) as record:
-            self._check(instruction, settings)
-            started = start(instruction, settings, stop=stop, on_wait=waited, **options)
-            with closing(started) as events:
-                for event in events:
-                    if late() and isinstance(event, Trace):
-                        record.end("timeout", event)
-                        raise RequestFailed(
-                            f"Stopped after {self._limits.seconds:g} seconds, as long as this "
-                            "server gives to a question; ask for a shorter answer."
-                        )
-                    record.saw(event)
-                    yield event
+            self._check(question)
+            timer.start()
+            try:
+                with closing(self._session.ask(replace(question, stop=stop))) as events:
+                    for event in events:
+                        if late.is_set() and isinstance(event, Trace):
+                            record.end("timeout", event)
+                            raise RequestFailed(
+                                f"Stopped after {self._limits.seconds:g} seconds, as long as this "
+                                "server gives to a question; ask for a shorter answer."
+                            )
+                        record.saw(event)
+                        yield event
+            finally:
+                timer.cancel()
 
-    def _check(self, instruction: str, settings: Settings) -> None:
-        limits = self._limits
-        require_loaded(settings, limits.numerics)
-        if len(instruction) > limits.prompt_characters:
-            raise BadInput(
-                f"The question has {len(instruction)} characters; this server reads up to "
-                f"{limits.prompt_characters}: shorten it."
-            )
-        if settings.max_new_tokens > limits.new_tokens:
-            raise BadInput(
-                f"Maximum tokens is {settings.max_new_tokens}; this server gives up to "
-                f"{limits.new_tokens}.",
-                "max_new_tokens",
-            )
+    def _check(self, question: Question) -> None:
+        limits, length = self._limits, len(question.instruction)
+        require_loaded(question.settings, limits.numerics)
+        if length > limits.prompt_characters:
+            most = f"this server reads up to {limits.prompt_characters}: shorten it."
+            raise BadInput(f"The question has {length} characters; {most}")
+        if (asked := question.settings.max_new_tokens) > limits.new_tokens:
+            message = f"Maximum tokens is {asked}; this server gives up to {limits.new_tokens}."
+            raise BadInput(message, "max_new_tokens")

@@ -27,7 +27,7 @@ class PageOptions(ModelChoice):
     host: Line = option(
         "0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on", section="Who may ask"
     )
-    port: whole(1, 65535) = option(7860, "port to listen on, or the next free one")
+    port: whole(1, 65535) = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
     shared: bool | None = option(
         None,

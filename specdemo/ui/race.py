@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -15,8 +14,6 @@ from specdemo.ui import MAX_EVENTS, PRIVATE, inputs, runs
 from specdemo.ui.choice import Offer
 from specdemo.ui.limits import LIMITS, visitor_of
 from specdemo.ui.service import Service
-
-STATIC = Path(__file__).parent / "static"
 
 EXAMPLES = (
     "Write a Python function that reverses a string",
@@ -32,24 +29,28 @@ REMEMBER_INPUTS = """(...values) => {
 }"""
 
 MOUNT = "window.specdemo.mount(element, server)"
-RECEIVE = """watch('value', () => window.specdemo.receive(props.value));
-window.specdemo.receive(props.value)"""
+RECEIVE = "watch('value', () => window.specdemo.receive(props.value))"
 
 
 class Tab:
     """The tab's components and its events. `inputs` are by name, in the order of inputs.NAMES."""
 
     def __init__(
-        self, service: Service, running: runs.Running, offer: Offer, defaults: dict[str, Any]
+        self,
+        service: Service,
+        running: runs.Running,
+        offer: Offer,
+        defaults: dict[str, Any],
+        stage: str,
     ):
-        """Adds the tab to the layout being built; the inputs start with `defaults`."""
+        """Adds the tab to the layout being built; the inputs start with `defaults`, and `stage` is
+        the HTML that shows a race."""
         self._service, self._running, self._offer = service, running, offer
         self._defaults = defaults
         with gr.Row(elem_id="sd-ask", equal_height=True):
             question = gr.Textbox(
                 label="Your question",
                 value=defaults["question"],
-                placeholder="Ask anything, for example how a rainbow forms",
                 max_lines=8,
                 scale=8,
                 elem_id="sd-question",
@@ -58,13 +59,15 @@ class Tab:
             narrow = {"scale": 1, "min_width": 110}
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
             self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
-        examples = [[text] for text in EXAMPLES]
-        gr.Examples(examples, [question], label="Or try one of these", elem_id="sd-examples")
+        with gr.Row(elem_id="sd-examples"):
+            for text in EXAMPLES:
+                example = gr.Button(text, size="sm", scale=0)
+                example.click(None, None, question, js=f"() => {json.dumps(text)}", **PRIVATE)
         self.inputs = {"question": question}
-        self._add_settings()
+        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
+            self._add_settings()
         self.inputs = {name: self.inputs[name] for name in inputs.NAMES}
         plain = {"apply_default_css": False}
-        stage = (STATIC / "stage.html").read_text("utf-8")
         opens = {"js_on_load": MOUNT, "server_functions": [runs.opened]}
         gr.HTML(html_template=stage, elem_id="sd-stage", **opens, **plain)
         channel = {"html_template": "", "visible": "hidden", "js_on_load": RECEIVE}
@@ -79,40 +82,36 @@ class Tab:
         def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
             put(gr.Dropdown, name, label, choices=choices or inputs.choices(name), **options)
 
-        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
-            with gr.Row():
-                info = "The target model and its draft. A pair that is not here yet is downloaded."
-                choice("pair", "Pair", self._offer.pairs(), scale=2, info=info)
-                choice("drafter", "Drafter", inputs.DRAFTERS)
-                choice("draft_tokens", "Draft length", inputs.DRAFT_LENGTHS)
-            with gr.Row(visible=False) as self.own:
-                repository = {"placeholder": "owner/name or a folder", "max_lines": 1, "scale": 2}
-                put(gr.Textbox, "target", "Target", elem_id="sd-own-target", **repository)
-                put(gr.Textbox, "draft", "Draft", **repository)
-                choice("weight_format", "Weight format")
-            with gr.Row():
-                most = {"maximum": LIMITS.new_tokens, "step": 1}
-                limits = {**inputs.limits("max_new_tokens"), **most}
-                put(gr.Slider, "max_new_tokens", "Maximum tokens", **limits)
-                limits = inputs.limits("temperature")
-                put(gr.Slider, "temperature", "Temperature", step=0.05, **limits)
-                put(gr.Slider, "top_p", "Top-p", minimum=0.01, step=0.01, **inputs.limits("top_p"))
-            with gr.Row():
-                put(gr.Number, "top_k", "Top-k", precision=0, **inputs.limits("top_k"))
-                put(gr.Number, "seed", "Seed", precision=0, **inputs.limits("seed"))
-                choice("coupling", "Acceptance rule")
-            with gr.Row():
-                put(gr.Radio, "numerics", "Numerics", choices=inputs.choices("numerics"))
-                choice("kv_cache", "KV cache precision")
-                for name, label in (("device", "Device"), ("draft_device", "Draft device")):
-                    known = sorted({"CPU", self._defaults[name]})
-                    choice(name, label, known, allow_custom_value=True)
+        with gr.Row():
+            info = "The target model and its draft. A pair that is not here yet is downloaded."
+            choice("pair", "Pair", self._offer.pairs(), scale=2, info=info)
+            choice("drafter", "Drafter", inputs.DRAFTERS)
+            choice("draft_tokens", "Draft length", inputs.DRAFT_LENGTHS)
+        with gr.Row(visible=False) as self.own:
+            put(gr.Textbox, "target", "Target", elem_id="sd-own-target", max_lines=1, scale=2)
+            put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
+            choice("weight_format", "Weight format")
+        with gr.Row():
+            most = {**inputs.limits("max_new_tokens"), "maximum": LIMITS.new_tokens}
+            put(gr.Slider, "max_new_tokens", "Maximum tokens", step=1, **most)
+            heat = inputs.limits("temperature")
+            put(gr.Slider, "temperature", "Temperature", step=0.05, **heat)
+            put(gr.Slider, "top_p", "Top-p", minimum=0.01, step=0.01, **inputs.limits("top_p"))
+        with gr.Row():
+            put(gr.Number, "top_k", "Top-k", precision=0, **inputs.limits("top_k"))
+            put(gr.Number, "seed", "Seed", precision=0, **inputs.limits("seed"))
+            choice("coupling", "Acceptance rule")
+        with gr.Row():
+            put(gr.Radio, "numerics", "Numerics", choices=inputs.choices("numerics"))
+            choice("kv_cache", "KV cache precision")
+            put(gr.Textbox, "device", "Device", max_lines=1)
+            put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
-    def connect(self, blocks: gr.Blocks, status: gr.HTML) -> None:
-        """Connects the events of the tab, and those of opening and leaving the page."""
+    def connect(self, blocks: gr.Blocks, status: gr.HTML, tuning: Any) -> None:
+        """Connects the events of the tab, and those of opening and leaving the page. After the
+        event `tuning`, as after opening it, `status` says what is here."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
-        many = {"concurrency_limit": None, **PRIVATE}
         remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
         # "multiple": the default drops a change that comes while another one is being told.
         changes = [component.change for component in every]
@@ -126,9 +125,9 @@ class Tab:
         self.stop.click(self._stop, None, None, **now)
         blocks.unload(self._leave)
         blocks.load(self._linked_inputs, None, every, **now)
-        models = [self.inputs[name] for name in ("pair", "device", "draft_device")]
-        loaded = blocks.load(self._loading, None, status, **many)
-        loaded.then(self._offered_here, None, models, **many)
+        for event in (tuning.then, blocks.load):
+            event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
+        blocks.load(lambda: gr.update(choices=self._offer.surveyed_pairs()), None, pair, **now)
 
     def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
         given = dict(zip(inputs.NAMES, values, strict=True))
@@ -160,14 +159,6 @@ class Tab:
     def _loading(self) -> Iterator[str]:
         for line in runs.loading(self._service):
             why = self._offer.why and self._service.state.pair == self._offer.first
-            words = f"{line}. Chosen for this machine: {self._offer.why}" if why else line
-            yield html.escape(words)
-
-    def _offered_here(self) -> list[Any]:
-        """The pairs with how they stand on this machine, and OpenVINO's devices."""
-        from specdemo.models import machine
-
-        there = machine.devices()
-        devices = [self._defaults[name] for name in ("device", "draft_device")]
-        found = [gr.update(choices=sorted({*there, device})) for device in devices]
-        return [gr.update(choices=self._offer.surveyed_pairs()), *found]
+            yield html.escape(
+                f"{line}. Chosen for this machine: {self._offer.why}" if why else line
+            )

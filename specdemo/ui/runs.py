@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from itertools import chain
 from threading import Event
 from typing import Any
 
+from specdemo.answering import Answering
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
@@ -66,9 +67,8 @@ class Running:
 class Channel:
     """The sending end for one run. The size of an envelope does not grow with the answer."""
 
-    def __init__(self, question: str = "", limit: int = 0):
-        self.run = uuid.uuid4().hex[:16]
-        self.question, self.limit = question, limit
+    def __init__(self, limit: int = 0):
+        self.run, self.limit = uuid.uuid4().hex[:16], limit
         self.rounds: list[Round] = []
         self.baseline: list[BaselineToken] = []
         # A browser draws only the latest of two updates that arrive within one frame, so that each
@@ -76,7 +76,7 @@ class Channel:
         self._sent = deque([(0, 0)], maxlen=2)
 
     def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
-        """`phase` is "idle", "loading", "waiting", "speculative", "plain" (the baseline), "done",
+        """`phase` is "loading", "waiting", "speculative", "plain" (the baseline), "done",
         "stopped", "error" or "opened"; `note` is a sentence for the status line."""
         rounds_from, plain_from = self._sent[0]
         self._sent.append((len(self.rounds), len(self.baseline)))
@@ -93,11 +93,11 @@ class Channel:
         }
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
-    def finished(self, trace: Trace, phase: str, note: str = "", **extra: Any) -> str:
+    def finished(self, trace: Trace, phase: str, note: str) -> str:
         """The last envelope of a run: the whole trace, once, its figures and the verdict."""
         self.rounds, self.baseline, self._sent = [], [], deque([(0, 0)])
         whole = {"trace": json.loads(to_json(trace)), "figures": figures.of_run(trace)}
-        return self.envelope(phase, note, verdict=asdict(verdict(trace)), **whole, **extra)
+        return self.envelope(phase, note, verdict=asdict(verdict(trace)), **whole)
 
 
 def failed(error: Exception) -> str:
@@ -114,8 +114,7 @@ def opened(text: str) -> str:
         trace = from_json(text)
     except BadInput as error:
         return failed(error)
-    channel = Channel(limit=trace.settings.max_new_tokens)
-    return channel.finished(trace, "opened", origin(trace))
+    return Channel(trace.settings.max_new_tokens).finished(trace, "opened", origin(trace))
 
 
 def run(
@@ -127,7 +126,7 @@ def run(
     settings: Settings,
 ) -> Iterator[str]:
     """Answer and baseline, update by update. An error ends it with one sentence."""
-    channel = Channel(question, settings.max_new_tokens)
+    channel = Channel(settings.max_new_tokens)
     with running.run(visitor.name, "race") as stop:
         try:
             yield channel.envelope("loading", "Starting")
@@ -135,7 +134,8 @@ def run(
                 if state.kind == "loading":
                     yield channel.envelope("loading", f"{state.line}. Your question is next.")
             with service.session(pair, visitor) as session:
-                yield from _race(session, channel, settings, stop, service)
+                yield channel.envelope("loading", "Reading the question")
+                yield from _race(session, channel, question, settings, stop, service)
         except Exception as error:
             yield failed(error)
 
@@ -146,18 +146,15 @@ def update_seconds(service: Service) -> float:
 
 
 def _race(
-    session: Any, channel: Channel, settings: Settings, stop: Event, service: Service
+    session: Answering,
+    channel: Channel,
+    question: str,
+    settings: Settings,
+    stop: Event,
+    service: Service,
 ) -> Iterator[str]:
-    from specdemo.bench.energy import Meter
-
-    # A session that runs elsewhere has a meter of its own.
-    make_meter = getattr(session, "meter", Meter)
-    meters: dict[str, Any] = {}
-    tokens: Counter[str] = Counter()
-    joules: dict[str, float | None] = {}
     places: deque = deque(maxlen=1)
-    events = session.race(channel.question, settings, stop=stop, on_wait=places.append)
-    yield channel.envelope("loading", "Reading the question")
+    events = session.race(question, settings, stop=stop, on_wait=places.append)
     # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
     pool = ThreadPoolExecutor(1)
     first = pool.submit(next, events)
@@ -169,38 +166,23 @@ def _race(
     for event in chain([first.result()], events):
         if isinstance(event, Trace):
             break
-        if isinstance(event, Round):
-            phase, new = "speculative", len(event.tokens)
-            channel.rounds.append(event)
-        else:
-            phase, new = "plain", 1
-            channel.baseline.append(event)
-        if phase not in meters:  # energy counts from the first token on, as the seconds do
-            meters[phase] = make_meter()
-        else:
-            tokens[phase] += new
-            joules[phase] = meters[phase].joules()
+        answering = isinstance(event, Round)
+        (channel.rounds if answering else channel.baseline).append(event)
         if time.monotonic() - sent >= update_seconds(service):
+            phase = "speculative" if answering else "plain"
             yield channel.envelope(phase, NOTES[phase])
             sent = time.monotonic()
-    if event.finish_reason == "cancelled":
-        yield channel.finished(event, "stopped", "Stopped.")
-    elif stop.is_set():
-        yield channel.finished(event, "stopped", "Stopped during the baseline.")
-    else:
-        known = {phase: value / tokens[phase] for phase, value in joules.items() if value}
-        yield channel.finished(event, "done", "Measured just now.", joules=known or None)
+    stopped = stop.is_set() or event.finish_reason == "cancelled"
+    phase, note = ("stopped", "Stopped.") if stopped else ("done", "Measured just now.")
+    yield channel.finished(event, phase, note)
 
 
 def loading(service: Service) -> Iterator[str]:
     """Text for the line under the title, until the pair is ready or has failed. Starts nothing."""
     shown = None
-    while True:
-        state = service.state
-        if state != shown:
-            shown = state
-            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[state.kind]
-            yield prefix + state.line
-        if state.kind != "loading":
-            return
+    while shown is None or shown.kind == "loading":
+        if service.state != shown:
+            shown = service.state
+            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[shown.kind]
+            yield prefix + shown.line
         time.sleep(0.2)

@@ -6,10 +6,7 @@ import gc
 import json
 import os
 import secrets
-import socket
-import sys
 import tempfile
-import webbrowser
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from specdemo import metrics
 from specdemo.cli import option_name
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import RequestFailed
 from specdemo.models.registry import chosen_pair
 from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
@@ -33,14 +30,21 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
+STOP_LOOP = b"""<script>{
+  const frame = requestAnimationFrame;
+  window.requestAnimationFrame = (draw) =>
+    window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
+}</script>"""
+"""Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
+5 % of a core. It ends once the page is there. Gradio's own `head` is put in too late for this."""
+
 SESSIONS = 256
 """Browser sessions whose state Gradio remembers, 0.2 MB each; the longest unused go first."""
 
 
 def main(options: PageOptions) -> None:
     """Serve until interrupted. Raises SpecdemoError."""
-    listening = free_socket(options.host, options.port)
-    port = listening.getsockname()[1]
+    listening = bound_socket(options.host, options.port)
     chosen_pair(options, partial(option_name, ModelChoice), default=lambda: None)
 
     from huggingface_hub import constants
@@ -62,7 +66,7 @@ def main(options: PageOptions) -> None:
         learn = options.learn_ngrams
         capacity["learn"] = not strangers if learn is None else learn
         offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
-        service = Service(offer.first, offer.open_session, limits_for(strangers))
+        service = Service(offer.first, offer.open_session, limits_for(strangers), offer.fetch)
     metrics.log_requests()
     service.start()
 
@@ -80,13 +84,10 @@ def main(options: PageOptions) -> None:
         os.environ["GRADIO_TEMP_DIR"] = files
         blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
         door = PageDoor(blocks, (options.host, *options.allowed_host), options.allow_origin)
-        url = url_of("127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host, port)
-        app = page_app(blocks, looks, service, door, key_from_environment(), url)
+        app = page_app(blocks, looks, service, door, key_from_environment())
         if options.share:
-            door.hosts.add(public_name(options.host, port))
-        print(f"The page is up: {url}/", flush=True)
-        if _has_desktop():
-            webbrowser.open(url)
+            door.hosts.add(public_name(options.host, options.port))
+        print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
         proxies = ",".join(options.trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
 
         def finish() -> None:
@@ -107,7 +108,7 @@ class PageDoor(doors.Door):
     """The door of the page. It knows which of Gradio's endpoints there are and what they take, so
     that a wrong request is told so before Gradio fails on it."""
 
-    endless = "/gradio_api/heartbeat/", "/gradio_api/mcp"
+    endless = ("/gradio_api/heartbeat/",)
 
     def __init__(self, blocks: gradio.Blocks, *rules: Any):
         super().__init__(*rules)
@@ -115,54 +116,38 @@ class PageDoor(doors.Door):
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
         path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
+        queue, reads = self._blocks._queue, scope["method"] == "GET"
         if path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]:
             return self._wrong_call(path[-1], body)
-        elif scope["method"] == "GET" and path[0] == "call" and not self._has_event(path[-1]):
-            return 404, "There is no such event; it ended, or it never began."
-        elif scope["method"] == "GET" and path == ["queue", "data"]:
+        if reads and path[0] == "call":
+            waiting = queue.pending_event_ids_session.values()
+            if not any(path[-1] in ids for ids in (queue.event_ids_to_events, *waiting)):
+                return 404, "There is no such event; it ended, or it never began."
+        if reads and path == ["queue", "data"]:
             session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
-            if session[0] not in self._blocks._queue.pending_messages_per_session:
+            if session[0] not in queue.pending_messages_per_session:
                 return 404, "This session has asked nothing."
         return None
 
     def _wrong_call(self, name: str, body: bytes) -> tuple[int, str] | None:
+        from gradio_client.utils import is_file_obj_with_meta, traverse
+
         try:
             asked = json.loads(body)
             data, number = asked.get("data"), asked.get("fn_index")
         except (ValueError, AttributeError, RecursionError):
             return 400, "The request's body is no JSON object."
-        functions = self._blocks.fns
-        if isinstance(number, int):
-            function = functions.get(number)
-        else:
-            function = next((one for one in functions.values() if one.api_name == name), None)
+        known = self._blocks.fns
+        named = (one for one in known.values() if one.api_name == name)
+        function = known.get(number) if isinstance(number, int) else next(named, None)
         if function is None or function.fn is None:
             return 404, "There is no such endpoint; GET /gradio_api/info lists them."
-        most = len(function.inputs)
         least = sum(not block.skip_api for block in function.inputs)
-        if not isinstance(data, list) or len(data) not in (least, most):
+        if not isinstance(data, list) or len(data) not in (least, len(function.inputs)):
             return 400, f"data must be a list of {least} values; GET /gradio_api/info has them."
-        for block, value in zip(function.inputs, data, strict=False):
-            examples = getattr(block, "raw_samples", None)
-            if examples and not (type(value) is int and 0 <= value < len(examples)):
-                return 400, f"There is no such example; they are 0 to {len(examples) - 1}."
-        if _names_a_file(data):
-            return 403, "No endpoint here takes a file."
-        return None
-
-    def _has_event(self, event: str) -> bool:
-        queue = self._blocks._queue
-        waiting = queue.pending_event_ids_session.values()
-        return event in queue.event_ids_to_events or any(event in ids for ids in waiting)
-
-
-def _names_a_file(data: Any) -> bool:
-    """Whether Gradio would take something in what was sent for the description of a file."""
-    from gradio_client.utils import is_file_obj_with_meta, traverse
-
-    found: list[Any] = []
-    traverse(data, found.append, is_file_obj_with_meta)
-    return bool(found)
+        files: list[Any] = []
+        traverse(data, files.append, is_file_obj_with_meta)
+        return (403, "No endpoint here takes a file.") if files else None
 
 
 def page_app(
@@ -171,21 +156,21 @@ def page_app(
     service: Service,
     door: PageDoor,
     key: str | None,
-    url: str,
 ) -> FastAPI:
-    """The page with its endpoints at `url`, MCP, GET /health and GET /metrics. /health has status
-    200 once the models are ready, else 503. With a `key` its figures, and /metrics, are for those
-    who have it."""
+    """The page with its endpoint, GET /health and GET /metrics. /health has status 200 once the
+    models are ready, else 503. With a `key` its figures, and /metrics, are for those who have
+    it."""
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, Response
-    from starlette.middleware import Middleware
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-    from specdemo.ui import MAX_EVENTS, api
-    from specdemo.ui.preview import Preview
+    from specdemo.ui import MAX_EVENTS
 
-    app = FastAPI(middleware=door.middleware(), openapi_url=None)
+    def index(request: Request) -> Response:
+        gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
+        whole = gradios(request, None).body
+        return HTMLResponse(whole.replace(b"<head>", b"<head>" + STOP_LOOP, 1))
 
     async def health(request: Request) -> Response:
         found = service.health()
@@ -203,35 +188,29 @@ def page_app(
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
-    app.add_route("/health", health)
-    app.add_route("/metrics", figures)
+    app = FastAPI(middleware=door.middleware(), openapi_url=None)
+    for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
+        app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
-    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
+    handlers = dict.fromkeys(wrong, unreadable)
+    _tune(blocks, 3 * MAX_EVENTS, 2 * MAX_EVENTS)
+    told = {"show_error": False, "enable_monitoring": False, "mcp_server": False}
+    app_kwargs = {"exception_handlers": handlers}
+    gradio.mount_gradio_app(app, blocks, path="/", app_kwargs=app_kwargs, **told, **looks)
+    return app
+
+
+def _tune(blocks: gradio.Blocks, threads: int, waiting: int) -> None:
+    """Settings that Gradio has no option for when it is mounted."""
+    blocks.max_threads = threads  # a run that waits holds a thread
     blocks.state_session_capacity = SESSIONS
-    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
+    blocks.queue(max_size=waiting, api_open=False)
     # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
-    blocks._queue.sleep_when_free = 0.02
+    # The first token of a question waits for it, so it is not longer.
+    blocks._queue.sleep_when_free = 0.005
     # Without this a mounted page copies any file of this machine that a request names (launch()
     # sets it; mount_gradio_app of Gradio 6.31 does not).
     blocks.has_launched = True
-    gradio.mount_gradio_app(
-        app,
-        blocks,
-        path="/",
-        show_error=False,
-        enable_monitoring=False,
-        mcp_server=True,
-        app_kwargs={
-            "middleware": [Middleware(Preview)],
-            "exception_handlers": dict.fromkeys(wrong, unreadable),
-        },
-        **looks,
-    )
-    # MCP tools call the page's endpoints over HTTP; else at the address that the first caller's
-    # X-Forwarded-Host names, for all callers.
-    blocks.mcp_server_obj._local_url = url
-    api.answer_in_json(blocks.mcp_server_obj)
-    return app
 
 
 def public_name(host: str, port: int) -> str:
@@ -244,23 +223,3 @@ def public_name(host: str, port: int) -> str:
         raise RequestFailed(f"No public link could be made: {error}") from error
     print(f"Anybody can reach it for a week: https://{name}", flush=True)
     return name
-
-
-def free_socket(host: str, wanted: int) -> socket.socket:
-    """Listens on `wanted` or the next free port. Raises BadInput when none of fifty is free, or the
-    host is not this machine's."""
-    for port in range(wanted, min(wanted + 50, 65536)):
-        try:
-            return bound_socket(host, port)
-        except BadInput as error:
-            if error.param == "host":
-                raise
-    raise BadInput(f"--port {wanted}: no free port from {wanted} on; choose another.")
-
-
-def _has_desktop() -> bool:
-    """Whether a browser window can be seen here."""
-    screen = sys.platform in ("darwin", "win32") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
-    return screen and sys.stdout.isatty() and not ON_SPACE

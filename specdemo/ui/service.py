@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Report = Callable[[str], None]
 Opener = Callable[[ModelChoice, Report], "Session"]
+Fetch = Callable[[ModelChoice, Report], bool]
 BEGINNING = "Getting the models ready"
 
 
@@ -34,18 +35,29 @@ class State:
 
 
 class _Superseded(Exception):
-    """Another pair was asked for before this one was ready, and nobody waits for this one."""
+    """Nobody waits any more for the pair that is being loaded."""
 
 
 class Service:
-    """One pair at a time. Loading a second one first waits until nobody uses the first, then closes
-    it; `exchange` opens the second one beside the first. A pair that is still loading is given up
-    as soon as nobody waits for it and another is wanted."""
+    """One pair at a time. Another is fetched and loaded while the first answers, and then takes its
+    place; what runs at that moment ends on the first. A pair is given up as soon as nobody waits
+    for it, where another is here or wanted.
 
-    def __init__(self, pair: ModelChoice, opener: Opener, limits: Limits = LIMITS):
-        self._opener = opener
+    `fetch` gets a pair's files and says whether there is memory to load it beside another one.
+    Where there is not, the one that is here is closed before.
+    """
+
+    def __init__(
+        self,
+        pair: ModelChoice,
+        opener: Opener,
+        limits: Limits = LIMITS,
+        fetch: Fetch = lambda pair, report: True,
+    ):
+        self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
         self._session: Session | None = None
+        self._here: State | None = None  # "ready", of the pair that `_session` answers for
         self._load_number = 0
         self._waiting: Counter[ModelChoice] = Counter()
         self._users: Counter[Session] = Counter()
@@ -64,15 +76,22 @@ class Service:
             if not self._load_number:
                 self._begin(self.state.pair)
 
-    def _begin(self, pair: ModelChoice) -> None:
-        """Start a thread that loads the pair. The caller holds the lock."""
+    def _begin(
+        self,
+        pair: ModelChoice,
+        chosen: ModelChoice | None = None,
+        taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start a thread that loads `chosen`, or the pair itself. The caller holds the lock."""
         self._load_number += 1
         self.state = State("loading", pair, BEGINNING)
         self._changed.notify_all()
-        arguments = pair, self._load_number
+        arguments = pair, self._load_number, chosen or pair, taken
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
-    def _load(self, pair: ModelChoice, number: int) -> None:
+    def _load(
+        self, pair: ModelChoice, number: int, chosen: ModelChoice, taken: Callable[[], None]
+    ) -> None:
         def tell(line: str, kind: str = "loading") -> None:
             with self._changed:
                 if number != self._load_number:
@@ -82,48 +101,62 @@ class Service:
 
         session = None
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: not self.users or number != self._load_number)
-                tell(BEGINNING)
-                old, self._session = self._session, None
-            if old is not None:
-                old.close()
-            session = self._opener(pair, tell)
+            if not self._fetch(chosen, tell):
+                with self._changed:
+                    tell(BEGINNING)
+                    old = self._put(None, None)
+                self._retire(old)
+            session = self._opener(chosen, tell)
             with self._changed:
                 tell(_ready(session), kind="ready")
-                self._session = session
+                taken()
+                old = self._put(session, self.state)
+            self._retire(old)
         except _Superseded:
-            if session is not None:
-                session.close()
+            self._retire(session)
         except Exception as error:
             with suppress(_Superseded):
                 tell(error_sentence(error), kind="failed")
 
-    def exchange(self, pair: ModelChoice, opener: Callable[[], Session]) -> None:
-        """Put what `opener` opens in the place of the session of `pair`, which answers meanwhile;
-        what it is answering then, it finishes. Where another pair is here, nothing is done. Raises
-        what `opener` raises: nothing has changed then."""
+    def _put(self, session: Session | None, here: State | None) -> Session | None:
+        """Exchange the session that answers; returns the old one. The caller holds the lock."""
+        old, self._session, self._here = self._session, session, here
+        return old
+
+    def _retire(self, session: Session | None) -> None:
+        """Close a session once nobody uses it."""
+        if session is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._users[session])
+            session.close()
+
+    def exchange(self, pair: ModelChoice, chosen: ModelChoice, taken: Callable[[], None]) -> None:
+        """Load `chosen` in the place of `pair`, and from then on as `pair`; `taken` is called in
+        that moment. Where another pair is here, nothing is done. Raises RequestFailed, in one
+        sentence: nothing has changed then."""
         with self._changed:
             self._changed.wait_for(lambda: self.state.kind != "loading")
-            if self.state.pair != pair:
+            if (self._here or self.state).pair != pair:
                 return
-        session = opener()
-        with self._changed:
-            stale = self.state.pair != pair or self.state.kind == "loading"
-            if not stale:
-                old, self._session = self._session, session
-                self.state = State("ready", pair, _ready(session))
-                self._changed.notify_all()
-        if stale:
-            session.close()
-        elif old is not None:
-            threading.Thread(target=self._retire, args=[old], daemon=True).start()
+            self._waiting[pair] += 1
+            self._begin(pair, chosen, taken)
+            self._changed.wait_for(lambda: self.state.kind != "loading")
+            last = self.state
+            self._leave(pair)
+        if last.kind == "failed":
+            raise RequestFailed(last.line)
 
-    def _retire(self, session: Session) -> None:
-        """Close a session once nobody uses it."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._users[session])
-        session.close()
+    def _answers(self, pair: ModelChoice) -> State | None:
+        """The state "ready" if `pair` is here."""
+        return self._here if self._here and self._here.pair == pair else None
+
+    def _leave(self, pair: ModelChoice) -> None:
+        """One less waits for `pair`. The caller holds the lock."""
+        self._waiting[pair] -= 1
+        if self._here and self.state != self._here and not self._waiting[self.state.pair]:
+            self._load_number += 1
+            self.state = self._here
+            self._changed.notify_all()
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
@@ -131,21 +164,24 @@ class Service:
         seen = None
         with self._changed:
             self._waiting[pair] += 1
-            if self.state.pair == pair and (self.state.kind == "failed" or not self._load_number):
+            fresh = self.state.kind == "failed" or not self._load_number
+            if fresh and self.state.pair == pair and not self._answers(pair):
                 self._begin(pair)
         try:
             while True:
                 with self._changed:
+                    here = self._answers(pair)
                     # Those who wait for another pair get to use it before it is replaced.
-                    if self.state.pair != pair and not self._waiting[self.state.pair]:
+                    waited = self.state.pair == pair or self._waiting[self.state.pair]
+                    if not here and not waited:
                         self._begin(pair)
-                    state = self.state
+                    state = here or self.state
                 if state.pair == pair and state.kind == "failed":
                     raise RequestFailed(state.line)
                 if state != seen:
                     seen = state
                     yield state
-                if state.pair == pair and state.kind == "ready":
+                if here:
                     return
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
@@ -153,7 +189,7 @@ class Service:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
         finally:
             with self._changed:
-                self._waiting[pair] -= 1
+                self._leave(pair)
 
     @contextmanager
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
@@ -162,7 +198,7 @@ class Service:
         one."""
         with self.gate.request(visitor):
             with self._changed:
-                if self._session is None or (self.state.kind, self.state.pair) != ("ready", pair):
+                if not self._answers(pair):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
                 session = self._session
                 self._users[session] += 1
@@ -171,7 +207,7 @@ class Service:
             except DamagedModel as error:
                 with self._changed:
                     if self._session is session:  # the next one loads it again
-                        self.state = State("failed", pair, str(error))
+                        self.state, self._here = State("failed", pair, str(error)), None
                 raise
             finally:
                 with self._changed:
@@ -183,7 +219,7 @@ class Service:
         """Cancel what is being answered, which ends within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
-            session, self._session = self._session, None
+            session = self._put(None, None)
         if session is not None:
             session.close()
 
@@ -192,7 +228,7 @@ class Service:
         session = self._session
         load = session.load if session else None
         return {
-            "status": self.state.kind,
+            "status": "ready" if self._here else self.state.kind,
             "visitors": self.gate.visitors,
             "active": load.active if load else 0,
             "queue": load.waiting if load else 0,

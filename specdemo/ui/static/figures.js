@@ -1,11 +1,5 @@
-/* What is known of a finished run beside its tokens: who guessed, and where the time went. Numbers
-   come from figures.py, words are here. */
-const shareOf = (part, whole) => Math.round(100 * part / (whole || 1)) + " %";
-const SPENT = {
-  prefill: "reading the question (prefill)", drafting: "drafting", target: "target forwards",
-  outside: "outside inference",
-};
-
+/* What is known of a finished run beside its tokens: what proposed them, where the time went, and
+   what other acceptance rates and draft lengths would give. figures.py has the numbers. */
 const table = (head, rows) => {
   const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
   for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
@@ -13,42 +7,62 @@ const table = (head, rows) => {
   return whole;
 };
 
-/* A labelled bar of parts, each [class, length, title], of `whole`. */
-const bar = (label, parts, whole, text) => {
-  const row = make("div", "sd-part-row"), track = make("span", "sd-part-track");
-  for (const [cls, length, title] of parts) {
-    const part = track.appendChild(make("span", "sd-part sd-part-" + cls));
-    part.style.width = 100 * Math.min(1, length / (whole || 1)) + "%";
-    part.title = title ?? "";
-  }
-  row.append(make("span", "sd-part-label", label), track, make("span", "sd-part-value", text));
-  return row;
+const SPENT = { prefill: "Prefill", drafting: "Drafting", target: "Target forwards",
+  outside: "Outside inference" };
+
+const drawFigures = (find, { tokens, accepted }, { sources, seconds: spent }) => {
+  find(".sd-who").replaceChildren(table(
+    ["Source", "Examined", "Acceptance rate", "Share of the answer"],
+    [...sources.map((one) => [SOURCES[one.name] ?? one.name, one.examined,
+      shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
+    ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
+  find(".sd-spent").replaceChildren(table(["Run", ...Object.values(SPENT)],
+    Object.entries(spent).map(([run, of]) => [run,
+      ...Object.keys(SPENT).map((name) => (name in of ? seconds(of[name]) : "-"))])));
 };
 
-const drawFigures = (find, { summary }, { sources, positions, seconds: spent }) => {
-  const { tokens, accepted } = summary, own = tokens - accepted;
-  find(".sd-who").hidden = !sources.length;
-  find(".sd-who-table").replaceChildren(table(
-    ["Source", "Examined", "Acceptance rate", "Share of the answer", "Tokens saved"],
-    [...sources.map((one) => [SOURCES[one.name] ?? one.name, one.examined,
-      shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens), one.accepted]),
-    ["target model itself", "-", "-", shareOf(own, tokens), "-"]]));
-  find(".sd-positions").replaceChildren(
-    ...positions.length ? [make("h3", "", "Acceptance by draft position")] : [],
-    ...positions.map(([kept, seen], at) =>
-      bar("token " + (at + 1), [["drafting", kept]], seen, `${kept} of ${seen}`)));
-  const sum = (parts) => Object.values(parts).reduce((a, b) => a + b, 0);
-  const longest = Math.max(...Object.values(spent).map(sum)), key = make("ul", "sd-legend");
-  for (const [name, words] of Object.entries(SPENT)) {
-    const item = key.appendChild(make("li"));
-    item.append(make("span", "sd-swatch sd-part-" + name), words);
-  }
-  find(".sd-spent-bars").replaceChildren(...Object.entries(spent).map(([run, all]) => {
-    const parts = Object.entries(all);
-    const pieces = parts.map(([name, s]) => [name, s, `${SPENT[name]}: ${seconds(s)}`]);
-    const row = bar(run, pieces, longest, seconds(sum(all)));
-    row.append(make("span", "sd-hint", parts.filter(([, s]) => s >= .005)
-      .map(([name, s]) => `${name} ${seconds(s)}`).join(", ")));
-    return row;
-  }), key);
+/* The letters are those of Leviathan et al., arXiv 2211.17192. */
+const expectedTokens = (alpha, gamma) => {
+  let sum = 0;
+  for (let i = 0; i <= gamma; i++) sum += alpha ** i;
+  return sum;
 };
+const expectedSpeedup = (alpha, gamma, { plain_ms: plain, draft_step_ms: step, verify_ms: verify }) =>
+  expectedTokens(alpha, gamma) * plain / (gamma * step + verify[gamma]);
+
+class WhatIf {
+  constructor(find) {
+    this.find = find;
+    this.controls = [find(".sd-alpha"), find(".sd-gamma")];
+    for (const control of this.controls) control.addEventListener("input", () => this.draw());
+  }
+
+  /* Begins at this run's acceptance rate, with the best draft length for it. */
+  open(costs, rate) {
+    this.find(".sd-what-if").hidden = !costs;
+    if (!costs) return;
+    this.costs = costs;
+    const [alpha, gamma] = this.controls;
+    const at = (one) => expectedSpeedup(alpha.value / 100, one, costs);
+    alpha.value = Math.round(100 * (rate ?? 0));
+    gamma.value = Array.from({ length: gamma.max }, (_, one) => one + 1)
+      .reduce((best, one) => (at(one) > at(best) ? one : best));
+    this.draw();
+  }
+
+  draw() {
+    const { costs, find } = this, [alpha, gamma] = this.controls.map((one) => Number(one.value));
+    const speedup = expectedSpeedup(alpha / 100, gamma, costs);
+    const c = costs.draft_step_ms / costs.plain_ms, formula = expectedTokens(alpha / 100, gamma)
+      / (gamma * c + 1);
+    find(".sd-alpha-out").textContent = alpha + " %";
+    find(".sd-gamma-out").textContent = gamma;
+    find(".sd-expected").textContent = `Expected: ${speedup.toFixed(2)} times the speed of `
+      + "autoregressive decoding.";
+    find(".sd-formula").textContent = "Leviathan et al.: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) = "
+      + `${formula.toFixed(2)} with α = ${(alpha / 100).toFixed(2)} (acceptance rate), γ = ${gamma} `
+      + `(draft length), c = ${c.toFixed(2)} (a draft step over a target step). It takes verifying `
+      + `${gamma + 1} tokens to cost one step; here it costs `
+      + `${(costs.verify_ms[gamma] / costs.plain_ms).toFixed(2)}.`;
+  }
+}

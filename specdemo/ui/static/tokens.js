@@ -7,17 +7,8 @@ const make = (tag, cls, text) => {
   return node;
 };
 
-const svg = (tag, attributes, text) => {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-
 const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
-
-const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
-const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�");
+const shareOf = (part, whole) => Math.round(100 * part / (whole || 1)) + " %";
 
 /* One of the two runs: its events in order, each with the tokens that appeared then. */
 class Runner {
@@ -35,7 +26,6 @@ class Runner {
     this.box.textContent = "";
     this.rate.textContent = "0";
     this.ttft.textContent = "-";
-    this.lane.classList.remove("sd-won");
   }
 
   get tokens() { return this.events.at(-1)?.tokens ?? 0; }
