@@ -42,6 +42,17 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
     join_products(model)
 
 
+def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
+    """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
+    empty one, all rows wanted. Its weights are the same memory."""
+    sizes = {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
+    sizes |= {"block_indices_begins": tokens + 2}
+    sizes |= dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
+    fixed = model.clone()
+    fixed.reshape({name: ov.PartialShape([size]) for name, size in sizes.items()})
+    return fixed
+
+
 def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
     """Let a decoder whose head was shaped give the hidden states of the rows of logits as one more
     output HIDDEN (float32 [rows, H]): what its head reads, and behind it the residual stream at

@@ -16,7 +16,7 @@ import openvino as ov
 from .cache import BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .errors import ModelError
-from .graph import last_line, raw_bytes, read_decoder, to_paged
+from .graph import last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 from .instance import Inputs, Instance, Logits
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class PagedModel:
     it, but for runs that ask to be `unpadded`.
 
     Another number of tokens than in the forward before makes the plugin prepare every layer anew,
-    which for a small model takes half a step or more. So once `compile_next` has made them,
-    stepwise forwards of several tokens go to instances of `settings.fixed_shapes`, padded. All
-    instances share the cache.
+    which for a small model takes half a step or more, and looking whether the number has changed
+    takes 2 ms. So once `compile_next` has made them, stepwise forwards go to instances of
+    `settings.fixed_shapes`, padded, whose graphs have no other shape. All share the cache.
 
     Raises ModelError when the file is not such a decoder, or the device does not run it.
     """
@@ -114,10 +114,13 @@ class PagedModel:
         core = core or ov.Core()
         model = read_decoder(core, xml)
         to_paged(model, vocabulary, settings.hidden)
-        self._compile = lambda: core.compile_model(model, "CPU", dict(settings.properties))
+        properties = dict(settings.properties)
+        self._compile = lambda tokens: core.compile_model(
+            with_fixed_shape(model, tokens), "CPU", properties
+        )
         self._uncompiled = list(settings.fixed_shapes)
         try:
-            compiled = self._compile()
+            compiled = core.compile_model(model, "CPU", properties)
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
@@ -157,10 +160,10 @@ class PagedModel:
         count = len(inputs.input_ids)
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
-        if size > 1 and all(run.stepwise and run.rows for run in batch):
-            size, instance = next(
-                (fixed for fixed in self._fixed if fixed[0] >= size), (size, instance)
-            )
+        if all(run.stepwise and run.rows for run in batch):
+            # A single token is padded only by `least_tokens`.
+            fitting = (one for one in self._fixed if one[0] == size or one[0] > size > 1)
+            size, instance = next(fitting, (size, instance))
         if instance is not self._any:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
@@ -204,7 +207,7 @@ class PagedModel:
         del self._uncompiled[:COMPILED_TOGETHER]
         if sizes:
             with ThreadPoolExecutor(len(sizes)) as pool:
-                compiled = list(pool.map(lambda _: self._compile(), sizes))
+                compiled = list(pool.map(self._compile, sizes))
             for size, one in zip(sizes, compiled, strict=True):
                 self._add_fixed(size, Instance(one))
         if not self._uncompiled:
@@ -213,7 +216,7 @@ class PagedModel:
 
     def _add_fixed(self, size: int, instance: Instance) -> None:
         with self.new_sequence() as sequence:
-            run = Run(sequence, list(range(size)), size, stepwise=True)
+            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
             self._bind_cache(instance)
             others, rows = self._fixed, []
             for self._fixed in ([], [(size, instance)]):

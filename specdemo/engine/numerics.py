@@ -24,7 +24,7 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
 weights' anyway."""
 
-FIXED_SHAPES = (6, 3, 12)
+FIXED_SHAPES = (6, 1, 3, 12)
 """Those that pay most first (docs/results/draft-policy.md)."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)

@@ -21,7 +21,7 @@ from specdemo.engine.profile import Profile
 from specdemo.models import ir, machine
 from specdemo.settings import ModelChoice
 
-KIND = 2
+KIND = 3
 """Changes when figures get another meaning, such as the confidence of a source: profiles of another
 kind count as foreign."""
 
