@@ -336,6 +336,8 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
         (pages, "page_app"),
     ):
         monkeypatch.setattr(place, name, lambda *_: None)
+    prepared = {"status": "ready", "preparing": False}
+    monkeypatch.setattr(Service, "health", lambda *_: prepared)
     pages.main(PageOptions(port=7871, **options))
     until(lambda: server.requests or not fetched)
     assert bool(server.requests) is fetched

@@ -138,7 +138,7 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     drafter = AdaptiveDrafter(Ngrams(), policy)
     drafter.model = DraftModel(None, policy, Sampling())
     drafter.model.catching_up = lambda context, drafted: 0.0
-    policy.begin_round(0)
+    policy.begin_round()
     assert not drafter._model_pays([1, 2], [9], 1.0, 0.95, 100)
     assert drafter._model_pays([1, 2], [9], 1.0, 0.2, 100)
 

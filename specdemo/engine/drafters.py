@@ -156,14 +156,8 @@ class DraftModel(Drawing):
     The sequence may hold any text; what it shares with the context is kept.
     """
 
-    def __init__(
-        self,
-        sequence: Sequence,
-        policy: Policy,
-        sampling: Sampling,
-        head_tokens: np.ndarray | None = None,
-    ):
-        super().__init__(policy, sampling, head_tokens)
+    def __init__(self, sequence: Sequence, policy: Policy, sampling: Sampling):
+        super().__init__(policy, sampling, None)
         self.sequence = sequence
         self._agreed = 0
 
@@ -227,7 +221,7 @@ class AdaptiveDrafter:
         """A continuation of `context`, which only ever grows, of at most `limit` tokens; none
         where nothing is worth it. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
-        policy.begin_round(len(context))
+        policy.begin_round()
         if self.model is not None:
             self.model.start(context, state)
         remaining, limit = limit, min(limit, policy.fixed or policy.limit)
@@ -316,7 +310,6 @@ def make_drafter(
     *,
     head: Head | None = None,
     sequence: Sequence | None = None,
-    head_tokens: np.ndarray | None = None,
     table: NgramTable | None = None,
 ) -> AdaptiveDrafter | None:
     """The drafter of this `name` (as in settings): with a draft head, or a draft model whose
@@ -327,6 +320,6 @@ def make_drafter(
     if head is not None and name != "lookup":
         model = DraftHead(policy, sampling, head.head_tokens)
     elif sequence is not None and name != "lookup":
-        model = DraftModel(sequence, policy, sampling, head_tokens)
+        model = DraftModel(sequence, policy, sampling)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
     return AdaptiveDrafter(ngrams, policy, model)

@@ -222,7 +222,7 @@ class Engine:
         target = Target(name, model, PrefixCache(model, PREFILL_CHUNK, files.opening), found)
         policy = target.policy
         if known is not None and known.costs:
-            policy.costs.learn(known.costs, 0.0)
+            policy.costs.learn(known.costs)
             target.measured = known.measured
         for source, counts in self._known.acceptance.items():
             policy.acceptance[source] = Acceptance(counts)

@@ -182,4 +182,4 @@ def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
                 sequence.release()
             seconds[size] = min(took, seconds[size])
             yield
-    costs.learn(seconds, 0.0)
+    costs.learn(seconds)

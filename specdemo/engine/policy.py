@@ -41,19 +41,15 @@ class Costs:
 
     Sizes keep their relation from the measurement at load (`saw_verify` at first), which is
     corrected slowly; the machine's present speed scales all of them and is followed quickly. A
-    forward may be padded to a larger size, so none costs more than a larger one. Every token of
-    context lengthens it by the share `growth`.
+    forward may be padded to a larger size, so none costs more than a larger one.
     """
 
     LARGEST = MAX_DRAFT + 1
     """Tokens; larger forwards, which several requests share, are extrapolated."""
 
     def __init__(self):
-        self.growth = 0.0
         self.draft_step = 0.0
         """Seconds of one draft token; 0 until one was seen, so that it is tried."""
-        self.assumed = True
-        """Not measured, only seen in passing."""
         self.since_probe = 0.0
         """Seconds of decoding since a source that does not seem to pay was asked all the same."""
         self._seen = 0
@@ -62,24 +58,22 @@ class Costs:
         self._known: dict[int, float] = {}
         self._table = [0.0] * (self.LARGEST + 1)
 
-    def saw_verify(self, tokens: int, seconds: float, context: int = 0) -> None:
-        """A target forward of `tokens` tokens after `context` others took `seconds`."""
+    def saw_verify(self, tokens: int, seconds: float) -> None:
+        """A target forward of `tokens` tokens took `seconds`."""
         if tokens > self.LARGEST:
             return
-        usual = seconds / (1 + self.growth * context)
         new = tokens not in self._known
-        known = self._known.setdefault(tokens, usual / self.level)
-        ratio = min(max(usual / known, self.level / 2), self.level * 2)
+        known = self._known.setdefault(tokens, seconds / self.level)
+        ratio = min(max(seconds / known, self.level / 2), self.level * 2)
         self.level += LEVEL_RATE * (ratio - self.level)
-        self._known[tokens] += SHAPE_RATE * (usual / self.level - known)
+        self._known[tokens] += SHAPE_RATE * (seconds / self.level - known)
         self._seen += 1
         if new or self._seen % REDRAWN == 0:
             self._draw_up()
 
-    def learn(self, seconds: dict[int, float], growth: float) -> None:
-        """Replace the table: `seconds` by number of tokens, at no context."""
-        self._known, self.level, self.growth = dict(seconds), 1.0, growth
-        self.assumed = False
+    def learn(self, seconds: dict[int, float]) -> None:
+        """Replace the table: `seconds` by number of tokens."""
+        self._known, self.level = dict(seconds), 1.0
         self._draw_up()
 
     @property
@@ -98,12 +92,10 @@ class Costs:
         step = self.draft_step or seconds
         self.draft_step = step + LEVEL_RATE * (min(seconds, 2 * step) - step)
 
-    def verify(self, tokens: int, context: int = 0) -> float:
-        """Seconds for one target forward of `tokens` tokens after `context` others; 0 until any was
-        seen."""
+    def verify(self, tokens: int) -> float:
+        """Seconds for one target forward of `tokens` tokens; 0 until any was seen."""
         beyond = max(tokens - self.LARGEST, 0)
-        seconds = self._table[tokens - beyond] + beyond * self._row()
-        return seconds * self.level * (1 + self.growth * context)
+        return (self._table[tokens - beyond] + beyond * self._row()) * self.level
 
     def steady_size(self) -> int:
         """The number of tokens that gives the most tokens a second if all forwards have it and half
@@ -111,14 +103,13 @@ class Costs:
         seconds = self._table if self._known else [0.0, *TYPICAL.values()]
         return max(range(1, 5), key=lambda size: (2 - 0.5 ** (size - 1)) / seconds[size])
 
-    def verifications(self, context: int, others: int = 0) -> list[float]:
+    def verifications(self, others: int = 0) -> list[float]:
         """`verify` of 0 to LARGEST tokens. Beside the tokens of `others` in the same forward each
         row is charged what a row of a large forward costs: costs rise in steps, and every request
         would think that its rows cost nothing."""
-        scale = self.level * (1 + self.growth * context)
         if not others:
-            return [seconds * scale for seconds in self._table]
-        first, row = self.verify(others + 1, context), self._row() * scale
+            return [seconds * self.level for seconds in self._table]
+        first, row = self.verify(others + 1), self._row() * self.level
         return [first + (tokens - 1) * row for tokens in range(self.LARGEST + 1)]
 
     def _row(self) -> float:
@@ -200,9 +191,8 @@ class Policy:
     rows: list[float] = field(default_factory=list)
     """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
 
-    def begin_round(self, context: int) -> None:
-        """A round begins after `context` tokens."""
-        self.rows = self.costs.verifications(context, self.others)
+    def begin_round(self) -> None:
+        self.rows = self.costs.verifications(self.others)
 
     def for_request(self, fixed: int | None) -> Policy:
         """A policy for one more request: what was learnt is shared, and goes on growing from

@@ -90,6 +90,11 @@ class Arrival:
     def _fetch(self, stop: threading.Event) -> None:
         from specdemo.models.load import fetch_pair
 
+        # The first answer needs the processor that a quick download would take.
+        while (told := self._service.health())["status"] == "loading" or told["preparing"]:
+            if stop.wait(0.2):
+                return
+
         def report(progress: Progress) -> None:
             with self._lock:
                 if stop.is_set():
