@@ -109,7 +109,7 @@ class Tab:
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, tuning: Any) -> None:
         """Connects the events of the tab, and those of opening and leaving the page. After the
-        event `tuning`, as after opening it, `status` says what is here."""
+        event `tuning` and a race, as after opening it, `status` says what is here."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
         remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
@@ -121,11 +121,11 @@ class Tab:
         # The values are checked as settings are everywhere, and told in a sentence.
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
         asked = [self.run.click, self.inputs["question"].submit]
-        gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
+        raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
         self.stop.click(self._stop, None, None, **now)
         blocks.unload(self._leave)
         blocks.load(self._linked_inputs, None, every, **now)
-        for event in (tuning.then, blocks.load):
+        for event in (tuning.then, raced.then, blocks.load):
             event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
         blocks.load(lambda: gr.update(choices=self._offer.surveyed_pairs()), None, pair, **now)
 
