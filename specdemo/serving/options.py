@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ServeOptions(ModelChoice):
     """The models, and the fields below; `gateways` are processes that speak the API."""
 
-    host: Line = option("127.0.0.1", "address to listen on", section="Who may ask")
+    host: Line = option("127.0.0.1", "address to listen on")
     port: whole(1, 65535) = option(8000, "port to listen on")
     shared: bool | None = option(
         None,
@@ -46,22 +46,21 @@ class ServeOptions(ModelChoice):
         off="no-learn-ngrams",
         unset="on unless strangers share the server",
     )
-    no_ray: bool = option(
-        False,
-        "one engine in this process, without Ray",
-        section="Replicas, each with the pair and an engine of its own",
-    )
-    replicas: whole(1) = option(1, "how many")
-    max_replicas: whole(1) | None = option(None, "the most that the load may bring")
+    no_ray: bool = option(False, "one engine in this process, without Ray")
+    replicas: whole(1) = option(1, "replicas, each with the pair and an engine of its own")
+    max_replicas: whole(1) | None = option(None, "the most replicas that the load may bring")
     cpus_per_replica: whole(1) | None = option(
-        None, "cores of each", unset="1; with --no-ray all of the machine"
+        None, "cores of each replica", unset="1; with --no-ray all of the machine"
     )
-    ongoing: whole(1) = option(8, "requests that each runs at once", name="max_ongoing")
+    ongoing: whole(1) = option(8, "requests that each replica runs at once", name="max_ongoing")
     waiting: whole(0) = option(
-        64, "requests that may wait for each; more are refused with status 429", name="max_waiting"
+        64,
+        "requests that may wait for each replica; more are refused with status 429",
+        name="max_waiting",
     )
     cache_mb: whole(1) | None = option(
-        1024, "megabytes of KV cache of each, allocated at the start; one full context at least"
+        1024,
+        "megabytes of KV cache of each replica, allocated at the start; one full context at least",
     )
     drain_seconds: real(0, 86_400) = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"

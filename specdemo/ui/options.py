@@ -24,9 +24,7 @@ class PageOptions(ModelChoice):
         "let a `specdemo serve` at http://HOST:PORT answer, in place of models here",
         metavar="URL",
     )
-    host: Line = option(
-        "0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on", section="Who may ask"
-    )
+    host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
     port: whole(1, 65535) = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
     shared: bool | None = option(
@@ -58,9 +56,7 @@ class PageOptions(ModelChoice):
         off="no-learn-ngrams",
         unset="on unless strangers share the server",
     )
-    visitors: whole(1, 64) = option(
-        16, "requests that share the models at once; more wait", section="How much"
-    )
+    visitors: whole(1, 64) = option(16, "requests that share the models at once; more wait")
     cache_mb: whole(1, 1_000_000) = option(
         1024, "megabytes of KV cache at most, and one full context at least; taken as it is used"
     )
