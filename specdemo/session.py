@@ -43,7 +43,7 @@ class Session(Answering):
     megabytes for the target model, but one full context at least, and as many tokens for the draft
     model and for the target in other numerics; with None what all requests can come to need, or
     half of the free memory. `exclusive` runs one request at a time. What the first token does not
-    need is compiled and measured later, in the `background` beside requests, or else before the
+    need is compiled and measured later, in the `background` while nobody asks, or else before the
     first race. With `learn` an n-gram table grows from finished answers and is kept in the cache
     folder; a race does not use it, or asking again would look like speed. Raises ModelError when a
     model cannot be used.

@@ -57,8 +57,8 @@ class Engine:
 
     `available_bytes` says how much memory is free; `profile` is what is known of this pair on this
     machine, and `remember` is told what is known later. The rest (fixed-shape instances, the draft
-    model where it can come later, a missing cost table) is prepared step by step beside requests,
-    with `background` at once, else when `prepare` asks for it. Raises ModelError when a model
+    model where it can come later, a missing cost table) is prepared step by step between requests,
+    with `background`, or when `prepare` asks for it. Raises ModelError when a model
     cannot be used.
     """
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from .drafters import Forward, Reply
 from .errors import Busy, RequestFailed
@@ -22,6 +22,11 @@ QUEUED = 256
 """Requests that may wait to be admitted."""
 
 
+QUIET, PATIENCE = 1.0, 10.0
+"""Seconds without requests after which background work goes on, and with requests: each step of it
+holds up what is being answered."""
+
+
 class Scheduler:
     """Runs requests together on the models they name: `most_active` at a time, `queued` more wait
     in the order in which they came.
@@ -30,8 +35,9 @@ class Scheduler:
     promised to the others, so that no forward ever finds the cache full; `make_room(model, blocks)`
     is called before, and must see to it that all else holds at most `blocks` blocks of the model.
 
-    Background work is done with `background`, or after `hurry`. All of it runs in the engine's
-    thread. Should that thread's loop fail, the requests it had are failed and it goes on.
+    Background work is done while there are no requests, with `background`, and beside them after
+    `hurry`. All of it runs in the engine's thread. Should that thread's loop fail, the requests it
+    had are failed and it goes on.
     """
 
     def __init__(
@@ -52,7 +58,8 @@ class Scheduler:
         self._request_seconds: float | None = None
         self._restarts = 0
         self._background: deque[Generator[None]] = deque()
-        self._hurried = background
+        self._in_quiet, self._hurried = background, False
+        self._busy_at = self._prepared_at = monotonic()
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
@@ -127,19 +134,24 @@ class Scheduler:
     def _wait_for_work(self) -> bool:
         """True when there is something to do, False when the scheduler was closed."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: (
-                    (self._closed or self._queue or self._active)
-                    or (self._hurried and self._background)
-                )
-            )
+            while not (self._closed or self._queue or self._active or self._background_is_due()):
+                self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
             return not self._closed
+
+    def _background_is_due(self) -> bool:
+        if not self._background or self._hurried:
+            return bool(self._background)
+        quiet = monotonic() - self._busy_at >= QUIET
+        return self._in_quiet and (quiet or monotonic() - self._prepared_at >= PATIENCE)
 
     def step(self) -> None:
         """One turn: let requests leave and join, then run what waits for the draft, then what waits
         for the target."""
-        if self._hurried and self._background:
+        if self._background_is_due():
             self._run_background()
+            self._prepared_at = monotonic()
+        if self._queue or self._active:
+            self._busy_at = monotonic()
         with self._wake:
             stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
         for request in stopped:
