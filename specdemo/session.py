@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
 from specdemo.engine.handle import Load
+from specdemo.engine.profile import Profile
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
 from specdemo.engine.scheduler import QUEUED
 from specdemo.errors import BadInput, ModelError
-from specdemo.models import machine, profiles
+from specdemo.models import machine, measured
 from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
@@ -74,7 +76,8 @@ class Session(Answering):
             draft_later=loaded.ngrams is not None,
             head=loaded.head_xml,
         )
-        profile = profiles.find(files, threads, loaded.typical_profile)
+        about = measured.about_files(files, threads)
+        profile = measured.read("profile", about) or loaded.typical_profile or Profile()
         try:
             self._engine = Engine(
                 files,
@@ -84,8 +87,8 @@ class Session(Answering):
                 waiting=waiting,
                 cache_mb=cache_mb,
                 available_bytes=machine.available_bytes,
-                profile=profile.read(),
-                remember=profile.write,
+                profile=profile,
+                remember=partial(measured.keep, "profile", about),
                 background=background,
             )
         except ModelError:

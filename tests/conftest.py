@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -166,7 +167,7 @@ def server(monkeypatch, tmp_path):
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr("specdemo.models.hub.RETRY_SECONDS", 0.01)
+        monkeypatch.setattr("huggingface_hub.file_download.time", Mock())
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "SPECDEMO_PAIR"):
             monkeypatch.delenv(name, raising=False)
         yield running
@@ -188,5 +189,5 @@ def small_disk(monkeypatch) -> Callable[[int], None]:
         room = size
 
     monkeypatch.setattr(hub, "open", File, raising=False)
-    monkeypatch.setattr(hub, "PIECE", 50_000)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
     return set_room

@@ -131,7 +131,7 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
 
 
 def test_pause_stops_the_transfer_and_resume_fetches_only_the_rest(place, monkeypatch):
-    monkeypatch.setattr("specdemo.models.hub.PIECE", 20_000)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 20_000)
     place.hub.bytes_per_second = 200_000
     place.arrival.start()
     until(lambda: (now := place.arrival.state.progress) and now.done > 50_000)
@@ -174,12 +174,12 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
 TROUBLES = {
     "lost network": (
         lambda hub, repo: setattr(hub, "lost", True),
-        "cannot be reached or broke off",
+        "goes on where it stopped",
     ),
     "gated": (lambda hub, repo: setattr(repo, "error", (403, "GatedRepo")), "is gated: ask for"),
     "renamed": (lambda hub, repo: setattr(repo, "error", (401, "RepoNotFound")), "is no model"),
     "vanished revision": (lambda hub, repo: setattr(repo, "commit", "f" * 40), "has no revision"),
-    "full disk": (None, "disk is full"),
+    "full disk": (None, "No space left"),
     "damaged": (lambda hub, repo: hub.corrupt.add(BIN), "arrived damaged"),
 }
 STEPS = {"before": None, "in the target": TARGET, "in the draft": DRAFT}
@@ -236,14 +236,14 @@ def test_tuning_that_cannot_fetch_a_draft_says_so_and_the_pair_goes_on(place, sm
         return [one[tab.progress] for one in shown if tab.progress in one][-1]
 
     assert said in html.unescape(tune())
-    assert measured.read().tuned == {}
+    assert measured.read("tuned", {"pair": "dolly-3b"}) is None
     assert place.ask(pair="dolly-3b") == "dolly-3b"
     place.hub.lost = False
     small_disk(10**9)
     repository.error, repository.commit = before.error, before.commit
     assert "from now on" in tune()
     assert place.ask(pair="dolly-3b") == "dolly-3b"
-    assert len(measured.read().tuned["dolly-3b"].rows) == 4
+    assert len(measured.read("tuned", {"pair": "dolly-3b"}).rows) == 4
 
 
 def test_a_repository_that_moves_while_it_is_fetched_is_followed(place):

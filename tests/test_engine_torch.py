@@ -19,7 +19,7 @@ from specdemo.engine import numerics
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.errors import BadInput, ModelError
 from specdemo.engine.model import ModelSettings, Run, open_model
-from specdemo.models import checkpoints, load, registry
+from specdemo.models import load, machine, registry
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 
@@ -178,12 +178,12 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     write_byte_tokenizer(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
     choice = ModelChoice(target=str(tmp_path), device="torch:cpu")
-    monkeypatch.delenv(checkpoints.TRUST, raising=False)
+    monkeypatch.delenv(machine.TRUST, raising=False)
     with pytest.raises(BadInput, match="SPECDEMO_TRUST_REMOTE_CODE=1"):
         load.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError):  # the engine by itself does not run it either
         open_model(Checkpoint(tmp_path), CPU)
-    monkeypatch.setenv(checkpoints.TRUST, "1")
+    monkeypatch.setenv(machine.TRUST, "1")
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
     assert open_model(found.target_xml, CPU).vocabulary_size == 256
 
@@ -241,7 +241,7 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
 @pytest.mark.parametrize(
     ("device", "code", "said"),
     [
-        ("torch:tpu", 2, "--device 'torch:tpu' is not a torch device; choose one of torch:cpu"),
+        ("torch:tpu", 2, "--device 'torch:tpu' is not a device; choose CPU or one of torch:cpu"),
         ("torch:cuda:7", 2, "--device torch:cuda:7: torch"),
         ("torch:hpu", 1, "pip install optimum-habana"),
     ],
@@ -252,7 +252,7 @@ def test_a_device_that_is_not_there_is_refused(capsys, device, code, said):
 
 
 def test_missing_torch_is_said_with_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_installed", lambda package: package != "torch")
+    monkeypatch.setattr(machine, "find_spec", lambda package: None if package == "torch" else 1)
     assert main(["run", "hello", "--pair", "embedded", "--device", "torch:cpu"]) == 1
     said = "--device torch:cpu needs torch, not installed here; run `pip install --retries 1 -r "
     assert said + "requirements-torch.txt`" in capsys.readouterr().err

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import re
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,7 @@ from specdemo import cli
 from specdemo.engine import numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
-from specdemo.models import profiles
+from specdemo.models import machine, measured
 from specdemo.session import Session
 from specdemo.settings import Settings
 
@@ -24,50 +24,44 @@ MEASURED = Profile(
 )
 
 
-@pytest.fixture
-def file(tiny_llama_pair) -> profiles.ProfileFile:
-    return profiles.find(PairFiles(tiny_llama_pair.target_xml), None)
+FILES = PairFiles(Path("target.xml"))
+ABOUT = measured.about_files(FILES, None)
 
 
-def test_a_profile_is_read_as_it_was_written_and_forgotten_on_request(file):
-    assert file.read() == Profile()
-    file.write(MEASURED)
-    assert file.read() == MEASURED
-    assert [one.profile for one in profiles.stored()] == [MEASURED]
-    assert profiles.forget() == 1 and file.read() == Profile()
-    file.path.parent.rmdir()
-    file.path.parent.write_text("a folder that cannot be written is no error")
-    file.write(MEASURED)
-    assert file.read() == Profile()
+def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
+    assert measured.read("profile", ABOUT) is None
+    measured.keep("profile", ABOUT, MEASURED)
+    assert measured.read("profile", ABOUT) == MEASURED
+    folder = machine.measured_folder()
+    assert measured.forget() == 1 and list(folder.iterdir()) == []
+    folder.rmdir()
+    folder.write_text("a folder that cannot be written is no error")
+    measured.keep("profile", ABOUT, MEASURED)
+    assert measured.read("profile", ABOUT) is None
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: "",
-        lambda text: "[]",
-        lambda text: "\x00" * 100,
-        lambda text: text.replace('"targets": {', '"targets": [{'),
-        lambda text: re.sub('"threads": .*', '"threads": 99,', text, count=1),
-        lambda text: re.sub('"openvino": .*', '"openvino": "0",', text, count=1),
-    ],
+    "broken", ["", "[]", "\x00" * 100, '{"about": {}, "profile": {"targets": 3}}']
 )
-def test_a_broken_or_foreign_file_counts_as_none(file, change):
-    file.write(MEASURED)
-    file.path.write_text(change(file.path.read_text()))
-    assert file.read() == Profile()
-    file.write(MEASURED)
-    assert file.read() == MEASURED
+def test_a_broken_file_counts_as_none(broken):
+    measured.keep("profile", ABOUT, MEASURED)
+    [file] = machine.measured_folder().iterdir()
+    file.write_text(broken)
+    assert measured.read("profile", ABOUT) is None and measured.profiles() == []
+    measured.keep("profile", ABOUT, MEASURED)
+    assert measured.read("profile", ABOUT) == MEASURED
 
 
-def test_other_models_devices_and_precisions_have_profiles_of_their_own(tiny_llama_pair, file):
-    files = PairFiles(tiny_llama_pair.target_xml)
-    others = [
-        profiles.find(files, 1),
-        profiles.find(dataclasses.replace(files, kv_cache="u8"), None),
-        profiles.find(dataclasses.replace(files, draft=tiny_llama_pair.draft_xml), None),
-    ]
-    assert len({one.path for one in [file, *others]}) == 4
+def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(monkeypatch):
+    measured.keep("profile", ABOUT, MEASURED)
+    for about in (
+        measured.about_files(FILES, 99),
+        measured.about_files(replace(FILES, kv_cache="u8"), None),
+        measured.about_files(replace(FILES, draft=Path("draft.xml")), None),
+    ):
+        assert measured.read("profile", about) is None
+    monkeypatch.setattr(machine, "describe", lambda: "another")
+    assert measured.read("profile", ABOUT) is None
 
 
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
@@ -107,8 +101,8 @@ def test_the_first_token_needs_one_instance_and_a_race_all_of_them(embedded_pair
         assert session._engine._draft is not None
 
 
-def test_the_machine_command_shows_what_was_measured_and_forgets_it(file, capsys):
-    file.write(MEASURED)
+def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
+    measured.keep("profile", ABOUT, MEASURED)
 
     def output(*options: str) -> str:
         assert cli.main(["machine", *options]) == 0

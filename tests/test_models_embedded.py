@@ -50,7 +50,7 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
     before = {path: path.stat().st_mtime_ns for path in embedded_pair.target_xml.parent.iterdir()}
     target, _ = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
     assert {path: path.stat().st_mtime_ns for path in target.folder.iterdir()} == before
-    assert embedded.is_ready()
+    assert embedded.here()
     tokens = np.load(embedded_pair.head_xml.with_name(heads.TOKENS))
     assert len(np.unique(tokens)) == len(tokens) <= tokens.max() + 1 <= 49_152
 

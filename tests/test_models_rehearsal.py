@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from specdemo import cli
-from specdemo.models import ir, machine, measured, rehearsal
+from specdemo.models import ir, machine, rehearsal
 from specdemo.models.drafts import promised_speedup
 from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.registry import PAIRS, find_pair, survey
@@ -70,12 +70,11 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert rounded["model"] == "dolly-v2-3b-int4-ov"
     assert set(names) == {one["draft"] for one in figures["prospects"] if one["0.3"] > 0}
     [listed] = [one for one in survey() if one.pair.name == "dolly-3b"]
-    assert listed.token_seconds == measured.read().steps["dolly-v2-3b-int8-ov"][0] > 0
+    assert listed.token_seconds == target["step_seconds"][0] > 0
     assert list(machine.cache_home().glob("rehearsal/scratch-*")) == []
     assert cli.main(["rehearse", "dolly-3b"]) == 0
     shown = capsys.readouterr().out
     assert "made-up weights" in shown
-    assert "memory of its own, GB" in shown
     assert "the draft to begin with" in shown
 
 

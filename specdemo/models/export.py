@@ -21,7 +21,7 @@ from typing import Any
 import specdemo
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models import ir
-from specdemo.models.machine import file_size, make_folder, require_space
+from specdemo.models.machine import file_size, require_space
 from specdemo.models.progress import Progress, Report, silent
 
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
@@ -63,7 +63,8 @@ def export(
     else:  # the 32-bit IR comes first, of a checkpoint of perhaps 16 bits
         weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
         needed = int(2.5 * sum(map(file_size, weights)))
-    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    require_space(out.parent, needed + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     group = fitting_group_size(config)
     try:

@@ -1,69 +1,35 @@
 """Files from the Hugging Face Hub: disk checked first, resumed after a kill, verified by hash.
 
 The files are kept in huggingface_hub's own cache, where other programs find them. Its client starts
-a file anew after a kill, so the bytes are fetched here, and put into its cache when they are whole
-and their hash is right.
+a file anew after a kill, so a part is kept here, and put into its cache when it is whole and its
+hash is right.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 import re
-import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.models import integrity, ir
-from specdemo.models.machine import file_size, make_folder, require_space
+from specdemo.models.machine import file_size, require_memory, require_space
 from specdemo.models.progress import Meter, Report, silent
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo, RepoSibling
+
+WORKING_BYTES = 1_000_000_000
+"""Of memory, beside a model's weights."""
 
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
 """Files of configuration, tokenizer and template, and code, which runs only if it is trusted."""
-
-PIECE = 1 << 18
-TRIES, RETRY_SECONDS = 5, 1.0
-"""Bytes of one write, and how a connection that broke off is taken up again."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of a repository. `size` is in bytes. `blob` is the place of its content in the cache,
-    named by its digest, `part` of what has come of it."""
-
-    name: str
-    size: int
-    blob: Path
-
-    @property
-    def part(self) -> Path:
-        return self.blob.with_name(self.blob.name + ".part")
-
-    @property
-    def missing(self) -> int:
-        """Bytes that are not on this disk yet."""
-        there = file_size(self.blob) == self.size
-        return 0 if there else max(0, self.size - file_size(self.part))
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What is needed of a repository at one commit, which `revision` names."""
-
-    repo: str
-    revision: str
-    commit: str
-    files: tuple[RemoteFile, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +52,8 @@ def cached(repo: str) -> Snapshot | None:
             commit = (_storage(name) / "refs" / commit).read_text(encoding="utf-8").strip()
         folder = _storage(name) / "snapshots" / commit
         names = {path.name for path in folder.iterdir() if path.is_file()}
-        _choose(names)
-        safe = any(name.endswith(".safetensors") for name in names)
-        index = "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
-        shards = ir.read_json(folder / index).get("weight_map", {})
+        _choose(names, repo)
+        shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
         return Snapshot(folder, commit) if names.issuperset(shards.values()) else None
     return None
 
@@ -100,178 +64,149 @@ def split(repo: str) -> tuple[str, str]:
     return name, revision or "main"
 
 
-def list_repository(repo: str) -> Listing:
-    """Ask the Hub what `repo` holds. Raises FetchError, or BadInput for a wrong name or content."""
+def download(
+    repos: Sequence[str], report: Report = silent, *, to_run: bool = True
+) -> list[Snapshot]:
+    """Fetch what is missing of `repos`, verify it and return the whole snapshots. Too small a disk
+    or, for what is `to_run` here, too little memory is found before the first byte. What `report`
+    raises ends it; what came is kept. Raises FetchError or BadInput."""
+    listings = {repo: _listing(repo) for repo in repos}
+    files = [(file, _blob(repo, file)) for repo in repos for file in listings[repo].siblings]
+    size = sum(file.size for file, _ in files)
+    absent = [(file, blob) for file, blob in files if file_size(blob) != file.size]
+    missing = sum(file.size - file_size(_part(blob)) for file, blob in absent)
+    names = " and ".join(repos)
+    if to_run:  # weights must fit into memory once, or each token would read them from disk
+        require_memory(size + WORKING_BYTES, f"Running {names}")
+    if missing:
+        require_space(_cache(), missing + 50_000_000, f"Downloading {names}")
+    meter = Meter(report, f"Downloading {names}", size, size - missing)
+    return [_fetched(repo, listing, meter) for repo, listing in listings.items()]
+
+
+def _listing(repo: str) -> ModelInfo:
+    """What the Hub says of `repo`, with no more files than are needed, the small ones first."""
     from huggingface_hub import HfApi
 
     name, revision = split(repo)
     try:
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     except Exception as error:
-        raise explain(error, repo) from error
-    siblings = {one.rfilename: one for one in info.siblings or []}
+        raise _explained(error, repo) from error
+    wanted = _choose([one.rfilename for one in info.siblings or []], repo)
+    info.siblings = [one for one in info.siblings if one.rfilename in wanted]
+    info.siblings.sort(key=lambda one: one.size)
+    return info
+
+
+def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
+    name, revision = split(repo)
+    storage = _storage(name)
     try:
-        wanted = [siblings[path] for path in _choose(list(siblings))]
-    except BadInput as error:
-        raise BadInput(f"{repo} on the Hub {error}") from error
-    blobs = _storage(name) / "blobs"
-    files = [
-        RemoteFile(one.rfilename, one.size, blobs / (one.lfs["sha256"] if one.lfs else one.blob_id))
-        for one in wanted
-    ]
-    return Listing(name, revision, info.sha, tuple(files))
+        for file in listing.siblings:
+            _fetch(repo, listing.sha, file, meter)
+        if revision != listing.sha:
+            reference = storage / "refs" / revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(listing.sha, encoding="utf-8")
+    except SpecdemoError:
+        raise
+    except Exception as error:
+        raise _explained(error, f"{name}@{listing.sha}") from error
+    return Snapshot(storage / "snapshots" / listing.sha, listing.sha)
 
 
-def download(listings: Sequence[Listing], report: Report = silent) -> list[Snapshot]:
-    """Fetch what is missing of `listings`, verify it and return the whole snapshots. Too small a
-    disk is found before the first byte. What `report` raises ends it; what came is kept.
-
-    Raises FetchError or BadInput.
-    """
-    missing = sum(file.missing for listing in listings for file in listing.files)
-    size = sum(listing.size for listing in listings)
-    what = "Downloading " + " and ".join(one.repo for one in listings)
-    if missing:
-        require_space(_cache(), missing + 50_000_000, what)
-    meter = Meter(report, what, size, size - missing)
-    snapshots = []
-    for listing in listings:
-        try:
-            for file in sorted(listing.files, key=lambda one: one.size):
-                _fetch(listing, file, meter)
-        except SpecdemoError:
-            raise
-        except Exception as error:
-            raise explain(error, f"{listing.repo}@{listing.commit}") from error
-        folder = _storage(listing.repo) / "snapshots" / listing.commit
-        if listing.revision != listing.commit:
-            reference = _storage(listing.repo) / "refs" / listing.revision
-            make_folder(reference.parent)
-            reference.write_text(listing.commit, encoding="utf-8")
-        snapshots.append(Snapshot(folder, listing.commit))
-    return snapshots
-
-
-def _choose(names: Collection[str]) -> list[str]:
-    """What to take from a repository: its IR with tokenizer, else its PyTorch checkpoint.
-
-    Raises BadInput, a sentence without its subject, if it has neither whole.
-    """
+def _choose(names: Collection[str], repo: str) -> list[str]:
+    """What to take from a repository with files of these names: its IR with tokenizer, else its
+    PyTorch checkpoint. Raises BadInput if it has neither whole."""
     weights = [ir.MODEL, ir.WEIGHTS]
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
-        weights = weights or [one for one in names if re.fullmatch(r"pytorch_model[^/]*\.bin", one)]
     if not weights:
-        raise BadInput(f"holds neither OpenVINO IR ({ir.MODEL}) nor a PyTorch checkpoint.")
+        raise BadInput(
+            f"{repo} on the Hub holds neither OpenVINO IR ({ir.MODEL}) nor a checkpoint in "
+            "safetensors."
+        )
     required = [*weights, "config.json", "tokenizer.json"]
     if lacking := [name for name in required if name not in names]:
-        raise BadInput(f"has no {' and no '.join(lacking)}; choose a repository that has.")
+        raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
 
 
-def explain(error: Exception, repo: str) -> SpecdemoError:
-    """One sentence for an error between here and the Hub, with what to do about it."""
-    import httpx
+def _explained(error: Exception, repo: str) -> SpecdemoError:
+    """An error between here and the Hub in one sentence, with what to do about it."""
     from huggingface_hub import constants, errors
 
     name, revision = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
-    response = getattr(error, "response", None)
-    match error:
-        case errors.OfflineModeIsEnabled():
-            said = f"{name} is not in the cache and HF_HUB_OFFLINE forbids fetching it; unset it."
-        case errors.GatedRepoError():  # also a RepositoryNotFoundError
-            said = f"{name} is gated: ask for access at {page}, then set HF_TOKEN to a token of it."
-        case errors.RevisionNotFoundError():
-            return BadInput(
-                f"{name} has no revision {revision!r} any more; see {page}/commits/main."
-            )
-        case errors.RepositoryNotFoundError():
-            return BadInput(
-                f"There is no model {name!r} at {constants.ENDPOINT}, or it is private; check the "
-                "spelling, or set HF_TOKEN to a token that may read it."
-            )
-        case _ if response is not None:
-            said = (
-                f"The Hub refuses to serve {name} (HTTP {response.status_code}); try again later, "
-                "or set HF_TOKEN to a token that may read it."
-            )
-        case httpx.HTTPError() | ConnectionError() | TimeoutError():
-            said = (
-                f"{name} is not in the cache and {constants.ENDPOINT} cannot be reached or broke "
-                f"off ({type(error).__name__}); connect to the network and run the same again, it "
-                "goes on where it stopped."
-            )
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            said = (
-                f"The disk is full in the middle of {name}; free some space in {_cache()} (or set "
-                "HF_HOME) and run the same again: it goes on where it stopped."
-            )
-        case _:
-            said = f"{name} could not be fetched into {_cache()}: {error!r:.200}."
-    return FetchError(said)
+    if isinstance(error, errors.RevisionNotFoundError):
+        return BadInput(f"{name} has no revision {revision!r} any more; see {page}/commits/main.")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return BadInput(
+            f"There is no model {name!r} at {constants.ENDPOINT} (check the spelling), or it is "
+            f"private or is gated: ask for access at {page}, then set HF_TOKEN to a token that may "
+            "read it."
+        )
+    why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+    return FetchError(
+        f"{name} is not in the cache and could not be fetched from {constants.ENDPOINT} ({why}); "
+        "when that is mended run the same again, it goes on where it stopped."
+    )
 
 
-def _fetch(listing: Listing, file: RemoteFile, meter: Meter) -> None:
+def _fetch(repo: str, commit: str, file: RepoSibling, meter: Meter) -> None:
     """Put one file into the Hub's cache, resuming what an earlier run left."""
     import filelock
     from huggingface_hub import hf_hub_download, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
 
-    make_folder(file.blob.parent)
-    locks = make_folder(_cache() / ".locks" / _storage(listing.repo).name)  # the client's own
-    with filelock.FileLock(locks / f"{file.blob.name}.lock"):
-        if not _holds(file.blob, file):
-            _receive(hf_hub_url(listing.repo, file.name, revision=listing.commit), file, meter)
-            if not _holds(file.part, file):
-                file.part.unlink()
-                raise FetchError(
-                    f"{file.name} of {listing.repo} arrived damaged (its size or hash is not "
-                    "the one that the Hub lists) and was deleted; run the same again."
+    name, blob = split(repo)[0], _blob(repo, file)
+    lock = _cache() / ".locks" / _storage(name).name / f"{blob.name}.lock"  # the client's own
+    for folder in (blob.parent, lock.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(lock):
+        if not _holds(blob, file.size, blob.name):
+            with open(_part(blob), "ab") as part:
+                http_get(
+                    hf_hub_url(name, file.rfilename, revision=commit),
+                    part,
+                    resume_size=part.tell(),
+                    headers=build_hf_headers(),
+                    expected_size=file.size,
+                    tqdm_class=lambda **_: nullcontext(meter),
                 )
-            os.replace(file.part, file.blob)
+            if not _holds(_part(blob), file.size, blob.name):
+                _part(blob).unlink()
+                raise FetchError(
+                    f"{file.rfilename} of {name} arrived damaged (its size or hash is not the one "
+                    "that the Hub lists) and was deleted; run the same again."
+                )
+            _part(blob).replace(blob)
     # With the blob in place this only asks for metadata and links it into the snapshot.
-    hf_hub_download(listing.repo, file.name, revision=listing.commit)
+    hf_hub_download(name, file.rfilename, revision=commit)
 
 
-def _receive(url: str, file: RemoteFile, meter: Meter) -> None:
-    """Append to the part of `file` what it lacks. A connection that breaks off is taken up again,
-    TRIES times without a byte. Raises what httpx and the Hub's client raise."""
-    import httpx
-    from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-    failures = 0
-    with open(file.part, "ab") as part:
-        while (there := part.tell()) < file.size:
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-            headers["Range"] = f"bytes={there}-"
-            asked = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-            try:
-                with get_session().stream("GET", url, **asked) as response:
-                    hf_raise_for_status(response)
-                    if response.status_code != 206:  # the server knows no ranges
-                        part.truncate(0)
-                        part.seek(0)
-                        meter.update(-there)
-                    for piece in response.iter_bytes(PIECE):
-                        part.write(piece)
-                        meter.update(len(piece))
-            except httpx.TransportError:
-                failures = 0 if part.tell() > there else failures + 1
-                if failures == TRIES:
-                    raise
-                time.sleep(RETRY_SECONDS)
-
-
-def _holds(path: Path, file: RemoteFile) -> bool:
+def _holds(path: Path, size: int, digest: str) -> bool:
     """Whether `path` has the size and the hash that the Hub lists: SHA-256 of a large file, git's
     SHA-1 of a small one."""
-    if file_size(path) != file.size or not path.is_file():
+    if file_size(path) != size:
         return False
-    if len(file.blob.name) == 64:
-        return integrity.sha256(path) == file.blob.name
+    if len(digest) == 64:
+        return integrity.sha256(path) == digest
     content = path.read_bytes()
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest() == file.blob.name
+    return hashlib.sha1(f"blob {size}\0".encode() + content).hexdigest() == digest
+
+
+def _blob(repo: str, file: RepoSibling) -> Path:
+    """The place of a file's content in the cache, named by its digest."""
+    digest = file.lfs.sha256 if file.lfs else file.blob_id
+    return _storage(split(repo)[0]) / "blobs" / digest
+
+
+def _part(blob: Path) -> Path:
+    """The place of what has come of a file."""
+    return blob.with_name(f"{blob.name}.part")
 
 
 def _cache() -> Path:

@@ -10,14 +10,13 @@ import hashlib
 import json
 import re
 import shutil
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from specdemo.errors import DamagedModel, FetchError
 from specdemo.models import ir
-from specdemo.models.machine import cache_home, lower_priority
+from specdemo.models.machine import cache_home, in_background
 
 MANIFEST = "sha256.json"
 
@@ -44,47 +43,37 @@ def damaged(folder: Path) -> list[str]:
     if not known:  # the Hub's cache names the content of large files by its hash
         blobs = {one.name: one.resolve().name for one in folder.iterdir() if one.is_file()}
         known = {name: blob for name, blob in blobs.items() if re.fullmatch("[0-9a-f]{64}", blob)}
-    return [name for name, hash in known.items() if not _holds(folder / name, hash)]
-
-
-def _holds(path: Path, hash: str) -> bool:
-    try:
-        return sha256(path) == hash
-    except OSError:
-        return False
-
-
-def discard(folder: Path, names: Sequence[str]) -> None:
-    """Take what is damaged out of the caches, so that the next start makes or fetches it again."""
-    for name in names:
-        if (folder / name).is_symlink():  # the Hub's
-            (folder / name).resolve().unlink(missing_ok=True)
-    if (folder / MANIFEST).is_file() and cache_home() in folder.parents:
-        shutil.rmtree(folder, ignore_errors=True)
+    files = {name: folder / name for name in known}
+    return [
+        name for name, file in files.items() if not file.is_file() or sha256(file) != known[name]
+    ]
 
 
 class Check:
-    """Hashes the files of `folders` in a thread of low priority."""
+    """Hashes the files of `folders` in the background. What is damaged leaves the caches, so that
+    the next start makes or fetches it again."""
 
     def __init__(self, folders: Sequence[Path] = ()):
-        self._found: list[str] = []
-        self._thread = threading.Thread(target=self._run, args=[folders], daemon=True)
-        self._thread.start()
+        self._found = in_background(lambda: list(filter(None, map(_discarded, folders))))
 
     def require(self, seconds: float | None = None) -> None:
         """Raises DamagedModel once damage was found; waits for that at most `seconds`, None for as
         long as it takes."""
-        self._thread.join(seconds)
-        if self._found:
-            raise DamagedModel(
-                f"{' and '.join(self._found)} changed after it was made or fetched (its SHA-256 "
-                "differs), so answers cannot be trusted; start again: it is replaced then."
-            )
+        with suppress(TimeoutError):
+            if found := self._found.result(seconds):
+                raise DamagedModel(
+                    f"{' and '.join(found)} changed after it was made or fetched (its SHA-256 "
+                    "differs), so answers cannot be trusted; start again: it is replaced then."
+                )
 
-    def _run(self, folders: Sequence[Path]) -> None:
-        lower_priority()
-        for folder in folders:
-            if names := damaged(folder):
-                with suppress(OSError):  # a cache that is read only
-                    discard(folder, names)
-                self._found.append(f"{' and '.join(names)} in {folder.name}")
+
+def _discarded(folder: Path) -> str:
+    """What was damaged in `folder`, in words, and is taken out of the caches; "" for nothing."""
+    names = damaged(folder)
+    with suppress(OSError):  # a cache that is read only
+        for name in names:
+            if (folder / name).is_symlink():  # the Hub's
+                (folder / name).resolve().unlink(missing_ok=True)
+        if names and (folder / MANIFEST).is_file() and cache_home() in folder.parents:
+            shutil.rmtree(folder, ignore_errors=True)
+    return f"{' and '.join(names)} in {folder.name}" if names else ""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
-from specdemo.models import embedded, ir, ngrams, sources
-from specdemo.models.checkpoints import on_torch, open_checkpoint, untested
-from specdemo.models.drafts import chosen_draft
+from specdemo.models import embedded, ir, measured, ngrams, sources
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
+from specdemo.models.machine import on_torch, open_checkpoint
 from specdemo.models.ngrams import NGramTable
-from specdemo.models.progress import Progress, Report, silent
-from specdemo.models.registry import Pair
+from specdemo.models.progress import Report, silent
+from specdemo.models.registry import NO_DRAFT, Pair
+from specdemo.models.sources import Source
 from specdemo.models.templates import CHATML, DOLLY, PLAIN, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
@@ -48,6 +49,19 @@ class LoadedPair:
     check: Check = field(default_factory=Check)
 
 
+def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
+    """The one draft of `pair` to use: the one that was asked for; else the fastest of `tune`; else
+    the first that is here; else the first. Empty for n-grams only."""
+    if choice.draft:
+        return pair.drafts
+    tuned = measured.read("tuned", {"pair": pair.name})
+    if tuned and tuned.winner == NO_DRAFT:
+        return ()
+    here = [draft for draft in pair.drafts if sources.here(draft)]
+    won = [draft for draft in here or pair.drafts if tuned and draft.name == tuned.winner]
+    return tuple([*won, *here, *pair.drafts][:1])
+
+
 def load_pair(
     pair: Pair, *, choice: ModelChoice | None = None, progress: Report = silent
 ) -> LoadedPair:
@@ -57,10 +71,10 @@ def load_pair(
     """
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
-    snapshots = fetch_pair(pair, choice, progress)
-    check = Check([one.folder for one in snapshots])
+    models = fetch_pair(pair, choice, progress)
+    check = Check([one.folder for one in models])
     try:
-        return _opened(pair, *[*snapshots, None][:2], choice, check)
+        return _opened(pair, choice, check, *models)
     except FetchError:
         check.require()  # the reason may be damage, which this mends
         raise
@@ -70,21 +84,18 @@ def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> li
     """The files of the target and, if it has one, the draft as `choice` will run them, fetched
     where they are missing. Raises what `load_pair` raises; what `progress` raises ends it, and a
     repetition goes on."""
-    pair = replace(pair, drafts=chosen_draft(pair, choice))
-    devices = (choice.device, choice.draft_device)
-    for warning in filter(None, map(untested, sorted(set(devices)))):
-        progress(Progress(warning))
+    models = pair.target, *chosen_draft(pair, choice)
     if pair.embedded:
-        return list(embedded.fetch(progress)[: 1 + len(pair.drafts)])
+        return list(embedded.fetch(progress)[: len(models)])
     wanted = [
         replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
-        for source, device in zip((pair.target, *pair.drafts), devices, strict=False)
+        for source, device in zip(models, (choice.device, choice.draft_device), strict=False)
     ]
     return sources.prepare(wanted, progress)
 
 
 def _opened(
-    pair: Pair, target: Snapshot, draft: Snapshot | None, choice: ModelChoice, check: Check
+    pair: Pair, choice: ModelChoice, check: Check, target: Snapshot, draft: Snapshot | None = None
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
     has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
@@ -115,15 +126,16 @@ def _opened(
         if not on_torch(choice.device):
             loaded.typical_profile = embedded.typical_profile()
         return loaded
+    configured = [target]
     if model:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
+        if pair.draft.repo:  # the embedded target has no config.json
+            configured.append(model)
     end = tokenizer.token_id("### End")  # Dolly is known by its vocabulary
     loaded.template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
     loaded.stop_ids = ir.read_config(target.folder)[0] | ({end} - {None})
     # Beyond the context of either model, learned positions fail and rotary ones were never trained.
-    # The embedded target, as a draft, has no config.json.
-    configured = [target, *([model] if model and pair.draft.repo else [])]
     limits = [ir.read_config(one.folder)[1] for one in configured]
     loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
     loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
@@ -143,13 +155,11 @@ def require_same_vocabulary(
 ) -> None:
     """Raise BadInput, naming the first difference, if an id of both means different strings. Ids
     that only one of them has are fine: the engine masks what the target does not have."""
-    in_target = {id: string for string, id in target.vocabulary().items()}
-    in_draft = {id: string for string, id in draft.vocabulary().items()}
-    different = [id for id in in_target.keys() & in_draft.keys() if in_target[id] != in_draft[id]]
-    if different:
-        id = min(different)
-        raise BadInput(
-            f"{draft_name} cannot draft for {target_name}, their vocabularies differ: token {id} "
-            f"is {in_target[id]!r} in the target and {in_draft[id]!r} in the draft; choose a draft "
-            "of the same tokenizer family."
-        )
+    known = {id: string for string, id in target.vocabulary().items()}
+    for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
+        if known.get(id, string) != string:
+            raise BadInput(
+                f"{draft_name} cannot draft for {target_name}, their vocabularies differ: token "
+                f"{id} is {known[id]!r} in the target and {string!r} in the draft; choose a draft "
+                "of the same tokenizer family."
+            )

@@ -1,7 +1,11 @@
-"""This machine: memory, disk, processors and devices, and the folder in which models are kept."""
+"""This machine: memory, disk, processors and devices, and the folder in which models are kept.
+
+Imports torch only where one of its devices is named.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import platform
@@ -11,21 +15,28 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from specdemo.errors import BadInput, FetchError
-from specdemo.models import checkpoints
+import psutil
+
+from specdemo.engine.checkpoint import TORCH, Checkpoint
+from specdemo.errors import BadInput, FetchError, MissingPackage
+from specdemo.models import ir
 from specdemo.models.progress import size
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
+TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
+TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
+"""The environment variable that lets checkpoints run code of their own. It is the operator's: no
+request, link or page setting can set it."""
+
 
 def memory_bytes() -> int:
     """Bytes that this process may fill: the machine's memory or its container's."""
-    import psutil
-
     total = psutil.virtual_memory().total
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
@@ -45,65 +56,80 @@ def require_memory(needed: int, what: str) -> None:
 
 def available_bytes() -> int:
     """Memory that this process could still fill now. Bytes."""
-    import psutil
-
     return max(min(psutil.virtual_memory().available, memory_bytes() - own_bytes()), 0)
 
 
 def own_bytes() -> int:
     """Resident memory of this process without mapped files, where the system tells them apart."""
-    import psutil
-
     memory = psutil.Process().memory_info()
     return memory.rss - getattr(memory, "shared", 0)
 
 
 def processors() -> int:
     """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def lower_priority() -> None:
-    """Let everything else go before this thread, where the system can."""
-    with suppress(AttributeError, OSError):  # a thread's own priority: Linux only
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
-def in_background(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises, done in a thread that lets everything else go before it. Not
-    for work that starts threads: those would inherit its priority and keep it."""
+def in_background(work: Callable[[], Result]) -> Future[Result]:
+    """What `work` returns or raises, done in a thread that lets everything else go before it, where
+    the system can. Not for work that starts threads: those would keep its priority."""
     result: Future[Result] = Future()
 
     def run() -> None:
-        lower_priority()
+        with suppress(AttributeError, OSError):  # a thread's own priority: Linux only
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             result.set_result(work())
         except BaseException as error:
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return result.result()
+    return result
 
 
-def devices() -> list[str]:
-    """The device that OpenVINO runs on here: others do not keep a KV cache in main memory."""
-    return ["CPU"]
+def on_torch(device: str) -> bool:
+    return device.startswith(TORCH)
 
 
 def require_device(name: str, option: str) -> None:
-    """Raise BadInput, naming the `option` and the devices here, if there is no device `name`."""
-    if name == "CPU":  # always there; saves importing OpenVINO
+    """Raise unless there is a device `name`, CPU or one of torch's: BadInput, naming the `option`,
+    or MissingPackage with what to install."""
+    if name == "CPU":
         return
-    if checkpoints.on_torch(name):
-        return checkpoints.require_device(name, option)
-    there = devices()
-    if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
-        known = ", ".join(there)
-        raise BadInput(
-            f"{option} {name!r} is not a device OpenVINO finds here; choose one of {known}."
-        )
+    kind, _, number = name.removeprefix(TORCH).partition(":")
+    if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
+        known = ", ".join(TORCH + one for one in TORCH_KINDS)
+        raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {known}.")
+    package, install = "torch", "run `pip install --retries 1 -r requirements-torch.txt`"
+    if kind == "hpu":
+        package = "habana_frameworks"
+        install = "install Intel's Gaudi software, then `pip install optimum-habana`"
+    if find_spec(package) is None:
+        raise MissingPackage(f"{option} {name} needs {package}, not installed here; {install}.")
+    if kind == "hpu":  # makes torch.hpu
+        importlib.import_module("habana_frameworks.torch")
+    import torch
+
+    devices = getattr(torch, kind, None)
+    if kind != "cpu" and (devices is None or int(number or 0) >= devices.device_count()):
+        raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a folder, or in a GGUF file. Raises BadInput if only code of its own runs
+    it and TRUST is not set."""
+    trusted = os.environ.get(TRUST, "").strip().lower() in ("1", "true", "yes")
+    config = ir.read_json(path / "config.json")
+    if config.get("auto_map") and not trusted:
+        from transformers import CONFIG_MAPPING
+
+        if config.get("model_type") not in CONFIG_MAPPING:
+            raise BadInput(
+                f"{path.name} runs only with Python code of its own; read it, then allow it with "
+                f"{TRUST}=1, or choose a model that transformers knows."
+            )
+    return Checkpoint(path, trusted)
 
 
 def describe() -> str:
@@ -118,10 +144,9 @@ def describe() -> str:
 def cache_home() -> Path:
     """The folder for everything this program keeps: SPECDEMO_HOME, else in the user's cache folder.
     It need not exist yet."""
-    if chosen := os.environ.get("SPECDEMO_HOME", "").strip():
-        return Path(chosen).expanduser().absolute()
-    caches = Path(os.environ.get("XDG_CACHE_HOME", "").strip())
-    return (caches if caches.is_absolute() else Path.home() / ".cache") / "specdemo"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    chosen = os.environ.get("SPECDEMO_HOME", "").strip() or Path(caches, "specdemo")
+    return Path(chosen).expanduser().absolute()
 
 
 def measured_folder() -> Path:
@@ -134,25 +159,12 @@ def replace_file(path: Path, content: bytes) -> None:
     the new one. A disk that is full or read only is left alone."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            made = Path(scratch, path.name)
+            made.write_bytes(content)
+            made.replace(path)
     except OSError as error:
         log.info("%s is not kept: %s", path, error)
-        with suppress(OSError, UnboundLocalError):
-            os.unlink(file.name)
-
-
-def make_folder(folder: Path) -> Path:
-    """Create `folder` with its parents. Raises FetchError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FetchError(
-            f"The cache folder {folder} cannot be created ({error.strerror}); "
-            "set SPECDEMO_HOME to a folder you can write to."
-        ) from error
-    return folder
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
@@ -172,7 +184,8 @@ def exclusive_scratch(home: Path) -> Iterator[Path]:
     those of killed holders are removed first."""
     import filelock
 
-    with filelock.FileLock(make_folder(home) / "lock"):
+    home.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(home / "lock"):
         for leftover in home.glob("scratch-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(

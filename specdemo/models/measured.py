@@ -1,19 +1,32 @@
-"""What was measured of pairs on this machine: races of drafts, rehearsed costs, agreement.
+"""Keeps what was measured on this machine, one small JSON file a subject.
 
-One small JSON file; a broken one, or that of another machine, counts as none.
+A file that is broken, or of another machine or version of OpenVINO, counts as none.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.profile import Profile
 from specdemo.models import machine
+
+if TYPE_CHECKING:  # imports openvino
+    from specdemo.engine.engine import PairFiles
+
+About = Mapping[str, str | int]
+"""A subject: {"pair": NAME}, {"model": NAME}, or that of `about_files`."""
+
+VERSION = 4
+"""Changes when figures get another meaning, such as the confidence of a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,39 +54,79 @@ class Tuned:
         return max(self.rows, key=lambda row: row.speedup).draft
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """`tuned` by pair; `steps` by model, the seconds of forwards of 1, 2, ... tokens; `agreement`
-    by the names of two pairs, the share of tokens that both targets choose."""
-
-    tuned: dict[str, Tuned] = field(default_factory=dict)
-    steps: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    agreement: dict[str, float] = field(default_factory=dict)
-
-    def token_seconds(self, pair: str, target: str) -> float | None:
-        """Of autoregressive decoding, as `tune` measured it, else as it was rehearsed."""
-        if pair in self.tuned:
-            return self.tuned[pair].rows[0].target_seconds
-        return self.steps[target][0] if target in self.steps else None
+_KINDS = {
+    "profile": TypeAdapter(Profile),
+    "tuned": TypeAdapter(Tuned),  # of a pair
+    "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
+    "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another, the share of equal choices
+}
 
 
-_FIGURES = TypeAdapter(Figures)
+def read(kind: str, about: About) -> Any:
+    """What was kept of this kind, one of _KINDS, about this subject; None if nothing was."""
+    return _read(kind, _path(kind, _here(about)))[1]
 
 
-def _path() -> Path:
-    about = hashlib.sha256(f"{machine.describe()} {version('openvino')}".encode()).hexdigest()
-    return machine.measured_folder() / f"pairs-{about[:16]}.json"
+def keep(kind: str, about: About, value: object) -> None:
+    """Keep `value` in place of an older one."""
+    about = _here(about)
+    content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
+    machine.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 
 
-def read() -> Figures:
+def profiles() -> list[tuple[About, Profile]]:
+    """All profiles that are kept, with what each is of."""
+    found = (_read("profile", path) for path in sorted(machine.measured_folder().glob("*.json")))
+    return [(about, profile) for about, profile in found if profile]
+
+
+def forget() -> int:
+    """Drop all that was measured and counted here; gives how many files."""
+    paths = list(machine.measured_folder().glob("*.*"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return len(paths)
+
+
+def about_files(files: PairFiles, threads: int | None) -> About:
+    """The subject of the profile of `files` on so many threads, None for as many as there are
+    processors."""
+    draft = files.head or files.draft
+    return {
+        "threads": threads or machine.processors(),
+        "target": _graph(files.target),
+        "draft": _graph(draft) if draft else "",
+        "devices": f"{files.device}, {files.draft_device}",
+        "kv_cache": files.kv_cache,
+    }
+
+
+def _here(about: About) -> dict[str, Any]:
+    here = {"machine": machine.describe(), "openvino": version("openvino"), "version": VERSION}
+    return {**here, **about}
+
+
+def _path(kind: str, about: About) -> Path:
+    key = hashlib.sha256(json.dumps([kind, about]).encode()).hexdigest()[:16]
+    return machine.measured_folder() / f"{key}.json"
+
+
+def _read(kind: str, path: Path) -> tuple[About, Any]:
     try:
-        return _FIGURES.validate_json(_path().read_bytes())
-    except (OSError, ValueError):
-        return Figures()
+        content = json.loads(path.read_bytes())
+        return content["about"], _KINDS[kind].validate_python(content[kind])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, None
 
 
-def remember(kind: str, key: str, value: object) -> None:
-    """Keep `value` under `key` of the figures of this `kind`, in place of an older one."""
-    figures = read()
-    changed = dataclasses.replace(figures, **{kind: getattr(figures, kind) | {key: value}})
-    machine.replace_file(_path(), _FIGURES.dump_json(changed, indent=1))
+def _graph(model: Path | Checkpoint) -> str:
+    """The folder's name with a hash of the graph (of a checkpoint, its configuration): weights
+    matter little to what is measured."""
+    file, versions = model, ""
+    if isinstance(model, Checkpoint):
+        file = model.path / "config.json"
+        versions = "".join(f", {one} {version(one)}" for one in ("torch", "transformers"))
+    content = file.read_bytes() if file.is_file() else b""
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    size = machine.file_size(model.with_suffix(".bin")) if file is model else model.size
+    return f"{file.parent.name} {digest}-{size}{versions}"

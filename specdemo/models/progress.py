@@ -44,21 +44,18 @@ def silent(progress: Progress) -> None:
 
 
 class Meter:
-    """Reports `total` bytes at most ten times a second; `done` were there before."""
+    """Reports how many of `total` bytes are `done`, some of them before."""
 
     def __init__(self, report: Report, text: str, total: int, done: int = 0) -> None:
         self._report, self._text, self._total = report, text, total
-        self.done, self._last = done, 0.0
-        self._began, self._before = time.monotonic(), done
+        self._began, self._before, self.done = time.monotonic(), done, done
         self.update(0)
 
     def update(self, count: int) -> None:
         self.done += count
-        now = time.monotonic()
-        if now - self._last > 0.1 or self.done >= self._total:
-            self._last, seconds = now, now - self._began
-            rate = max(self.done - self._before, 0) / seconds if seconds > 1 else 0.0
-            self._report(Progress(self._text, self.done, self._total, rate))
+        seconds = time.monotonic() - self._began
+        rate = (self.done - self._before) / seconds if seconds > 1 else 0.0
+        self._report(Progress(self._text, self.done, self._total, rate))
 
 
 def size(count: int) -> str:

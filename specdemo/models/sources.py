@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 from specdemo.errors import BadInput
 from specdemo.models import embedded, hub, integrity, ir, machine
 from specdemo.models.export import export, require_checkpoint
+from specdemo.models.hub import WORKING_BYTES as WORKING_BYTES
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
-WORKING_BYTES = 1_000_000_000
 AS_IT_IS = "checkpoint"
 _EXPORT_VERSION = 4
 """Raised when exports change, so that older ones in the cache are not taken for new ones."""
@@ -28,23 +27,23 @@ class Source:
 
     repo: str
     name: str
-    download_bytes: int
+    download_bytes: int = 0
     export: str = ""
 
 
-EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct", 0)
+EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
 
 
 def source_of(text: str, option: str, weight_format: str) -> Source:
     """The folder or Hub repository that the user named with `option`. Raises BadInput."""
     path = Path(text).expanduser()
     if path.is_dir():
-        return Source(str(path), path.resolve().name, 0, export=weight_format)
+        return Source(str(path), path.resolve().name, export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         raise BadInput(
             f"{option} {text!r} is neither a folder here nor a Hub repository (owner/name)."
         )
-    return Source(text, hub.split(text)[0], 0, export=weight_format)
+    return Source(text, hub.split(text)[0], export=weight_format)
 
 
 def here(source: Source) -> Path | None:
@@ -56,52 +55,41 @@ def here(source: Source) -> Path | None:
     return exported if exported.is_dir() else None
 
 
-def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
+def prepare(
+    sources: Sequence[Source], report: Report = silent, *, to_run: bool = True
+) -> list[Snapshot]:
     """IR (with AS_IT_IS the checkpoint) for each of `sources`, fetching and exporting what is
-    missing. Disk and memory are checked before the first byte is fetched. Raises FetchError or
-    BadInput."""
-    models = []
-    for source, found in zip(sources, _download(sources, report, check_memory=True), strict=True):
-        folder = found.folder
-        if source.repo and source.export == AS_IT_IS and not (folder / ir.HEAD).is_file():
-            require_checkpoint(folder)
-        elif not _runs_as_it_is(folder):
-            folder = _exported(source, found)
-            with machine.exclusive_scratch(folder.parent) as scratch:
-                if not folder.is_dir():
-                    made = scratch / "made"
-                    export(found.folder, made, source.export or "int8", report, name=source.name)
-                    integrity.write_manifest(made)
-                    made.rename(folder)
-        models.append(Snapshot(folder, found.revision))
-    return models
+    missing. Disk and, for what is `to_run` here, memory are checked before the first byte is
+    fetched. Raises FetchError or BadInput."""
+    found = {source: _local(source) for source in sources}
+    absent = [source for source, one in found.items() if one is None and source.repo]
+    if absent:
+        repos = [source.repo for source in absent]
+        fetched = machine.in_background(lambda: hub.download(repos, report, to_run=to_run))
+        found |= zip(absent, fetched.result(), strict=True)
+    return [
+        _ready(source, found[source] or embedded.fetch(report)[0], report) for source in sources
+    ]
 
 
-def checkpoint(source: Source, report: Report = silent) -> Path:
-    """The folder of a PyTorch checkpoint, downloaded if it is missing. Raises BadInput for IR."""
-    [found] = _download([source], report, check_memory=False)
-    require_checkpoint(found.folder)
-    return found.folder
+def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
+    """What runs of a model that is on this disk."""
+    if source.export == AS_IT_IS and source.repo:
+        require_checkpoint(found.folder)
+    elif not _runs_as_it_is(found.folder):
+        folder = _exported(source, found)
+        with machine.exclusive_scratch(folder.parent) as scratch:
+            if not folder.is_dir():
+                made = scratch / "made"
+                export(found.folder, made, source.export or "int8", report, name=source.name)
+                integrity.write_manifest(made)
+                made.rename(folder)
+        return Snapshot(folder, found.revision)
+    return found
 
 
 def _runs_as_it_is(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (ir.MODEL, ir.HEAD))
-
-
-def _download(sources: Sequence[Source], report: Report, *, check_memory: bool) -> list[Snapshot]:
-    """The folder of each source, as it is on the Hub or the user's own."""
-    found = {source: _local(source) for source in sources}
-    absent = [source for source, one in found.items() if one is None and source.repo]
-    listings = [hub.list_repository(source.repo) for source in absent]
-    if check_memory and listings:
-        # Weights must fit into memory at least once, or each token would read them from disk.
-        needed = sum(listing.size for listing in listings) + WORKING_BYTES
-        names = " and ".join(listing.repo for listing in listings)
-        machine.require_memory(needed, f"Running {names}")
-    if listings:
-        snapshots = machine.in_background(lambda: hub.download(listings, report))
-        found |= zip(absent, snapshots, strict=True)
-    return [found[source] or embedded.fetch(report)[0] for source in sources]
 
 
 def _local(source: Source) -> Snapshot | None:
@@ -110,7 +98,8 @@ def _local(source: Source) -> Snapshot | None:
     The fingerprint of the user's own folder is of the names, sizes and times of its files.
     """
     if not source.repo:
-        return embedded.fetch()[0] if embedded.is_ready() else None
+        found = embedded.here()
+        return found and found[0]
     folder = Path(source.repo)
     if not folder.is_dir():
         return hub.cached(source.repo)
@@ -125,6 +114,5 @@ def _exported(source: Source, checkpoint: Snapshot) -> Path:
     """The folder of the cached export of a checkpoint, which may not be there yet."""
     form = source.export or "int8"
     parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
-    plain = re.sub(r"[^\w.-]", "-", source.name)[-60:]
     key = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    return machine.cache_home() / "exported" / f"{plain}-{form}-{key}"
+    return machine.cache_home() / "exported" / f"{Path(source.name).name}-{form}-{key}"
