@@ -20,7 +20,7 @@ from rich.console import Console
 from specdemo import cli, terminal
 from specdemo.commands.run import report, show
 from specdemo.errors import BadInput
-from specdemo.models import registry
+from specdemo.models import machine, registry
 from specdemo.models.progress import Progress
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Certificate, from_json
@@ -88,10 +88,10 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
         (lambda: 1 // 0, 1, "specdemo: unexpected ZeroDivisionError: .* shows where"),
         (lambda: signal.raise_signal(signal.SIGINT), 130, "specdemo: interrupted"),
     ):
-        monkeypatch.setattr(registry, "survey", command)
+        monkeypatch.setattr(machine, "memory_bytes", command)
         assert cli.main(["pairs"]) == code
         assert re.match(said, capsys.readouterr().err.strip())
-    monkeypatch.setattr(registry, "survey", lambda: 1 // 0)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 // 0)
     monkeypatch.setenv("SPECDEMO_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         cli.main(["pairs"])

@@ -256,10 +256,10 @@ def smollm_hub(server, tmp_path, embedded_pair) -> Hub:
 
 def test_smollm2_needs_one_download_and_the_embedded_target_drafts(smollm_hub):
     pair = find_pair("smollm2-1.7b")
-    assert not registry.is_ready(pair)
+    assert not pair.ready
     loaded = load_pair(pair)
     assert {one.name for one in smollm_hub.served} >= {"openvino_model.bin", "tokenizer.json"}
-    assert registry.is_ready(pair)
+    assert pair.ready
     assert loaded.draft_xml.samefile(embedded.fetch()[0].folder / "openvino_model.xml")
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
     with Session(loaded) as session:

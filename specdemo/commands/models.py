@@ -16,6 +16,8 @@ from specdemo.errors import DamagedModel
 from specdemo.terminal import Table, show
 
 ACCEPTANCE_RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+ASSUMED = {"pythia-70m": 0.45, "pythia-160m": 0.5, "pythia-1b-int4-ov": 0.6}
+"""Acceptance rates of draft models, for rehearsals: assumptions, not measurements."""
 
 
 def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
@@ -39,21 +41,21 @@ def _readable(name: str, value: Any) -> tuple[str, Any]:
 @click.command()
 @json_option
 def pairs(json_file: str | None) -> None:
-    from specdemo.models.registry import survey
+    from specdemo.models.registry import PAIRS
 
     rows = [
         {
-            "name": one.pair.name,
-            "target": one.pair.target.name,
-            "draft": one.pair.draft.name if one.pair.draft else None,
-            "drafts": [draft.name for draft in one.pair.drafts],
-            "download_bytes": one.pair.download_bytes,
-            "memory_bytes": one.pair.memory_bytes,
-            "fits": one.fits,
-            "ready": one.ready,
-            "measured": one.facts,
+            "name": pair.name,
+            "target": pair.target.name,
+            "draft": pair.draft.name if pair.draft else None,
+            "drafts": [draft.name for draft in pair.drafts],
+            "download_bytes": pair.download_bytes,
+            "memory_bytes": pair.memory_bytes,
+            "fits": pair.fits,
+            "ready": pair.ready,
+            "measured": pair.facts,
         }
-        for one in survey()
+        for pair in PAIRS
     ]
     _report(rows, json_file, {"The pairs on this machine": rows})
 
@@ -140,47 +142,46 @@ def tune(pair: str, limit: int, json_file: str | None) -> None:
 @click.argument("pair", help="A pair that `specdemo pairs` lists.")
 @json_option
 def rehearse(pair: str, json_file: str | None) -> None:
+    from specdemo.bench.costs import CostTable, expected_speedup
     from specdemo.models import machine, measured
-    from specdemo.models.drafts import ASSUMED_ACCEPTANCE, promised_speedup
     from specdemo.models.registry import find_pair
-    from specdemo.models.rehearsal import PROMPT, rehearse_pair
+    from specdemo.models.rehearsal import PROMPT, Rehearsed, rehearse_pair
 
     chosen = find_pair(pair, option="PAIR")
     with progress_bar() as bar:
         models = rehearse_pair(chosen, bar)
-    steps = {one.model: one.step_seconds for one in models}
-    for model, seconds in steps.items():
-        measured.keep("steps", {"model": model}, seconds)
-    drafts = list(steps)[1 : 1 + len(chosen.drafts)]
+    drafts = models[1 : 1 + len(chosen.drafts)]
 
-    def promised(target: str, draft: str, rate: float) -> float:
-        return promised_speedup(dict(enumerate(steps[target], start=1)), steps[draft][0], rate)
+    def promised(target: Rehearsed, draft: Rehearsed, rate: float) -> float:
+        verify = dict(enumerate(target.step_seconds, start=1))
+        costs = CostTable(verify[1], draft.step_seconds[0], verify)
+        return max(expected_speedup(rate, length, costs) for length in range(1, len(verify)))
 
-    prospects = []
-    for target in [name for name in steps if name not in drafts]:
-        for draft in drafts:
-            rates = {f"{rate:g}": promised(target, draft, rate) for rate in ACCEPTANCE_RATES}
-            prospects.append({"target": target, "draft": draft, **rates})
-    assumed = {draft: ASSUMED_ACCEPTANCE.get(draft, 0.5) for draft in drafts}
-    default = max(drafts, key=lambda draft: promised(models[0].model, draft, assumed[draft]))
+    prospects, taken, stepped = [], [], []
+    for one in models:
+        measured.keep("steps", {"model": one.model}, one.step_seconds)
+        times = {str(at): 1000 * seconds for at, seconds in enumerate(one.step_seconds, start=1)}
+        stepped.append({"model": one.model, **times})
+        taken.append(dataclasses.asdict(one))
+        for draft in drafts if one not in drafts else ():
+            rates = {f"{rate:g}": promised(one, draft, rate) for rate in ACCEPTANCE_RATES}
+            prospects.append({"target": one.model, "draft": draft.model, **rates})
+    default = max(drafts, key=lambda one: promised(models[0], one, ASSUMED.get(one.model, 0.5)))
     figures = {
         "machine": machine.describe(),
         "weights": "made up",
         "pair": chosen.name,
-        "models": [dataclasses.asdict(one) for one in models],
+        "models": taken,
         "prospects": prospects,
-        "default": default,
+        "default": default.model,
     }
-    taken, stepped = [], []
-    for row in figures["models"]:
-        taken.append({name: value for name, value in row.items() if name != "step_seconds"})
-        times = {str(at): 1000 * seconds for at, seconds in enumerate(row["step_seconds"], start=1)}
-        stepped.append({"model": row["model"], **times})
     tables = {
         f"{chosen.name}, made-up weights in the real shapes, on {machine.describe()}: f32 "
-        f"activations, f16 cache, batch 1, {PROMPT} tokens of context": taken,
+        f"activations, f16 cache, batch 1, {PROMPT} tokens of context": [
+            {name: value for name, value in row.items() if name != "step_seconds"} for row in taken
+        ],
         "milliseconds a forward of n tokens": stepped,
         "speed-up by acceptance rate": prospects,
-        f"At acceptance rates of {assumed} {default} is the draft to begin with.": [],
+        f"At the acceptance rates assumed {default.model} is the draft to begin with.": [],
     }
     _report(figures, json_file, tables)

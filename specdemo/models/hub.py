@@ -7,10 +7,9 @@ hash is right.
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,10 +70,12 @@ def download(
     or, for what is `to_run` here, too little memory is found before the first byte. What `report`
     raises ends it; what came is kept. Raises FetchError or BadInput."""
     listings = {repo: _listing(repo) for repo in repos}
-    files = [(file, _blob(repo, file)) for repo in repos for file in listings[repo].siblings]
-    size = sum(file.size for file, _ in files)
-    absent = [(file, blob) for file, blob in files if file_size(blob) != file.size]
-    missing = sum(file.size - file_size(_part(blob)) for file, blob in absent)
+    size = missing = 0
+    for repo, listing in listings.items():
+        for file in listing.siblings:
+            blob, part = _places(split(repo)[0], file)
+            size += file.size
+            missing += 0 if file_size(blob) == file.size else file.size - file_size(part)
     names = " and ".join(repos)
     if to_run:  # weights must fit into memory once, or each token would read them from disk
         require_memory(size + WORKING_BYTES, f"Running {names}")
@@ -89,10 +90,8 @@ def _listing(repo: str) -> ModelInfo:
     from huggingface_hub import HfApi
 
     name, revision = split(repo)
-    try:
+    with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
-    except Exception as error:
-        raise _explained(error, repo) from error
     wanted = _choose([one.rfilename for one in info.siblings or []], repo)
     info.siblings = [one for one in info.siblings if one.rfilename in wanted]
     info.siblings.sort(key=lambda one: one.size)
@@ -100,19 +99,19 @@ def _listing(repo: str) -> ModelInfo:
 
 
 def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
+    from huggingface_hub import hf_hub_download
+
     name, revision = split(repo)
     storage = _storage(name)
-    try:
+    with _explaining(f"{name}@{listing.sha}"):
         for file in listing.siblings:
-            _fetch(repo, listing.sha, file, meter)
+            _receive(name, listing.sha, file, meter)
+            # With the blob in place this only asks for metadata and links it into the snapshot.
+            hf_hub_download(name, file.rfilename, revision=listing.sha)
         if revision != listing.sha:
             reference = storage / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(listing.sha, encoding="utf-8")
-    except SpecdemoError:
-        raise
-    except Exception as error:
-        raise _explained(error, f"{name}@{listing.sha}") from error
     return Snapshot(storage / "snapshots" / listing.sha, listing.sha)
 
 
@@ -133,80 +132,74 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
 
 
-def _explained(error: Exception, repo: str) -> SpecdemoError:
-    """An error between here and the Hub in one sentence, with what to do about it."""
+@contextmanager
+def _explaining(repo: str) -> Iterator[None]:
+    """Raises errors between here and the Hub as one sentence, with what to do about them."""
     from huggingface_hub import constants, errors
 
     name, revision = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return BadInput(f"{name} has no revision {revision!r} any more; see {page}/commits/main.")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return BadInput(
+    try:
+        yield
+    except SpecdemoError:
+        raise
+    except errors.RevisionNotFoundError as error:
+        raise BadInput(
+            f"{name} has no revision {revision!r} any more; see {page}/commits/main."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise BadInput(
             f"There is no model {name!r} at {constants.ENDPOINT} (check the spelling), or it is "
             f"private or is gated: ask for access at {page}, then set HF_TOKEN to a token that may "
             "read it."
-        )
-    why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
-    return FetchError(
-        f"{name} is not in the cache and could not be fetched from {constants.ENDPOINT} ({why}); "
-        "when that is mended run the same again, it goes on where it stopped."
-    )
+        ) from error
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+        raise FetchError(
+            f"{name} is not in the cache and could not be fetched from {constants.ENDPOINT} "
+            f"({why}); when that is mended run the same again, it goes on where it stopped."
+        ) from error
 
 
-def _fetch(repo: str, commit: str, file: RepoSibling, meter: Meter) -> None:
+def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
     """Put one file into the Hub's cache, resuming what an earlier run left."""
     import filelock
-    from huggingface_hub import hf_hub_download, hf_hub_url
+    from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils.sha import git_hash
 
-    name, blob = split(repo)[0], _blob(repo, file)
+    blob, part = _places(name, file)
     lock = _cache() / ".locks" / _storage(name).name / f"{blob.name}.lock"  # the client's own
     for folder in (blob.parent, lock.parent):
         folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(lock):
-        if not _holds(blob, file.size, blob.name):
-            with open(_part(blob), "ab") as part:
-                http_get(
-                    hf_hub_url(name, file.rfilename, revision=commit),
-                    part,
-                    resume_size=part.tell(),
-                    headers=build_hf_headers(),
-                    expected_size=file.size,
-                    tqdm_class=lambda **_: nullcontext(meter),
-                )
-            if not _holds(_part(blob), file.size, blob.name):
-                _part(blob).unlink()
-                raise FetchError(
-                    f"{file.rfilename} of {name} arrived damaged (its size or hash is not the one "
-                    "that the Hub lists) and was deleted; run the same again."
-                )
-            _part(blob).replace(blob)
-    # With the blob in place this only asks for metadata and links it into the snapshot.
-    hf_hub_download(name, file.rfilename, revision=commit)
+        if file_size(blob) == file.size:
+            return
+        with open(part, "ab") as output:
+            http_get(
+                hf_hub_url(name, file.rfilename, revision=commit),
+                output,
+                resume_size=output.tell(),
+                headers=build_hf_headers(),
+                expected_size=file.size,
+                tqdm_class=lambda **_: nullcontext(meter),
+            )
+        digest = integrity.sha256(part) if file.lfs else git_hash(part.read_bytes())
+        if digest != blob.name:
+            part.unlink()
+            raise FetchError(
+                f"{file.rfilename} of {name} arrived damaged (its hash is not the one that the Hub "
+                "lists) and was deleted; run the same again."
+            )
+        part.replace(blob)
 
 
-def _holds(path: Path, size: int, digest: str) -> bool:
-    """Whether `path` has the size and the hash that the Hub lists: SHA-256 of a large file, git's
-    SHA-1 of a small one."""
-    if file_size(path) != size:
-        return False
-    if len(digest) == 64:
-        return integrity.sha256(path) == digest
-    content = path.read_bytes()
-    return hashlib.sha1(f"blob {size}\0".encode() + content).hexdigest() == digest
-
-
-def _blob(repo: str, file: RepoSibling) -> Path:
-    """The place of a file's content in the cache, named by its digest."""
+def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
+    """Where the content of a file is in the cache, by its digest, and what has come of it."""
     digest = file.lfs.sha256 if file.lfs else file.blob_id
-    return _storage(split(repo)[0]) / "blobs" / digest
-
-
-def _part(blob: Path) -> Path:
-    """The place of what has come of a file."""
-    return blob.with_name(f"{blob.name}.part")
+    blobs = _storage(name) / "blobs"
+    return blobs / digest, blobs / f"{digest}.part"
 
 
 def _cache() -> Path:

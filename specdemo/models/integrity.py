@@ -41,12 +41,10 @@ def damaged(folder: Path) -> list[str]:
     except FetchError:
         return [MANIFEST]
     if not known:  # the Hub's cache names the content of large files by its hash
-        blobs = {one.name: one.resolve().name for one in folder.iterdir() if one.is_file()}
+        blobs = {file.name: file.resolve().name for file in folder.iterdir()}
         known = {name: blob for name, blob in blobs.items() if re.fullmatch("[0-9a-f]{64}", blob)}
-    files = {name: folder / name for name in known}
-    return [
-        name for name, file in files.items() if not file.is_file() or sha256(file) != known[name]
-    ]
+    there = {name for name in known if (folder / name).is_file()}
+    return [name for name in known if name not in there or sha256(folder / name) != known[name]]
 
 
 class Check:

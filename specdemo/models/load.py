@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.engine.profile import Profile
@@ -12,7 +15,7 @@ from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, measured, ngrams, sources
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
-from specdemo.models.machine import on_torch, open_checkpoint
+from specdemo.models.machine import on_torch
 from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Report, silent
 from specdemo.models.registry import NO_DRAFT, Pair
@@ -24,6 +27,10 @@ from specdemo.trace import PairInfo
 
 UNSAID_CONTEXT = 2048
 """Tokens, for a model whose configuration names no limit."""
+
+TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
+"""The environment variable that lets checkpoints run code of their own. It is the operator's: no
+request, link or page setting can set it."""
 
 
 @dataclass
@@ -57,9 +64,9 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     tuned = measured.read("tuned", {"pair": pair.name})
     if tuned and tuned.winner == NO_DRAFT:
         return ()
-    here = [draft for draft in pair.drafts if sources.here(draft)]
-    won = [draft for draft in here or pair.drafts if tuned and draft.name == tuned.winner]
-    return tuple([*won, *here, *pair.drafts][:1])
+    winner = tuned and tuned.winner
+    by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
+    return tuple(by_rank[:1])
 
 
 def load_pair(
@@ -122,9 +129,10 @@ def _opened(
         check=check,
     )
     if pair.embedded:
-        loaded.ngrams = embedded.ngrams()
+        loaded.ngrams = ngrams.load(embedded.DRAFT / "ngrams.npz")
         if not on_torch(choice.device):
-            loaded.typical_profile = embedded.typical_profile()
+            profile = embedded.TYPICAL.read_bytes()
+            loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
         return loaded
     configured = [target]
     if model:
@@ -146,8 +154,9 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
     """What the engine opens on `device`; the embedded target's checkpoint is its GGUF file."""
     if not on_torch(device):
         return model.folder / ir.MODEL
+    trusted = os.environ.get(TRUST, "").strip().lower() in ("1", "true", "yes")
     gguf = model.folder / embedded.SOURCE
-    return open_checkpoint(gguf if gguf.is_file() else model.folder)
+    return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
 
 
 def require_same_vocabulary(

@@ -21,18 +21,14 @@ from typing import TypeVar
 
 import psutil
 
-from specdemo.engine.checkpoint import TORCH, Checkpoint
+from specdemo.engine.checkpoint import TORCH
 from specdemo.errors import BadInput, FetchError, MissingPackage
-from specdemo.models import ir
 from specdemo.models.progress import size
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
-TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
-"""The environment variable that lets checkpoints run code of their own. It is the operator's: no
-request, link or page setting can set it."""
 
 
 def memory_bytes() -> int:
@@ -46,11 +42,10 @@ def memory_bytes() -> int:
 
 def require_memory(needed: int, what: str) -> None:
     """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`."""
-    memory = memory_bytes()
-    if needed > memory:
+    if needed > memory_bytes():
         raise FetchError(
-            f"{what} needs {needed / 1e9:.1f} GB of memory and this machine has "
-            f"{memory / 1e9:.1f} GB; choose a smaller pair (`specdemo pairs` lists them)."
+            f"{what} needs {size(needed)} of memory and this machine has {size(memory_bytes())}; "
+            "choose a smaller pair (`specdemo pairs` lists them)."
         )
 
 
@@ -114,22 +109,6 @@ def require_device(name: str, option: str) -> None:
     devices = getattr(torch, kind, None)
     if kind != "cpu" and (devices is None or int(number or 0) >= devices.device_count()):
         raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, or in a GGUF file. Raises BadInput if only code of its own runs
-    it and TRUST is not set."""
-    trusted = os.environ.get(TRUST, "").strip().lower() in ("1", "true", "yes")
-    config = ir.read_json(path / "config.json")
-    if config.get("auto_map") and not trusted:
-        from transformers import CONFIG_MAPPING
-
-        if config.get("model_type") not in CONFIG_MAPPING:
-            raise BadInput(
-                f"{path.name} runs only with Python code of its own; read it, then allow it with "
-                f"{TRUST}=1, or choose a model that transformers knows."
-            )
-    return Checkpoint(path, trusted)
 
 
 def describe() -> str:

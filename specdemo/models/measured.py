@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -64,7 +64,8 @@ _KINDS = {
 
 def read(kind: str, about: About) -> Any:
     """What was kept of this kind, one of _KINDS, about this subject; None if nothing was."""
-    return _read(kind, _path(kind, _here(about)))[1]
+    found = _read(kind, _path(kind, _here(about)))
+    return found and found[1]
 
 
 def keep(kind: str, about: About, value: object) -> None:
@@ -74,10 +75,10 @@ def keep(kind: str, about: About, value: object) -> None:
     machine.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 
 
-def profiles() -> list[tuple[About, Profile]]:
+def profiles() -> Iterator[tuple[About, Profile]]:
     """All profiles that are kept, with what each is of."""
-    found = (_read("profile", path) for path in sorted(machine.measured_folder().glob("*.json")))
-    return [(about, profile) for about, profile in found if profile]
+    paths = sorted(machine.measured_folder().glob("*.json"))
+    return filter(None, (_read("profile", path) for path in paths))
 
 
 def forget() -> int:
@@ -111,12 +112,12 @@ def _path(kind: str, about: About) -> Path:
     return machine.measured_folder() / f"{key}.json"
 
 
-def _read(kind: str, path: Path) -> tuple[About, Any]:
+def _read(kind: str, path: Path) -> tuple[About, Any] | None:
     try:
         content = json.loads(path.read_bytes())
         return content["about"], _KINDS[kind].validate_python(content[kind])
     except (OSError, ValueError, KeyError, TypeError):
-        return {}, None
+        return None
 
 
 def _graph(model: Path | Checkpoint) -> str:

@@ -20,11 +20,6 @@ class Progress:
     rate: float = 0.0
 
     @property
-    def fraction(self) -> float | None:
-        """From 0 to 1, or None for a step of unknown size."""
-        return min(1.0, self.done / self.total) if self.total else None
-
-    @property
     def line(self) -> str:
         """One line of text, such as `Downloading X: 12 of 93 MB, 9.0 MB/s, 00:09 left`."""
         if not self.total:

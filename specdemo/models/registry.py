@@ -19,10 +19,6 @@ MB = 1_000_000
 NO_DRAFT = "none"
 """In place of a draft's name: n-grams only."""
 
-UNASKED_BYTES = 5_000 * MB
-"""Of the largest download that nobody asked for: what a visitor's disk and patience bear, some ten
-minutes at 10 MB/s. Larger pairs are fetched by name only."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -49,6 +45,31 @@ class Pair:
     @property
     def download_bytes(self) -> int:
         return sum(source.download_bytes for source in (self.target, *self.drafts[:1]))
+
+    @property
+    def fits(self) -> bool:
+        """Whether this machine has the memory."""
+        return self.memory_bytes <= machine.memory_bytes()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the target and one of the drafts are on this disk."""
+        drafts_here = not self.drafts or any(map(sources.here, self.drafts))
+        return drafts_here and sources.here(self.target) is not None
+
+    @property
+    def facts(self) -> str:
+        """What was measured here of autoregressive decoding, and of agreement with another pair."""
+        tuned = measured.read("tuned", {"pair": self.name})
+        steps = measured.read("steps", {"model": self.target.name})
+        agreement = measured.read("agreement", {"pair": self.name})
+        found = []
+        if seconds := tuned.rows[0].target_seconds if tuned else steps and steps[0]:
+            found.append(f"{seconds * 1000:.0f} ms a token")
+        if agreement:
+            other, share = agreement
+            found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
+        return ", ".join(found)
 
     def with_draft(self, name: str, option: str) -> Pair:
         """This pair with one draft: one of its own by name, a folder or a Hub repository, or
@@ -118,8 +139,10 @@ PAIRS = (
     *(Pair(name, title, memory * MB, *models) for name, title, memory, *models in _TABLE),
 )
 
-_DEFAULTS = ("dolly-12b", "dolly-7b", "dolly-3b", "dolly-3b-int4")
-"""From large to small: the default is the first that fits."""
+_UNASKED = ("dolly-3b", "dolly-3b-int4")
+"""What is fetched though nobody asked for it: at most 5 GB, some ten minutes at 10 MB/s."""
+_DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)
+"""From large to small: the default is the first that is here and fits."""
 
 
 def own_pair(target: Source, draft: Source | None) -> Pair:
@@ -160,48 +183,6 @@ def chosen_pair(
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
-    """A pair, whether it fits this memory and is here; if they were measured, seconds a token of
-    autoregressive decoding, and another pair with the share of tokens on which both agree."""
-
-    pair: Pair
-    fits: bool
-    ready: bool
-    token_seconds: float | None
-    agreement: tuple[str, float] | None
-
-    @property
-    def facts(self) -> str:
-        """What was measured, in words."""
-        found = []
-        if self.token_seconds:
-            found.append(f"{self.token_seconds * 1000:.0f} ms a token")
-        if self.agreement:
-            other, share = self.agreement
-            found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
-        return ", ".join(found)
-
-
-def survey() -> list[Surveyed]:
-    """All pairs. Looks at this machine and its disk, never at the network."""
-    memory, found = machine.memory_bytes(), []
-    for pair in PAIRS:
-        tuned = measured.read("tuned", {"pair": pair.name})
-        steps = measured.read("steps", {"model": pair.target.name})
-        seconds = tuned.rows[0].target_seconds if tuned else steps and steps[0]
-        agreement = measured.read("agreement", {"pair": pair.name})
-        fits = pair.memory_bytes <= memory
-        found.append(Surveyed(pair, fits, is_ready(pair), seconds, agreement))
-    return found
-
-
-def is_ready(pair: Pair) -> bool:
-    """Whether what `pair` needs is on this disk: its target, and one of its drafts."""
-    drafts_here = not pair.drafts or any(map(sources.here, pair.drafts))
-    return drafts_here and sources.here(pair.target) is not None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The pair that is used when none was asked for, and the reason, one sentence for the user.
     `later` is one that suits this machine better and is not here."""
@@ -213,14 +194,13 @@ class Choice:
 
 def default_pair() -> Choice:
     """The largest Dolly pair on this disk that fits this memory, else the embedded pair, and
-    `later` the largest that fits of at most UNASKED_BYTES. The network is not asked. Never raises.
-    """
-    memory = machine.memory_bytes()
-    fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.memory_bytes <= memory]
-    for pair in filter(is_ready, fitting):
-        return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
-    for later in fitting:
-        if later.download_bytes <= UNASKED_BYTES:
-            why = f"no Dolly pair is here; `specdemo fetch {later.name}` gets one that fits."
-            return Choice(EMBEDDED, f"embedded: {why}", later)
-    return Choice(EMBEDDED, f"embedded: no Dolly pair fits the {memory / 1e9:.0f} GB here.")
+    `later` the largest that fits of _UNASKED. The network is not asked. Never raises."""
+    fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.fits]
+    for pair in fitting:
+        if pair.ready:
+            return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
+    for pair in fitting:
+        if pair.name in _UNASKED:
+            why = f"no Dolly pair is here; `specdemo fetch {pair.name}` gets one that fits."
+            return Choice(EMBEDDED, f"embedded: {why}", pair)
+    return Choice(EMBEDDED, "embedded: no Dolly pair fits this machine.")

@@ -124,7 +124,7 @@ class Arrival:
         }[kind]
         if progress is not None and kind in ("fetching", "paused"):
             said += f". {progress.line}"
-            share = progress.fraction or 0
+            share = progress.done / progress.total if progress.total else 0
             bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
         return f"<span>{html.escape(said)}</span>{bar}"
 

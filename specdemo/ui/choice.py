@@ -87,12 +87,11 @@ class Offer:
         from specdemo.models.progress import size
 
         facts = {AUTO: self.current}
-        for found in registry.survey():
-            pair = found.pair
-            fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
-            if not found.fits:
+        for pair in registry.PAIRS:
+            fact = "here already" if pair.ready else f"{size(pair.download_bytes)} to download"
+            if not pair.fits:
                 fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
-            facts[pair.name] = "; ".join(filter(None, (fact, found.facts)))
+            facts[pair.name] = "; ".join(filter(None, (fact, pair.facts)))
         return [
             (f"{title} ({facts[name]})" if facts.get(name) else title, name)
             for title, name in self.pairs()
