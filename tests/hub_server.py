@@ -12,8 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from huggingface_hub.utils.sha import git_hash
 
 LARGE = 100_000
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -37,11 +40,8 @@ class Repository:
         """SHA-256 of large content, git's hash of small content: the ETag."""
         if name not in self._digests:
             content = self.files[name]
-            if len(content) >= LARGE:
-                found = hashlib.sha256(content)
-            else:
-                found = hashlib.sha1(f"blob {len(content)}\0".encode() + content)
-            self._digests[name] = found.hexdigest()
+            digest = hashlib.sha256(content).hexdigest
+            self._digests[name] = digest() if len(content) >= LARGE else git_hash(content)
         return self._digests[name]
 
 
@@ -69,9 +69,7 @@ class Hub:
         self.served: list[Served] = []
         self.requests: list[str] = []
         self.sending = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.hub = self
-        self._server.daemon_threads = True
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Hub:
@@ -99,28 +97,23 @@ class Hub:
 def decoder_files(weights: bytes = b"w" * 300_000, **changed: bytes | None) -> dict[str, bytes]:
     """Files that pass for a decoder's IR; `changed` by the part of the name before the dot or by
     `xml` and `bin`, None for a missing file."""
-    names = ("input_ids", "beam_idx")
-    layers = "".join(f'<layer name="{name}" type="Parameter"/>' for name in names)
-    constant = f'<layer type="Const"><data offset="0" size="{len(weights)}"/></layer>'
     files = {
-        XML: f"<net><layers>{layers}{constant}</layers></net>".encode(),
-        BIN: weights,
-        "config.json": b'{"max_position_embeddings": 64, "eos_token_id": 0}',
-        "tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
-        "README.md": b"not wanted",
-        "pytorch_model.bin": b"not wanted either",
-    }
-    shorthand = {"xml": XML, "bin": BIN, "config": "config.json", "tokenizer": "tokenizer.json"}
-    files |= {shorthand[name]: content for name, content in changed.items()}
-    return {name: content for name, content in files.items() if content is not None}
+        "xml": b"<net/>",
+        "bin": weights,
+        "config": b'{"max_position_embeddings": 64, "eos_token_id": 0}',
+        "tokenizer": b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
+        "pytorch_model.bin": b"not wanted",
+    } | changed
+    names = {"xml": XML, "bin": BIN, "config": "config.json", "tokenizer": "tokenizer.json"}
+    return {names.get(name, name): content for name, content in files.items() if content}
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    @property
-    def hub(self) -> Hub:
-        return self.server.hub
+    def __init__(self, hub: Hub, *connection: object) -> None:
+        self.hub = hub
+        super().__init__(*connection)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -129,68 +122,57 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.lost:
             self.close_connection = True
             return
-        # A proxy is asked for whole addresses.
-        path = re.sub(r"^http://[^/]+", "", self.path.partition("?")[0])
-        self.hub.requests.append(f"{self.command} {path}")
-        for pattern, answer in (
-            (r"/api/models/(?P<repo>.+?)(?:/revision/(?P<revision>[^/]+))?", self.metadata),
-            (r"/(?P<repo>.+?)/resolve/(?P<revision>[^/]+)/(?P<name>.+)", self.resolve),
-        ):
-            if found := re.fullmatch(pattern, path):
-                repo, revision = found["repo"], found["revision"]
-                repository = self.hub.repositories.get(repo)
-                if repository is None:
-                    self.fail(401, "RepoNotFound")
-                elif repository.error:
-                    self.fail(*repository.error)
-                elif repository.moved_to:
-                    self.say(307, b"", {"Location": self.path.replace(repo, repository.moved_to)})
-                elif repository.token not in self.headers.get("Authorization", ""):
-                    self.fail(401, "GatedRepo")
-                elif revision not in (None, "main", repository.commit):
-                    self.fail(404, "RevisionNotFound")
-                else:
-                    answer(repository, **found.groupdict())
-                return
-        self.say(200)
+        path = self.path.partition("?")[0]
+        self.hub.requests.append(path)
+        found = re.fullmatch(r"/api/models/(.+?)(?:/revision/([^/]+))?()", path)
+        found = found or re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
+        repo, revision, name = found.groups() if found else ("", None, "")
+        repository = self.hub.repositories.get(repo)
+        if repository is None:
+            self.fail(401, "RepoNotFound")
+        elif repository.error:
+            self.fail(*repository.error)
+        elif repository.moved_to:
+            self.say(307, headers={"Location": self.path.replace(repo, repository.moved_to)})
+        elif repository.token not in self.headers.get("Authorization", ""):
+            self.fail(401, "GatedRepo")
+        elif revision not in (None, "main", repository.commit):
+            self.fail(404, "RevisionNotFound")
+        elif not name:
+            self.metadata(repository, repo)
+        elif name in repository.files:
+            self.send(repository, name)
+        else:
+            self.fail(404, "EntryNotFound")
 
     do_HEAD = do_GET
 
-    def metadata(self, repository: Repository, repo: str, revision: str | None) -> None:
+    def metadata(self, repository: Repository, repo: str) -> None:
         siblings = []
         for name, content in repository.files.items():
-            entry = {"rfilename": name, "size": len(content), "blobId": repository.digest(name)}
-            if len(content) >= LARGE:
-                sha256 = repository.digest(name)
-                entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
-            siblings.append(entry)
-        body = {"_id": "1", "id": repo, "modelId": repo, "sha": repository.commit}
-        body |= {"siblings": siblings, "private": False, "gated": False, "tags": []}
-        self.say(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            digest, size = repository.digest(name), len(content)
+            lfs = {"sha256": digest, "size": size, "pointerSize": 134} if size >= LARGE else None
+            siblings.append({"rfilename": name, "size": size, "blobId": digest, "lfs": lfs})
+        body = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
+        self.say(200, json.dumps(body).encode())
 
-    def resolve(self, repository: Repository, repo: str, revision: str, name: str) -> None:
-        content = repository.files.get(name)
-        if content is None:
-            self.fail(404, "EntryNotFound")
-            return
-        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{repository.digest(name)}"'}
-        if name in self.hub.corrupt:
+    def send(self, repository: Repository, name: str) -> None:
+        hub, content = self.hub, repository.files[name]
+        if name in hub.corrupt:
             content = bytes(byte ^ 1 for byte in content[:1000]) + content[1000:]
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(wanted[1]) if wanted else 0
+        body = content[start:]
+        headers = {"X-Repo-Commit": repository.commit, "ETag": f'"{repository.digest(name)}"'}
         if wanted:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        body = content[start:]
         self.head(206 if wanted else 200, len(body), headers)
-        if self.command == "GET":
-            self.send(repository, name, start, body)
-
-    def send(self, repository: Repository, name: str, start: int, body: bytes) -> None:
-        hub, whole = self.hub, len(body)
-        trouble = repository.trouble if whole >= LARGE else None
+        if self.command == "HEAD":
+            return
+        trouble = repository.trouble if len(body) >= LARGE else None
         if trouble:
             repository.trouble = None
-            body = body[: whole // 2]
+            body = body[: len(body) // 2]
         hub.sending += 1
         sent = 0
         try:
@@ -209,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def fail(self, status: int, code: str) -> None:
-        self.say(status, b"", {"X-Error-Code": code, "X-Error-Message": "refused"})
+        self.say(status, headers={"X-Error-Code": code, "X-Error-Message": "refused"})
 
     def say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.head(status, len(body), headers or {})

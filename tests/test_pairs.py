@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,16 +11,16 @@ from unittest.mock import Mock
 
 import gradio as gr
 import pytest
-from hub_server import Hub
 from tiny_models import ir_folder
 
 from specdemo import cli
 from specdemo.bench.agreement import agreement
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.errors import BadInput
-from specdemo.models import embedded, measured, ngrams, registry, sources
+from specdemo.models import measured, ngrams, registry, sources
 from specdemo.models.load import chosen_draft, load_pair
 from specdemo.models.measured import Raced, Tuned
+from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.ngrams import LearningTable, NGramTable
 from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
 from specdemo.models.sources import Source
@@ -238,40 +239,25 @@ def test_a_table_made_in_advance_is_used_by_every_session(tiny, tmp_path, capsys
 # The embedded target as a draft.
 
 
-@pytest.fixture
-def smollm_hub(server, tmp_path, embedded_pair) -> Hub:
+def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_path, embedded_pair):
     """A Hub with a small model of the real vocabulary in place of SmolLM2-1.7B-Instruct."""
-    from specdemo.models.neox import Shape, write_made_up
-
     folder = tmp_path / "made-up"
     write_made_up(Shape(hidden=64, layers=1, heads=2, vocabulary=49_152), 8, folder)
-    tokenizer = embedded_pair.target_xml.parent / "tokenizer.json"
-    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    embedded_target = embedded_pair.target_xml.parent
+    shutil.copy(embedded_target / "tokenizer.json", folder)
     (folder / "config.json").write_text('{"max_position_embeddings": 8192, "eos_token_id": 2}')
     (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "embedded").symlink_to(embedded_pair.target_xml.parent.parent)
+    (tmp_path / "home" / "embedded").symlink_to(embedded_target.parent)
     server.add_folder("AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", folder)
-    return server
 
-
-def test_smollm2_needs_one_download_and_the_embedded_target_drafts(smollm_hub):
     pair = find_pair("smollm2-1.7b")
     assert not pair.ready
     loaded = load_pair(pair)
-    assert {one.name for one in smollm_hub.served} >= {"openvino_model.bin", "tokenizer.json"}
     assert pair.ready
-    assert loaded.draft_xml.samefile(embedded.fetch()[0].folder / "openvino_model.xml")
+    assert loaded.draft_xml.samefile(embedded_pair.target_xml)
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
+    asked = Settings(max_new_tokens=12, drafter="model", draft_tokens=2)
     with Session(loaded) as session:
-        *_, trace = session.race(
-            "Say hello.", Settings(max_new_tokens=12, drafter="model", draft_tokens=2)
-        )
+        *_, trace = session.race("Say hello.", asked)
     assert trace.identical and trace.pair.draft == "SmolLM2-135M-Instruct"
     assert any(token.source == "model" for one in trace.rounds for token in one.drafted)
-
-
-def test_smollm2_and_drafts_are_named_by_pairs(capsys):
-    assert cli.main(["pairs", "--json", "-"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["smollm2-1.7b"]["draft"] == "SmolLM2-135M-Instruct"
-    assert rows["dolly-3b"]["drafts"] == ["pythia-70m", "pythia-160m", "pythia-1b-int4-ov"]
