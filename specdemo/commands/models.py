@@ -175,11 +175,10 @@ def rehearse(pair: str, json_file: str | None) -> None:
         "prospects": prospects,
         "default": default.model,
     }
+    title = f"{chosen.name} on {machine.describe()}: made-up weights in the real shapes, f32 "
+    title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
     tables = {
-        f"{chosen.name}, made-up weights in the real shapes, on {machine.describe()}: f32 "
-        f"activations, f16 cache, batch 1, {PROMPT} tokens of context": [
-            {name: value for name, value in row.items() if name != "step_seconds"} for row in taken
-        ],
+        title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],
         "milliseconds a forward of n tokens": stepped,
         "speed-up by acceptance rate": prospects,
         f"At the acceptance rates assumed {default.model} is the draft to begin with.": [],

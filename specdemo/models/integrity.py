@@ -1,8 +1,6 @@
-"""Damage that leaves a file's size alone: found by hashes, in the background, and removed.
-
-What is made here gets a manifest when it is made; the Hub's cache names large files by their hash.
-A folder of the user's own has no known hashes and is left alone.
-"""
+"""Damage that leaves a file's size alone: found by hashes, in the background, and removed. What is
+made here gets a manifest; the Hub's cache names large files by their hash; a folder of the user's
+own has no known hashes and is left alone."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> list[str]:
-    """The names of the files in `folder` that are not what was made or fetched. Reads all of them:
-    a second for every gigabyte or so."""
+    """The names of the files in `folder` that are not what was made or fetched. Reads all."""
     try:
         known = ir.read_json(folder / MANIFEST)
     except FetchError:

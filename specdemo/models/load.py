@@ -29,16 +29,14 @@ UNSAID_CONTEXT = 2048
 """Tokens, for a model whose configuration names no limit."""
 
 TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
-"""The environment variable that lets checkpoints run code of their own. It is the operator's: no
-request, link or page setting can set it."""
+"""The operator's variable that lets checkpoints run code of their own; no request can set it."""
 
 
 @dataclass
 class LoadedPair:
-    """A pair ready to compile: IR, or checkpoints for torch devices; `draft_xml` None means n-gram
-    lookup only, unless there is a draft head, `head_xml`. `context_limit` is in tokens.
-    `typical_profile` is what to expect before this machine has measured. `check` compares the files
-    with their hashes, since they were opened."""
+    """A pair ready to compile: IR, or checkpoints for torch devices; without `draft_xml` or a draft
+    head, `head_xml`, n-grams draft. `context_limit` is in tokens. `typical_profile` is what to
+    expect before this machine has measured. `check` compares the files with their hashes."""
 
     info: PairInfo
     target_xml: Path | Checkpoint
@@ -73,9 +71,7 @@ def load_pair(
     pair: Pair, *, choice: ModelChoice | None = None, progress: Report = silent
 ) -> LoadedPair:
     """Fetch what of `pair` is missing and open its tokenizer; `choice` says where it will run.
-
-    Raises FetchError, or BadInput for models that cannot be used, each with one sentence.
-    """
+    Raises FetchError, or BadInput for models that cannot be used, each with one sentence."""
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
     models = fetch_pair(pair, choice, progress)
@@ -88,9 +84,8 @@ def load_pair(
 
 
 def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
-    """The files of the target and, if it has one, the draft as `choice` will run them, fetched
-    where they are missing. Raises what `load_pair` raises; what `progress` raises ends it, and a
-    repetition goes on."""
+    """The files of the target and the draft, if any, as `choice` will run them, fetched where they
+    are missing. Raises what `load_pair` raises; what `progress` raises ends it, to be resumed."""
     models = pair.target, *chosen_draft(pair, choice)
     if pair.embedded:
         return list(embedded.fetch(progress)[: len(models)])
@@ -162,8 +157,8 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
 def require_same_vocabulary(
     target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str
 ) -> None:
-    """Raise BadInput, naming the first difference, if an id of both means different strings. Ids
-    that only one of them has are fine: the engine masks what the target does not have."""
+    """Raise BadInput, naming the first difference, if an id of both means different strings. Of ids
+    that only one of them has, the engine masks what the target does not have."""
     known = {id: string for string, id in target.vocabulary().items()}
     for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
         if known.get(id, string) != string:

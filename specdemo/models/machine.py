@@ -1,12 +1,9 @@
 """This machine: memory, disk, processors and devices, and the folder in which models are kept.
-
-Imports torch only where one of its devices is named.
-"""
+Imports torch only where one of its devices is named."""
 
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import platform
 import shutil
@@ -25,7 +22,6 @@ from specdemo.engine.checkpoint import TORCH
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models.progress import size
 
-log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
@@ -136,14 +132,12 @@ def measured_folder() -> Path:
 def replace_file(path: Path, content: bytes) -> None:
     """Write the file in one step: whoever reads it, or is killed meanwhile, finds the old one or
     the new one. A disk that is full or read only is left alone."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             made = Path(scratch, path.name)
             made.write_bytes(content)
             made.replace(path)
-    except OSError as error:
-        log.info("%s is not kept: %s", path, error)
 
 
 def require_space(folder: Path, needed: int, what: str) -> None:
@@ -175,7 +169,6 @@ def exclusive_scratch(home: Path) -> Iterator[Path]:
 
 def file_size(path: Path) -> int:
     """Size of the file at `path` in bytes, 0 if there is none."""
-    try:
+    with suppress(OSError):
         return path.stat().st_size
-    except OSError:
-        return 0
+    return 0

@@ -1,7 +1,5 @@
-"""Keeps what was measured on this machine, one small JSON file a subject.
-
-A file that is broken, or of another machine or version of OpenVINO, counts as none.
-"""
+"""Keeps what was measured on this machine, one small JSON file a subject. A file that is broken, or
+of another machine or version of OpenVINO, counts as none."""
 
 from __future__ import annotations
 
@@ -64,13 +62,12 @@ _KINDS = {
 
 def read(kind: str, about: About) -> Any:
     """What was kept of this kind, one of _KINDS, about this subject; None if nothing was."""
-    found = _read(kind, _path(kind, _here(about)))
+    found = _read(kind, _path(kind, about))
     return found and found[1]
 
 
 def keep(kind: str, about: About, value: object) -> None:
     """Keep `value` in place of an older one."""
-    about = _here(about)
     content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
     machine.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 
@@ -94,6 +91,7 @@ def about_files(files: PairFiles, threads: int | None) -> About:
     processors."""
     draft = files.head or files.draft
     return {
+        "machine": machine.describe(),
         "threads": threads or machine.processors(),
         "target": _graph(files.target),
         "draft": _graph(draft) if draft else "",
@@ -102,13 +100,9 @@ def about_files(files: PairFiles, threads: int | None) -> About:
     }
 
 
-def _here(about: About) -> dict[str, Any]:
-    here = {"machine": machine.describe(), "openvino": version("openvino"), "version": VERSION}
-    return {**here, **about}
-
-
 def _path(kind: str, about: About) -> Path:
-    key = hashlib.sha256(json.dumps([kind, about]).encode()).hexdigest()[:16]
+    here = machine.describe(), version("openvino"), VERSION
+    key = hashlib.sha256(json.dumps([kind, here, about]).encode()).hexdigest()[:16]
     return machine.measured_folder() / f"{key}.json"
 
 

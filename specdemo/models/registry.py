@@ -1,7 +1,5 @@
-"""The pairs that can be named: repositories, sizes and drafts; what of them is here.
-
-Nothing is fetched by this module; `load` does that.
-"""
+"""The pairs that can be named: repositories, sizes and drafts; what of them is here. Fetches
+nothing; `load` does."""
 
 from __future__ import annotations
 
@@ -22,11 +20,8 @@ NO_DRAFT = "none"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target model and the models that can draft for it; without `drafts` n-grams do.
-
-    The first of `drafts` is fetched where none is here. `memory_bytes` is what running it takes:
-    weights, caches and working space.
-    """
+    """A target model and the models that can draft for it, the first of which is fetched where none
+    is here; without `drafts` n-grams draft. `memory_bytes`: weights, caches and working space."""
 
     name: str
     title: str
@@ -55,7 +50,7 @@ class Pair:
     def ready(self) -> bool:
         """Whether the target and one of the drafts are on this disk."""
         drafts_here = not self.drafts or any(map(sources.here, self.drafts))
-        return drafts_here and sources.here(self.target) is not None
+        return drafts_here and sources.here(self.target)
 
     @property
     def facts(self) -> str:
@@ -71,14 +66,14 @@ class Pair:
             found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(found)
 
-    def with_draft(self, name: str, option: str) -> Pair:
+    def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
         """This pair with one draft: one of its own by name, a folder or a Hub repository, or
         NO_DRAFT. Raises BadInput."""
         drafts = tuple(draft for draft in self.drafts if draft.name == name)
         if name != NO_DRAFT and not drafts:
             if self.embedded:
                 raise BadInput(f"{option}: the embedded pair has its own draft, or {NO_DRAFT}.")
-            drafts = (sources.source_of(name, option, "int8"),)
+            drafts = (sources.source_of(name, option, weight_format),)
         return replace(self, drafts=drafts)
 
 
@@ -145,7 +140,7 @@ _DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)
 """From large to small: the default is the first that is here and fits."""
 
 
-def own_pair(target: Source, draft: Source | None) -> Pair:
+def own_pair(target: Source, draft: Source | None = None) -> Pair:
     """A pair of the user's own."""
     return Pair("own", target.name, 0, target, (draft,) if draft else ())
 
@@ -171,15 +166,16 @@ def chosen_pair(
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
         raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
     if choice.target:
-        target, draft = (
-            sources.source_of(text, name(field), choice.weight_format) if text else None
-            for field, text in (("target", choice.target), ("draft", choice.draft))
-        )
-        return own_pair(target, draft)
-    if choice.draft and not choice.pair:
+        pair = own_pair(sources.source_of(choice.target, name("target"), choice.weight_format))
+    elif choice.pair:
+        pair = find_pair(choice.pair, option=name("pair"))
+    elif choice.draft:
         raise BadInput(f"{name('draft')} needs {name('target')} or {name('pair')} beside it.")
-    pair = find_pair(choice.pair, option=name("pair")) if choice.pair else default()
-    return pair.with_draft(choice.draft, name("draft")) if choice.draft else pair
+    else:
+        return default()
+    if not choice.draft:
+        return pair
+    return pair.with_draft(choice.draft, name("draft"), choice.weight_format)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,21 +46,19 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
     return Source(text, hub.split(text)[0], export=weight_format)
 
 
-def here(source: Source) -> Path | None:
-    """The folder of its IR on this disk; None where it must be fetched or exported."""
+def here(source: Source) -> bool:
+    """Whether its IR is on this disk; else it must be fetched or exported."""
     found = _local(source)
-    if found is None or _runs_as_it_is(found.folder):
-        return found and found.folder
-    exported = _exported(source, found)
-    return exported if exported.is_dir() else None
+    if not found:
+        return False
+    return _runs_as_it_is(found.folder) or _exported(source, found).is_dir()
 
 
 def prepare(
     sources: Sequence[Source], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """IR (with AS_IT_IS the checkpoint) for each of `sources`, fetching and exporting what is
-    missing. Disk and, for what is `to_run` here, memory are checked before the first byte is
-    fetched. Raises FetchError or BadInput."""
+    """IR (with AS_IT_IS the checkpoint) for each of `sources`, fetched and exported where missing;
+    disk and, for what is `to_run` here, memory are checked first. Raises FetchError or BadInput."""
     found = {source: _local(source) for source in sources}
     absent = [source for source, one in found.items() if one is None and source.repo]
     if absent:
@@ -93,10 +91,8 @@ def _runs_as_it_is(folder: Path) -> bool:
 
 
 def _local(source: Source) -> Snapshot | None:
-    """A source that is on this disk, None if it is not.
-
-    The fingerprint of the user's own folder is of the names, sizes and times of its files.
-    """
+    """A source that is on this disk, None if it is not. The fingerprint of the user's own folder is
+    of the names, sizes and times of its files."""
     if not source.repo:
         found = embedded.here()
         return found and found[0]
