@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub.utils.sha import git_hash
 
@@ -45,8 +46,7 @@ class Repository:
         return self._digests[name]
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """One answered request for a file: the first byte asked for, and how many bytes were sent."""
 
     name: str
@@ -95,17 +95,15 @@ class Hub:
 
 
 def decoder_files(weights: bytes = b"w" * 300_000, **changed: bytes | None) -> dict[str, bytes]:
-    """Files that pass for a decoder's IR; `changed` by the part of the name before the dot or by
-    `xml` and `bin`, None for a missing file."""
+    """Files that pass for a decoder's IR, but for those that are `changed`, None if missing."""
     files = {
-        "xml": b"<net/>",
-        "bin": weights,
-        "config": b'{"max_position_embeddings": 64, "eos_token_id": 0}',
-        "tokenizer": b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
+        XML: b"<net/>",
+        BIN: weights,
+        "config.json": b'{"max_position_embeddings": 64, "eos_token_id": 0}',
+        "tokenizer.json": b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
         "pytorch_model.bin": b"not wanted",
-    } | changed
-    names = {"xml": XML, "bin": BIN, "config": "config.json", "tokenizer": "tokenizer.json"}
-    return {names.get(name, name): content for name, content in files.items() if content}
+    }
+    return {name: content for name, content in (files | changed).items() if content}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif repository.error:
             self.fail(*repository.error)
         elif repository.moved_to:
-            self.say(307, headers={"Location": self.path.replace(repo, repository.moved_to)})
+            self.head(307, 0, {"Location": self.path.replace(repo, repository.moved_to)})
         elif repository.token not in self.headers.get("Authorization", ""):
             self.fail(401, "GatedRepo")
         elif revision not in (None, "main", repository.commit):
@@ -153,8 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
             digest, size = repository.digest(name), len(content)
             lfs = {"sha256": digest, "size": size, "pointerSize": 134} if size >= LARGE else None
             siblings.append({"rfilename": name, "size": size, "blobId": digest, "lfs": lfs})
-        body = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
-        self.say(200, json.dumps(body).encode())
+        about = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
+        body = json.dumps(about).encode()
+        self.head(200, len(body), {})
+        self.wfile.write(body)
 
     def send(self, repository: Repository, name: str) -> None:
         hub, content = self.hub, repository.files[name]
@@ -191,12 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def fail(self, status: int, code: str) -> None:
-        self.say(status, headers={"X-Error-Code": code, "X-Error-Message": "refused"})
-
-    def say(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.head(status, len(body), headers or {})
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.head(status, 0, {"X-Error-Code": code, "X-Error-Message": "refused"})
 
     def head(self, status: int, length: int, headers: dict[str, str]) -> None:
         self.send_response(status)

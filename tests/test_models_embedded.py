@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -12,12 +11,11 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import ROOT
 
 from specdemo.errors import DamagedModel, FetchError
-from specdemo.models import embedded, heads, integrity, ir
+from specdemo.models import embedded, integrity, ir
 from specdemo.models.integrity import Check
 from specdemo.session import Session
 from specdemo.settings import Settings
@@ -44,19 +42,15 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
     target, _ = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
     assert {path: path.stat().st_mtime_ns for path in target.folder.iterdir()} == before
     assert embedded.here()
-    tokens = np.load(embedded_pair.head_xml.with_name(heads.TOKENS))
-    assert len(np.unique(tokens)) == len(tokens) <= tokens.max() + 1 <= 49_152
 
 
 @pytest.mark.slow
 def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
     for stage, delay in (("Downloading", 0.3), ("Converting", 1.0)):
         fetch = begin_fetch()
-        for line in fetch.stderr:
-            if line.startswith(stage):
-                break
+        next(line for line in fetch.stderr if line.startswith(stage))
         time.sleep(delay)
-        fetch.send_signal(signal.SIGKILL)
+        fetch.kill()
         fetch.communicate()
         for folder in models(home):
             assert integrity.damaged(folder) == []

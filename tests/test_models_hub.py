@@ -213,9 +213,9 @@ def test_too_little_disk_or_memory_is_said_before_the_first_byte(
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (decoder_files(bin=None), r"no openvino_model\.bin"),
-        (decoder_files(tokenizer=None), r"no tokenizer\.json"),
-        (decoder_files(xml=None), "in safetensors"),
+        (decoder_files(**{BIN: None}), r"no openvino_model\.bin"),
+        (decoder_files(**{"tokenizer.json": None}), r"no tokenizer\.json"),
+        (decoder_files(**{XML: None}), "in safetensors"),
     ],
 )
 def test_a_repository_that_is_no_whole_decoder_is_refused(server, files, words):
@@ -236,8 +236,8 @@ def test_a_draft_of_another_vocabulary_is_refused_with_the_first_difference(tiny
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "a/b/c", "x y"])
 def test_a_model_that_is_neither_folder_nor_repository_is_bad_input(name):
-    with pytest.raises(BadInput, match="--model"):
-        sources.source_of(name, "--model", "int8")
+    with pytest.raises(BadInput, match="target"):
+        load_own(name)
 
 
 def test_a_folder_without_a_model_is_bad_input(tmp_path):

@@ -65,7 +65,6 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     names = ["pythia-70m", "pythia-160m", "pythia-1b-int4-ov"]
     assert [one["model"] for one in drafts] == names
     assert "bitwise equal" in target["invariance"]
-    assert figures["default"] in names
     assert rounded["model"] == "dolly-v2-3b-int4-ov"
     assert set(names) == {one["draft"] for one in figures["prospects"] if one["0.3"] > 0}
     milliseconds = 1000 * target["step_seconds"][0]
@@ -74,7 +73,6 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert cli.main(["rehearse", "dolly-3b"]) == 0
     shown = capsys.readouterr().out
     assert "made-up weights" in shown
-    assert "the draft to begin with" in shown
 
 
 def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(

@@ -97,11 +97,8 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     raced = [draft.name for draft in tiny_pair.drafts]
     assert [row["draft"] for row in said["rows"]] == [*raced, NO_DRAFT]
     assert [row["draft_seconds"] > 0 for row in said["rows"]] == [True, True, False]
-    assert all(row["target_seconds"] > 0 for row in said["rows"])
     best = max(said["rows"], key=lambda row: row["speedup"])["draft"]
-    assert said["winner"] == best
-    loaded = load_pair(tiny_pair)
-    assert (loaded.info.draft or NO_DRAFT) == best
+    assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
 
 
 def test_the_page_races_no_drafts_for_strangers(tiny_pair):
@@ -153,7 +150,9 @@ def test_bench_keeps_an_agreement_and_pairs_shows_it(tiny_pair, capsys):
 
 @pytest.mark.parametrize("big", [49_999, 149_999])
 def test_a_table_learns_what_follows_and_comes_back_from_disk(tmp_path, big):
-    table = LearningTable(tmp_path / "t.npz", big + 1)
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"PK\x03\x04broken")
+    table = LearningTable(path, big + 1)
     assert table.guess([1, 2]) is None
     table.read([1, 2, big, 4, 1, 2, big])
     token, confidence = table.guess([1, 2])
@@ -161,8 +160,7 @@ def test_a_table_learns_what_follows_and_comes_back_from_disk(tmp_path, big):
     table.read([1, 2, big])
     assert table.guess([1, 2])[1] > confidence
     table.save()
-    again = LearningTable(tmp_path / "t.npz", big + 1)
-    assert again.guess([1, 2]) == table.guess([1, 2]) and again.guess([4]) == table.guess([4])
+    assert LearningTable(path, big + 1).guess([1, 2]) == table.guess([1, 2])
 
 
 def test_a_table_gives_up_its_oldest_contexts_at_its_bound(tmp_path, monkeypatch):
@@ -176,11 +174,6 @@ def test_a_table_gives_up_its_oldest_contexts_at_its_bound(tmp_path, monkeypatch
     assert table.guess([398])[0] == 399 and table.guess([9]) is None
 
 
-def test_a_broken_table_counts_as_none(tmp_path):
-    (tmp_path / "t.npz").write_bytes(b"PK\x03\x04broken")
-    assert LearningTable(tmp_path / "t.npz", 100).guess([1]) is None
-
-
 def test_finished_answers_are_learnt_and_change_no_token(tiny_llama_pair):
     asked = Settings(max_new_tokens=40, drafter="auto")
     with Session(tiny_llama_pair, learn=True) as session:
@@ -188,14 +181,10 @@ def test_finished_answers_are_learnt_and_change_no_token(tiny_llama_pair):
     with Session(tiny_llama_pair, learn=True) as session:
         *_, second = session.answer("one two", asked)
         *_, raced = session.race("one two", asked)
-    with Session(tiny_llama_pair) as session:
-        *_, without = session.answer("one two", asked)
-    assert first.token_ids == second.token_ids == without.token_ids
-    sources = [
-        {token.source for one in trace.rounds for token in one.drafted}
-        for trace in (second, raced, without)
-    ]
-    assert ["ngrams" in found for found in sources] == [True, False, False]
+    assert first.token_ids == second.token_ids == raced.token_ids
+    for trace, used in ((first, False), (second, True), (raced, False)):
+        sources = {token.source for one in trace.rounds for token in one.drafted}
+        assert ("ngrams" in sources) is used
 
 
 @pytest.mark.parametrize(
@@ -224,16 +213,13 @@ def test_an_answer_that_was_stopped_is_not_learnt(tiny_llama_pair):
     assert list(measured.machine.measured_folder().glob("*.npz")) == []
 
 
-def test_a_table_made_in_advance_is_used_by_every_session(tiny, tmp_path, capsys):
+def test_a_table_made_in_advance_is_used_by_every_session(tiny, tmp_path):
     made = ["--only", "ngrams", "--tokens", "1000", "--out", str(tmp_path / "out")]
     assert cli.main(["train-draft", "--target", str(tiny.dolly), *made]) == 0
-    assert "n-gram table" in capsys.readouterr().out
     pair = registry.own_pair(sources.source_of(str(tiny.dolly), "--model", "int8"), None)
     table = load_pair(pair).ngrams
     assert sum(map(len, table.known)) > 100
     assert ngrams.load(tmp_path / "out" / "ngrams.npz") == table
-    refused = ["train-draft", "--target", "embedded", *made]
-    assert cli.main(refused) == 2
 
 
 # The embedded target as a draft.

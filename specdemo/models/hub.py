@@ -138,14 +138,11 @@ def _explaining(repo: str) -> Iterator[None]:
     except SpecdemoError:
         raise
     except errors.RevisionNotFoundError as error:
-        raise BadInput(
-            f"{name} has no revision {revision!r} any more; see {page}/commits/main."
-        ) from error
+        raise BadInput(f"{name} has no revision {revision!r} any more; see {page}.") from error
     except errors.RepositoryNotFoundError as error:
         raise BadInput(
-            f"There is no model {name!r} at {constants.ENDPOINT} (check the spelling), or it is "
-            f"private or is gated: ask for access at {page}, then set HF_TOKEN to a token that may "
-            "read it."
+            f"There is no model at {page} (check the spelling), or it is private or is gated: ask "
+            "for access there, then set HF_TOKEN to a token that may read it."
         ) from error
     except Exception as error:
         why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
