@@ -122,7 +122,7 @@ def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
 def made(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / ir.WEIGHTS).write_bytes(b"content")
-    integrity.write_manifest(folder)
+    integrity.put(folder, folder)
     return folder
 
 
@@ -153,7 +153,7 @@ def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
     folder = home / "exported" / "target"
     shutil.copytree(tiny_llama_pair.target_xml.parent, folder)
-    integrity.write_manifest(folder)
+    integrity.put(folder, folder)
     loaded = replace(tiny_llama_pair, target_xml=folder / ir.MODEL)
     with Session(loaded) as session:
         damage(folder)

@@ -13,9 +13,8 @@ import click
 
 from specdemo.cli import json_option, load_pair, progress_bar, write_json
 from specdemo.errors import DamagedModel
+from specdemo.models.progress import Progress, size
 from specdemo.terminal import Table, show
-
-ACCEPTANCE_RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
@@ -29,8 +28,6 @@ def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) ->
 
 
 def _readable(name: str, value: Any) -> tuple[str, Any]:
-    from specdemo.models.progress import size
-
     if name.endswith("_bytes"):
         return name.removesuffix("_bytes"), size(value)
     return name, ", ".join(value) if isinstance(value, list) else value
@@ -121,7 +118,6 @@ def machine(forget: bool, json_file: str | None) -> None:
 def tune(pair: str, limit: int, json_file: str | None) -> None:
     from specdemo.bench import tune as tuning
     from specdemo.models import machine
-    from specdemo.models.progress import Progress
     from specdemo.session import Session
 
     with progress_bar() as bar:
@@ -158,7 +154,7 @@ def rehearse(pair: str, json_file: str | None) -> None:
         for draft in drafts if one not in drafts else ():
             costs = CostTable(verify[1], draft.step_seconds[0], verify)
             row = {"target": one.model, "draft": draft.model}
-            for rate in ACCEPTANCE_RATES:
+            for rate in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
                 lengths = range(1, len(verify))
                 row[f"{rate:g}"] = max(expected_speedup(rate, k, costs) for k in lengths)
             prospects.append(row)

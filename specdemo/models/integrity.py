@@ -25,10 +25,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path) -> None:
-    """Keep the hashes of the files in `folder` beside them. Raises OSError."""
-    hashes = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    (folder / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+def put(made: Path, folder: Path) -> None:
+    """Rename what was `made` to `folder`, with the hashes of its files beside them."""
+    hashes = {path.name: sha256(path) for path in sorted(made.iterdir()) if path.is_file()}
+    (made / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    made.rename(folder)
 
 
 def damaged(folder: Path) -> list[str]:

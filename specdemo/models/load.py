@@ -25,9 +25,6 @@ from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
 
-UNSAID_CONTEXT = 2048
-"""Tokens, for a model whose configuration names no limit."""
-
 TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
 """The operator's variable that lets checkpoints run code of their own; no request can set it."""
 
@@ -60,9 +57,9 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     if choice.draft:
         return pair.drafts
     tuned = measured.read("tuned", {"pair": pair.name})
-    if tuned and tuned.winner == NO_DRAFT:
-        return ()
     winner = tuned and tuned.winner
+    if winner == NO_DRAFT:
+        return ()
     by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
     return tuple(by_rank[:1])
 
@@ -129,18 +126,18 @@ def _opened(
             profile = embedded.TYPICAL.read_bytes()
             loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
         return loaded
-    configured = [target]
+    ids, limit = ir.read_config(target.folder)
+    limits = [limit]
     if model:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
         if pair.draft.repo:  # the embedded target has no config.json
-            configured.append(model)
+            limits.append(ir.read_config(model.folder)[1])
     end = tokenizer.token_id("### End")  # Dolly is known by its vocabulary
     loaded.template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
-    loaded.stop_ids = ir.read_config(target.folder)[0] | ({end} - {None})
+    loaded.stop_ids = ids | ({end} - {None})
     # Beyond the context of either model, learned positions fail and rotary ones were never trained.
-    limits = [ir.read_config(one.folder)[1] for one in configured]
-    loaded.context_limit = min(filter(None, limits), default=UNSAID_CONTEXT)
+    loaded.context_limit = min(filter(None, limits), default=2048)
     loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
     return loaded
 

@@ -87,8 +87,7 @@ def forget() -> int:
 
 
 def about_files(files: PairFiles, threads: int | None) -> About:
-    """The subject of the profile of `files` on so many threads, None for as many as there are
-    processors."""
+    """The subject of the profile of `files` on so many threads, None for one a processor."""
     draft = files.head or files.draft
     return {
         "machine": machine.describe(),

@@ -180,8 +180,8 @@ def chosen_pair(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pair that is used when none was asked for, and the reason, one sentence for the user.
-    `later` is one that suits this machine better and is not here."""
+    """The pair that is used unasked, and why, in one sentence. `later` is one that suits this
+    machine better and is not here."""
 
     pair: Pair
     why: str

@@ -78,8 +78,7 @@ def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
             if not folder.is_dir():
                 made = scratch / "made"
                 export(found.folder, made, source.export or "int8", report, name=source.name)
-                integrity.write_manifest(made)
-                made.rename(folder)
+                integrity.put(made, folder)
         return Snapshot(folder, found.revision)
     return found
 
@@ -106,7 +105,7 @@ def _local(source: Source) -> Snapshot | None:
 
 def _exported(source: Source, checkpoint: Snapshot) -> Path:
     """The folder of the cached export of a checkpoint, which may not be there yet."""
-    form = source.export or "int8"
     parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
     key = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    return machine.cache_home() / "exported" / f"{Path(source.name).name}-{form}-{key}"
+    name = f"{Path(source.name).name}-{source.export or 'int8'}-{key}"
+    return machine.cache_home() / "exported" / name
