@@ -174,12 +174,12 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
 TROUBLES = {
     "lost network": (
         lambda hub, repo: setattr(hub, "lost", True),
-        "goes on where it stopped",
+        "cannot be reached or broke off",
     ),
     "gated": (lambda hub, repo: setattr(repo, "error", (403, "GatedRepo")), "is gated: ask for"),
     "renamed": (lambda hub, repo: setattr(repo, "error", (401, "RepoNotFound")), "is no model"),
     "vanished revision": (lambda hub, repo: setattr(repo, "commit", "f" * 40), "has no revision"),
-    "full disk": (None, "No space left"),
+    "full disk": (None, "disk is full"),
     "damaged": (lambda hub, repo: hub.corrupt.add(BIN), "arrived damaged"),
 }
 STEPS = {"before": None, "in the target": TARGET, "in the draft": DRAFT}

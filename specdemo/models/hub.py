@@ -146,8 +146,8 @@ def _explaining(repo: str) -> Iterator[None]:
     except Exception as error:
         why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
         raise FetchError(
-            f"{name} is not in the cache and could not be fetched from {constants.ENDPOINT} "
-            f"({why}); when that is mended run the same again, it goes on where it stopped."
+            f"{name} is not in the cache, and {constants.ENDPOINT} cannot be reached or broke off, "
+            f"or the disk is full ({why}); run the same again, it goes on where it stopped."
         ) from error
 
 

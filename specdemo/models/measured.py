@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.checkpoint import Checkpoint, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.models import machine
 
@@ -122,5 +122,5 @@ def _graph(model: Path | Checkpoint) -> str:
         versions = "".join(f", {one} {version(one)}" for one in ("torch", "transformers"))
     content = file.read_bytes() if file.is_file() else b""
     digest = hashlib.sha256(content).hexdigest()[:12]
-    size = machine.file_size(model.with_suffix(".bin")) if file is model else model.size
+    size = machine.file_size(model.with_suffix(".bin")) if file is model else weights_size(model)
     return f"{file.parent.name} {digest}-{size}{versions}"
