@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import huggingface_hub
 import pytest
-from conftest import ROOT, specdemo
+from conftest import specdemo
 from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
 from specdemo.models import hub, machine, registry, sources
 from specdemo.models.integrity import Check
 from specdemo.models.load import LoadedPair, load_pair
+from specdemo.models.progress import Progress
 from specdemo.models.registry import find_pair
 from specdemo.models.sources import Source
 from specdemo.settings import ModelChoice
@@ -136,30 +133,21 @@ def test_a_checkpoint_that_lacks_a_shard_is_not_taken_for_a_whole_one(server):
     assert not in_cache()
 
 
-@pytest.mark.slow
-def test_a_download_killed_in_mid_file_fetches_only_the_rest(server, tmp_path):
-    size = 15_000_000
-    weights = os.urandom(size)
-    server.repositories[DOLLY] = Repository(decoder_files(weights))
-    server.repositories[PYTHIA] = Repository(decoder_files())
-    server.bytes_per_second = 8_000_000
-    command = [sys.executable, "-m", "specdemo", "fetch", "dolly-3b"]
-    begun = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
-    cache = tmp_path / "hf" / "hub"
-    while sum(path.stat().st_size for path in cache.rglob("*.part")) < 1_000_000:
-        assert begun.poll() is None
-        time.sleep(0.02)
-    begun.kill()
-    begun.communicate()
-    kept = next(cache.rglob("*.part")).stat().st_size
-    assert kept < size and not in_cache(DOLLY), "half a pair was taken for a whole one"
-    server.bytes_per_second = 0
+def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done > 200_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(report=interrupt)
+    assert not in_cache(), "half a model was taken for a whole one"
     server.finish_transfers()
-    folder = fetch(DOLLY).folder
-    served = [one for one in server.served if one.name == BIN]
-    assert [(one.start, one.sent) for one in served] == [(kept, size - kept)]
-    assert (folder / BIN).read_bytes() == weights
-    assert not list(cache.rglob("*.part"))
+    folder = fetch().folder
+    [served] = [one for one in server.served if one.name == BIN]
+    assert (served.start, served.sent) == (150_000, 150_000)
+    assert (folder / BIN).read_bytes() == decoder.files[BIN]
 
 
 def test_a_token_is_sent(decoder, monkeypatch):

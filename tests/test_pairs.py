@@ -16,7 +16,8 @@ from tiny_models import ir_folder
 from specdemo import cli
 from specdemo.bench.agreement import agreement
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.errors import BadInput
+from specdemo.bench.tune import tune
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import measured, ngrams, registry, sources
 from specdemo.models.load import chosen_draft, load_pair
 from specdemo.models.measured import Raced, Tuned
@@ -24,8 +25,10 @@ from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.ngrams import LearningTable, NGramTable
 from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
 from specdemo.models.sources import Source
+from specdemo.serving import options
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
+from specdemo.ui import benchmark, choice, runs, service
 
 CHOICE = ModelChoice("dolly-3b")
 DRAFTS = [draft.name for draft in find_pair("dolly-3b").drafts]
@@ -85,10 +88,8 @@ def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
 
 
 def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
-    from specdemo.ui.choice import Offer
-
     first = ModelChoice("dolly-3b", draft="pythia-160m")
-    assert Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
+    assert choice.Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
 
 
 def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys):
@@ -102,8 +103,6 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
 
 
 def test_the_page_races_no_drafts_for_strangers(tiny_pair):
-    from specdemo.ui import benchmark, choice, runs, service
-
     offer = choice.Offer(ModelChoice("tiny"), shared=True)
     served = service.Service(offer.first, offer.open_session)
     with gr.Blocks():
@@ -116,11 +115,9 @@ def test_the_page_races_no_drafts_for_strangers(tiny_pair):
 
 
 def test_a_stopped_tune_keeps_nothing(tiny_pair):
-    from specdemo.bench.tune import tune
-
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Exception, match="was stopped"):
+    with pytest.raises(RequestFailed, match="was stopped"):
         list(tune("tiny", lambda choice: Session(load_pair(tiny_pair)), prompts=1, stop=stop))
     assert measured.read("tuned", {"pair": "tiny"}) is None
 
@@ -188,18 +185,15 @@ def test_finished_answers_are_learnt_and_change_no_token(tiny_llama_pair):
 
 
 @pytest.mark.parametrize(
-    ("shared", "asked", "learns"),
-    [(True, None, False), (False, None, True), (True, True, True), (False, False, False)],
+    ("shared", "asked", "learns"), [(True, None, False), (False, None, True), (True, True, True)]
 )
 def test_a_server_that_strangers_share_learns_only_if_its_owner_says_so(
     monkeypatch, shared, asked, learns
 ):
-    from specdemo.serving import backend, options
-
     session = Mock()
     monkeypatch.setattr("specdemo.models.load.load_pair", Mock())
     monkeypatch.setattr("specdemo.session.Session", session)
-    monkeypatch.setattr(backend, "Engine", Mock())
+    monkeypatch.setattr("specdemo.serving.backend.Engine", Mock())
     chosen = options.ServeOptions("embedded", shared=shared, learn_ngrams=asked)
     options.open_engine(chosen, print, None)
     assert session.call_args.kwargs["learn"] is learns
