@@ -299,7 +299,6 @@ def test_a_pair_that_somebody_waits_for_is_loaded_before_another():
         {"pair": "gpt2-xl"},
         {"pair": inputs.OWN, "target": "somebody/model"},
         {"kv_cache": "f16"},
-        {"device": "AUTO"},
     ],
 )
 def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
