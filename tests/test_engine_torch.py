@@ -178,11 +178,11 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     write_byte_tokenizer(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
     choice = ModelChoice(target=str(tmp_path), device="torch:cpu")
-    monkeypatch.delenv(load.TRUST, raising=False)
+    monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError, match="trust_remote_code"):
         open_model(found.target_xml, CPU)
-    monkeypatch.setenv(load.TRUST, "1")
+    monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
     assert open_model(found.target_xml, CPU).vocabulary_size == 256
 

@@ -92,5 +92,5 @@ def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
 
     assert "forwards of 1 to 64 tokens" in (shown := output()) and "10.0" in shown
     assert json.loads(output("--json", "-"))[0]["profile"]["draft_step"] == 0.002
-    assert "1 file dropped" in output("--forget")
+    assert "files dropped: 1" in output("--forget")
     assert json.loads(output("--json", "-")) == []

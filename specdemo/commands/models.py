@@ -94,9 +94,7 @@ def machine(forget: bool, json_file: str | None) -> None:
     from specdemo.models import machine, measured
 
     if forget:
-        count = measured.forget()
-        click.echo(f"{count} file{'s' * (count != 1)} dropped")
-        return
+        return click.echo(f"files dropped: {measured.forget()}")
     figures, tables = [], {machine.describe(): []}
     for about, profile in measured.profiles():
         figures.append({"about": about, "profile": dataclasses.asdict(profile)})

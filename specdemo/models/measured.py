@@ -23,8 +23,7 @@ if TYPE_CHECKING:  # imports openvino
 About = Mapping[str, str | int]
 """A subject: {"pair": NAME}, {"model": NAME}, or that of `about_files`."""
 
-VERSION = 4
-"""Changes when figures get another meaning, such as the confidence of a source."""
+VERSION = 4  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)

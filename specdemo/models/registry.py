@@ -13,9 +13,7 @@ from specdemo.models.sources import EMBEDDED_TARGET, Source
 from specdemo.settings import ModelChoice
 
 MB = 1_000_000
-
-NO_DRAFT = "none"
-"""In place of a draft's name: n-grams only."""
+NO_DRAFT = "none"  # in place of a draft's name: n-grams only
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,6 @@ EMBEDDED = Pair(
 # holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
 # numerics alone take little more than half of it (`rehearse` measures what one of them takes).
 # The embedded target drafts for SmolLM2: it is here anyway, and its vocabulary is the same.
-# GPT-2 completes text rather than follows instructions.
 _TABLE = (
     ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, (EMBEDDED_TARGET,)),
     ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8, (EMBEDDED_TARGET,)),
@@ -147,11 +144,10 @@ def own_pair(target: Source, draft: Source | None = None) -> Pair:
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
     """The pair called `name`. Raises BadInput, naming the `option` it came from."""
-    for pair in PAIRS:
-        if pair.name == name:
-            return pair
-    names = ", ".join(pair.name for pair in PAIRS)
-    raise BadInput(f"{option} {name!r} is not a pair this demo knows; choose one of {names}.")
+    known = {pair.name: pair for pair in PAIRS}
+    if name not in known:
+        raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(known)}.")
+    return known[name]
 
 
 def chosen_pair(

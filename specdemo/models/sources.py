@@ -15,8 +15,7 @@ from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 4
-"""Raised when exports change, so that older ones in the cache are not taken for new ones."""
+_EXPORT_VERSION = 4  # changes with the exports, so that older ones are not taken for new ones
 
 
 @dataclass(frozen=True, slots=True)
