@@ -32,7 +32,6 @@ class Repository:
     files: dict[str, bytes | memoryview]
     commit: str = COMMIT
     error: tuple[int, str] | None = None
-    token: str = ""
     moved_to: str = ""
     trouble: Callable[[], None] | None = None
     _digests: dict[str, str] = field(default_factory=dict)
@@ -132,8 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.fail(*repository.error)
         elif repository.moved_to:
             self.head(307, 0, {"Location": self.path.replace(repo, repository.moved_to)})
-        elif repository.token not in self.headers.get("Authorization", ""):
-            self.fail(401, "GatedRepo")
         elif revision not in (None, "main", repository.commit):
             self.fail(404, "RevisionNotFound")
         elif not name:

@@ -150,14 +150,6 @@ def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, m
     assert (folder / BIN).read_bytes() == decoder.files[BIN]
 
 
-def test_a_token_is_sent(decoder, monkeypatch):
-    decoder.token = "hf_secret"
-    with pytest.raises(BadInput, match="gated"):
-        fetch()
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert fetch().revision == COMMIT
-
-
 # Each failure, in one sentence.
 
 
