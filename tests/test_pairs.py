@@ -106,16 +106,18 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
 
 
-def test_the_page_races_no_drafts_for_strangers(tiny_pair):
-    offer = choice.Offer(ModelChoice("tiny"), shared=True)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared):
+    offer = choice.Offer(ModelChoice("tiny"), shared)
     served = service.Service(offer.first, offer.open_session)
     with gr.Blocks():
         tab = benchmark.Tab(served, runs.Running(), offer, {"pair": gr.Textbox()})
     request = SimpleNamespace(session_hash="one", client=None)
-    said = [one.get(tab.progress, "") for one in tab.run_tune(request, 1, "tiny")]
+    shown = str([list(one.values()) for one in tab.run_tune(request, 1, "tiny")])
     served.close()
-    assert "its owner" in "".join(said)
-    assert measured.read("tuned", {"pair": "tiny"}) is None
+    assert ("its owner" in shown) is shared
+    assert ("n-grams only" in shown and "from now on" in shown) is not shared
+    assert (measured.read("tuned", {"pair": "tiny"}) is None) is shared
 
 
 def test_a_stopped_tune_keeps_nothing(tiny_pair):
