@@ -39,7 +39,7 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
     if path.is_dir():
         return Source(str(path), path.resolve().name, export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
-        raise BadInput(f"{option} {text!r} is neither a folder nor a Hub repository, owner/name.")
+        raise BadInput(f"{option} {text!r} is neither a folder here nor a Hub repository.")
     return Source(text, hub.split(text)[0], export=weight_format)
 
 
