@@ -175,12 +175,13 @@ def test_agreement_is_whole_with_itself_and_less_for_fewer_bits(tiny_llama_pair,
     prompts = [BenchPrompt(str(at), "x", text) for at, text in enumerate(("one two", "hello"))]
     settings = Settings(max_new_tokens=24)
     same = agreement(tiny_llama_pair, tiny_llama_pair, prompts, settings)
-    assert (same.share, same.prompts, same.tokens, same.identical) == (1.0, 2, 48, 2)
+    whole = {"prompts": 2, "tokens": 48, "agreed": 48, "identical": 2, "agreement": 1.0}
+    assert same == whole
     rounded = ir_folder(tiny_home, "llama-target", "int4") / "openvino_model.xml"
     less = agreement(
         tiny_llama_pair, replace(tiny_llama_pair, target_xml=rounded), prompts, settings
     )
-    assert 0.2 < less.share < 1 and less.identical < 2
+    assert 0.2 < less["agreement"] < 1 and less["identical"] < 2
 
 
 def test_bench_keeps_an_agreement_and_pairs_shows_it(tiny_pair, capsys):
