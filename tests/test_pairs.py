@@ -205,7 +205,7 @@ def test_a_table_learns_what_follows_and_comes_back_from_disk(tmp_path, vocabula
     assert token == big and 0 < confidence < 1
     table.read([1, 2, big])
     assert table.guess([1, 2])[1] > confidence
-    table.save()
+    table.keep()
     again = LearningTable(tmp_path / "t.npz", vocabulary)
     assert again.guess([1, 2]) == table.guess([1, 2]) and again.guess([4]) == table.guess([4])
     for _ in range(6):
@@ -220,7 +220,7 @@ def test_a_table_gives_up_its_oldest_contexts_at_its_bound(tmp_path, monkeypatch
     assert table.guess([5]) == first.guess([5])
     for start in range(0, 400, 4):
         table.read([start, start + 1, start + 2, start + 3])
-    assert sum(map(len, table.table.known)) <= 110
+    assert sum(map(len, table.known)) <= 110
     assert table.guess([398])[0] == 399 and table.guess([9]) is None
     assert first.known[0] == {5: (6, 200)}
 

@@ -16,8 +16,7 @@ from specdemo.models.registry import own_pair
 from specdemo.models.sources import source_of
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.training import head, prompts, run, states, text
-from specdemo.training import ngrams as counting
+from specdemo.training import head, run, states, text
 from specdemo.training.command import TrainSettings
 from specdemo.training.text import Conversation
 
@@ -67,7 +66,7 @@ def train(target, tmp_path_factory):
 
     def train(out: Path, **changes) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prompts, "MIX", {"sum": 1, "question": 1})
+            patch.setattr(text, "MIX", {"sum": 1, "question": 1})
             patch.setattr(machine, "measured_folder", lambda: measured)
             chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
             run.train_draft(TrainSettings(**chosen))
@@ -122,7 +121,7 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
             with pytest.raises(Interrupted):
                 train(tmp_path / "draft", checkpoint_seconds=0.0)
 
-    interrupt(prompts, "instruction", 70)
+    interrupt(text, "instruction", 70)
     interrupt(np, "save", 2)
     monkeypatch.setattr(text, "Session", "there is nothing left to write")
     interrupt(head, "_loss", 30)
@@ -139,7 +138,7 @@ def test_the_states_times_the_output_matrix_are_the_targets_answer(embedded_pair
     with Session(embedded_pair) as session:
         *_, trace = session.answer(question, Settings(max_new_tokens=24))
     said = Conversation("", True, question, trace.text, trace.token_ids)
-    rows = states.read_all(embedded_pair, [said], tmp_path / "states")
+    rows = states.read_rows(embedded_pair, [said], tmp_path / "states").states
     _, output = heads.tables(embedded_pair.target_xml)
     width = output.shape[1]
     assert rows.shape == (len(trace.token_ids), 3 * width + 1)
@@ -151,12 +150,12 @@ def test_the_states_times_the_output_matrix_are_the_targets_answer(embedded_pair
 
 def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     answers = ["It was red; so they said: yes. " * 20, "End of a text. " * 30]
-    made = [prompts.instruction(number, answers) for number in range(300)]
-    assert {kind for kind, _ in made} == set(prompts.MIX)
-    assert made == [prompts.instruction(number, answers) for number in range(300)]
-    assert not any("{" in text or "Undefined" in text for _, text in made)
-    unread = {prompts.instruction(number, [])[0] for number in range(300)}
-    assert unread == set(prompts.MIX) - {"summary", "passage question"}
+    made = [text.instruction(number, answers) for number in range(300)]
+    assert {kind for kind, _ in made} == set(text.MIX)
+    assert made == [text.instruction(number, answers) for number in range(300)]
+    assert not any("{" in asked or "  " in asked for _, asked in made)
+    unread = {text.instruction(number, [])[0] for number in range(300)}
+    assert unread == set(text.MIX) - {"summary", "passage question"}
 
 
 def test_held_back_instructions_are_greedy_and_never_learned():
@@ -171,21 +170,20 @@ def test_held_back_instructions_are_greedy_and_never_learned():
 
 
 def test_what_lookup_proposes_weighs_little():
-    weights = run.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
+    weights = states.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
     assert weights == pytest.approx([1, 1, 1, 0.15, 0.15, 0.5])
 
 
 def test_agreement_is_counted_along_chains():
     hits = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
-    found = run._agreement(hits, np.array([1, 0, 1, 0], bool), np.array(["a", "b", "a", "b"]))
-    assert (found.agreement, found.unaided, found.by_kind) == (0.75, 0.5, {"a": 0.5, "b": 1.0})
-    assert found.by_depth == pytest.approx([3 / 4, 2 / 3, 1 / 2])
-    assert found.tokens_per_round == 1 + 6 / 4
+    found = run._agreement(hits, np.array(["a", "b", "a", "b"]))
+    assert (found["agreement"], found["by_kind"]) == (0.75, {"a": 0.5, "b": 1.0})
+    assert found["by_depth"] == pytest.approx([3 / 4, 2 / 3, 1 / 2])
 
 
 def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk(tmp_path):
     said = [(9, 9, 1, 2, 3, 1, 2, 4), (9, 9, 5, 2, 4)] * 3
-    table = counting.count(said, 100)
+    table = ngrams.count(said, 100)
     assert table.guess([2])[0] == 4
     assert table.guess([9, 9, 1, 2])[0] == 3
     assert table.guess([77]) is None
@@ -208,12 +206,10 @@ def test_a_users_own_conversations_are_learned_beside_the_targets(train, trained
     ("options", "said"),
     [
         (["--tokens", "5"], "--tokens"),
-        (["--kind", "model"], "--kind"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--target", "./nowhere"], "neither a folder here nor a Hub repository"),
         (["--target", "embedded", "--only", "ngrams"], "an n-gram table of its own"),
         (["--out", "HERE"], "is no earlier run"),
-        (["--out", "HERE/file"], "cannot be written"),
         (["--out", "TRAINED"], "a run with other settings"),
         (["--text", "HERE/file"], "line 1 is not"),
     ],
