@@ -38,7 +38,8 @@ def from_gguf(gguf: Path, out: Path) -> None:
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
     # The weights of a model that was read stay mapped from its file.
-    model = to_int8_rows(ov.Core().read_model(out / ir.MODEL))
+    model = ov.Core().read_model(out / ir.MODEL)
+    to_int8_rows(model)
     ov.save_model(model, rewritten, compress_to_fp16=False)
     for name in (ir.MODEL, ir.WEIGHTS):
         rewritten.with_suffix(Path(name).suffix).replace(out / name)
@@ -72,48 +73,31 @@ def write_tokenizer(gguf: Path, path: Path) -> None:
     path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
 
-def to_int8_rows(model: ov.Model) -> ov.Model:
+def to_int8_rows(model: ov.Model) -> None:
     """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place:
     the form that unpacks fastest where there are no dot products of small integers."""
-    matrices = [node for node in model.get_ordered_ops() if _is_compressed_matrix(node)]
+    matrices = [
+        node
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Convert" and node.get_input_element_type(0) == ov.Type.f16
+        if node.get_output_element_type(0) == ov.Type.f32
+    ]
     for begin in range(0, len(matrices), _AT_ONCE):
         nodes = matrices[begin : begin + _AT_ONCE]
         expressions = ov.Model([ops.result(node.output(0)) for node in nodes], [], "weights")
         precision = {"INFERENCE_PRECISION_HINT": "f32"}
         values = ov.Core().compile_model(expressions, "CPU", precision)()
         for index, node in enumerate(nodes):
-            replacement = _int8_rows(values[index])
+            weights = values[index]
+            scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
+            scale[scale == 0] = 1
+            rounded = np.rint(weights / scale.astype(np.float32)).clip(-127, 127).astype(np.int8)
+            unpacked = ops.multiply(ops.convert(ops.constant(rounded), "f16"), ops.constant(scale))
+            replacement = ops.convert(unpacked, "f32").output(0)
             for target in list(node.output(0).get_target_inputs()):
                 if target.get_node().get_type_name() != "Result":
                     target.replace_source_output(replacement)
     model.validate_nodes_and_infer_types()
-    return model
-
-
-def _int8_rows(weights: np.ndarray) -> ov.Output:
-    scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
-    scale[scale == 0] = 1
-    rounded = np.clip(np.rint(weights / scale.astype(np.float32)), -127, 127).astype(np.int8)
-    unpacked = ops.multiply(ops.convert(ops.constant(rounded), "f16"), ops.constant(scale))
-    return ops.convert(unpacked, "f32").output(0)
-
-
-def _is_compressed_matrix(node: ov.Node) -> bool:
-    """Whether `node` converts a constant expression of integers to a float32 matrix."""
-    if node.get_type_name() != "Convert" or node.get_output_element_type(0) != ov.Type.f32:
-        return False
-    shape = node.get_output_partial_shape(0)
-    if shape.rank.is_dynamic or len(shape) != 2:
-        return False
-    pending, integers = [node], False
-    while pending:
-        at = pending.pop()
-        pending += [value.get_node() for value in at.input_values()]
-        if at.get_type_name() == "Constant":
-            integers |= at.get_element_type().is_integral() and len(at.get_output_shape(0)) > 1
-        elif not at.get_input_size():  # of an input of the model
-            return False
-    return integers
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ other programs treat both alike. Needs neither torch nor transformers.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.engine.graph import raw_bytes
 from specdemo.errors import FetchError
 from specdemo.models import ir
 from specdemo.models.progress import Meter, Report
-from specdemo.models.tensors import float32, stored_tensors
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 GROUP = 128
@@ -28,7 +29,7 @@ _EMBEDDING = "gpt_neox.embed_in.weight"
 _HEAD = "embed_out.weight"
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _MASKED = np.float32(-65504)
-_PIECE = 4 << 20  # weights that are packed at once
+_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _SHIFT = 4096  # bytes of noise between the begins of two made-up matrices
 _STEP = 2.7e-4  # of made-up 8-bit weights: a standard deviation of 0.02, as in a new model
 
@@ -91,55 +92,33 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Weights as the IR stores them: numbers [rows, columns] or [rows, groups, group]; for integers
-    a scale (float16) a row or group, and the integer that stands for zero."""
-
-    numbers: ov.Tensor
-    scales: np.ndarray | None = None
-    zero: int = 0
+def stored_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """The floating-point tensors of the safetensors files in `folder` by name, mapped: float32,
+    float16, or bfloat16 as uint16, which their own library does not read without torch. Raises
+    FetchError for a damaged file."""
+    tensors: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            data = np.memmap(path, np.uint8, "r")
+            begin = 8 + int(data[:8].view(np.uint64)[0])
+            for name, one in json.loads(data[8:begin].tobytes()).items():
+                if kind := _TYPES.get(one.get("dtype")):
+                    first, end = one["data_offsets"]
+                    stored = data[begin + first : begin + end]
+                    tensors[name] = stored.view(kind).reshape(one["shape"])
+        except Exception as error:  # a damaged table may fail in any way
+            raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
+    return tensors
 
 
 class Checkpoint:
-    """The weights of a checkpoint, packed piece by piece into the file `packed`, which the matrices
-    map. `group` weights of 4 bits share a scale, -1 for a row."""
+    """The weights of a checkpoint. `group` weights of 4 bits share a scale, -1 for a row."""
 
-    def __init__(
-        self, tensors: dict[str, np.ndarray], group: int, packed: Path, meter: Meter
-    ) -> None:
-        self._tensors, self._group, self._packed, self._meter = tensors, group, packed, meter
-        self._mapped: list[np.memmap] = []  # OpenVINO uses their memory without owning it
+    def __init__(self, tensors: dict[str, np.ndarray], group: int, meter: Meter) -> None:
+        self._tensors, self._group, self._meter = tensors, group, meter
 
-    def vector(self, name: str, size: int) -> np.ndarray:
-        """Float32 [size]."""
-        return float32(self._stored(name, (size,)))
-
-    def matrix(self, name: str, rows: int, columns: int, bits: int) -> Matrix:
-        stored = self._stored(name, (rows, columns))
-        group = self._group if bits == 4 and self._group > 0 else columns
-        step = max(1, _PIECE // columns)
-        scales = []
-        with open(self._packed, "ab") as file:
-            begin = file.tell()
-            for row in range(0, rows, step):
-                weights = float32(stored[row : row + step])
-                self._meter.update(weights.size * stored.itemsize)
-                if bits == 16:
-                    weights.astype(np.float16).tofile(file)
-                else:
-                    integers, scale = quantized(weights.reshape(len(weights), -1, group), bits)
-                    integers.tofile(file)
-                    scales.append(scale)
-            mapped = np.memmap(self._packed, np.uint8, "c", begin, file.tell() - begin)
-        self._mapped.append(mapped)
-        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
-        numbers = ov.Tensor(mapped, ov.Shape(_shape(rows, columns, group)), kind)
-        if not scales:
-            return Matrix(numbers)
-        return Matrix(numbers, np.concatenate(scales).reshape(*list(numbers.shape)[:-1], 1))
-
-    def _stored(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def vector(self, name: str, *shape: int) -> np.ndarray:
+        """Float32, of this shape."""
         stored = self._tensors.get(name)
         if stored is None or stored.shape != shape:
             found = f"it is {list(stored.shape)}" if stored is not None else "there is none"
@@ -147,7 +126,23 @@ class Checkpoint:
                 f"The checkpoint does not go with its config.json: {name} should be {list(shape)}, "
                 f"and {found}."
             )
-        return stored
+        self._meter.update(stored.nbytes)
+        if stored.dtype == np.uint16:  # bfloat16: the upper half of a float32
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        """A float32 expression [rows, columns] of weights of `bits`."""
+        weights = self.vector(name, rows, columns)
+        if bits == 16:
+            half = ops.constant(weights.astype(np.float16))
+            return ops.convert(half, "f32", name=f"{name}/half").output(0)
+        group = self._group if bits == 4 and self._group > 0 else columns
+        packed, scales = quantized(weights.reshape(rows, -1, group), bits)
+        kind = ov.Type.i8 if bits == 8 else ov.Type.i4
+        integers = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
+        raw_bytes(integers)[:] = packed
+        return _expression(integers, scales)
 
 
 class MadeUp:
@@ -167,25 +162,41 @@ class MadeUp:
     def vector(self, _name: str, size: int) -> np.ndarray:
         return self._random.normal(1, 0.02, size).astype(np.float32)
 
-    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> Matrix:
-        group = GROUP if bits == 4 and columns % GROUP == 0 else columns
+    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> ov.Output:
         data = self._noise[self._used : self._used + rows * columns * bits // 8]
         self._used += _SHIFT
+        group = GROUP if bits == 4 and columns % GROUP == 0 else columns
         kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
-        shape = _shape(rows, columns, group)
-        scales = np.full((*shape[:-1], 1), step, np.float16)
-        return Matrix(ov.Tensor(data, ov.Shape(shape), kind), scales, zero)
+        integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
+        return _expression(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
+
+
+def _expression(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
+    """A float32 matrix [rows, columns] of integers [rows, groups, group] around `zero` and a scale
+    (float16) for each group; one group is a row of a matrix. Does not copy the integers."""
+    rows, groups, group = integers.shape
+    if groups == 1:
+        scales = scales[:, 0]
+        integers.shape = ov.Shape([rows, group])
+    values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
+    if zero:
+        zeros = ops.constant(np.full(scales.shape, zero, np.uint8))
+        values = ops.subtract(values, ops.convert(zeros, "f16"))
+    weights = ops.multiply(values, ops.constant(scales))
+    if groups > 1:
+        weights = ops.reshape(weights, [rows, groups * group], False)
+    return ops.convert(weights, "f32").output(0)
 
 
 def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Integers of `bits` (uint8, two of 4 bits in a byte) and scales (float16 [..., 1]) of float32
     weights [rows, groups, group], symmetric around 0, as nncf chooses them: the largest weight of a
     group becomes the most negative integer."""
+    limit = 2 ** (bits - 1)
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
-    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / 2 ** (bits - 1)
+    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / limit
     smallest = np.finfo(np.float32).eps
     scales = np.where(np.abs(scales) < smallest, smallest, scales)
-    limit = 2 ** (bits - 1)
     integers = np.rint(weights / scales).clip(-limit, limit - 1).astype(np.int8)
     packed = integers.reshape(-1).view(np.uint8)
     if bits == 4:
@@ -193,41 +204,30 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     return packed, scales.astype(np.float16)
 
 
-def _shape(rows: int, columns: int, group: int) -> list[int]:
-    return [rows, columns] if group == columns else [rows, columns // group, group]
-
-
-def write_made_up(shape: Shape, bits: int, folder: Path) -> Path:
-    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`; returns its XML's
-    path."""
+def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
+    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = MadeUp(shape, bits)  # owns the memory of the model's weights
     ov.save_model(_Decoder(shape, bits, weights).build(), folder / ir.MODEL, compress_to_fp16=False)
-    return folder / ir.MODEL
 
 
 def convert(
     source: Path, shape: Shape, out: Path, bits: int, group: int, report: Report, name: str
 ) -> None:
     """Write IR of the checkpoint in `source` into `out`: weights of `bits` (16, 8 or 4; `group` of
-    4 bits share a scale, -1 for a row). Takes the memory of one piece of a matrix, and twice the
-    IR's size of disk. Raises FetchError."""
+    4 bits share a scale, -1 for a row). Takes the IR's size of memory. Raises FetchError."""
     out.mkdir(parents=True)
-    packed = out / "weights.packed"
     tensors = stored_tensors(source)
     total = sum(one.nbytes for one in tensors.values())
     meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
-    weights = Checkpoint(tensors, group, packed, meter)
-    model = _Decoder(shape, bits, weights).build()
+    model = _Decoder(shape, bits, Checkpoint(tensors, group, meter)).build()
     ov.save_model(model, out / ir.MODEL, compress_to_fp16=False)
-    packed.unlink()
     if bits == 16:  # plugins keep 16-bit weights whose conversion has this mark, as they are
         text = (out / ir.MODEL).read_text(encoding="utf-8")
         converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
         mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
         text = re.sub(converted, rf"\1{mark}", text)
         (out / ir.MODEL).write_text(text, encoding="utf-8")
-    meter.update(total - meter.done)  # what is not read: buffers, vectors
 
 
 class _Decoder:
@@ -236,17 +236,11 @@ class _Decoder:
     def __init__(self, shape: Shape, bits: int, weights: Checkpoint | MadeUp) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
         self._width = shape.hidden // shape.heads
-        self._inputs = {
-            name: ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
-            for name, rank, kind in (
-                ("input_ids", 2, ov.Type.i64),
-                ("attention_mask", 2, ov.Type.i64),
-                ("position_ids", 2, ov.Type.i64),
-                ("beam_idx", 1, ov.Type.i32),
-            )
-        }
-        for name, node in self._inputs.items():
-            node.output(0).get_tensor().set_names({name})
+        self._inputs = {}
+        for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):
+            rank, kind = (1, ov.Type.i32) if name == "beam_idx" else (2, ov.Type.i64)
+            self._inputs[name] = ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
+            self._inputs[name].output(0).get_tensor().set_names({name})
         self._sinks: list[ov.Node] = []
 
     def build(self) -> ov.Model:
@@ -373,17 +367,6 @@ class _Decoder:
         return ops.add(product, self._weights.vector(f"{name}.bias", rows)) if biased else product
 
     def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
-        """A float32 expression [rows, columns]; embedding and head have at least 8 bits."""
+        """Embedding and head have at least 8 bits."""
         bits = max(self._bits, 8) if name in (_EMBEDDING, _HEAD) else self._bits
-        stored = self._weights.matrix(name, rows, columns, bits)
-        numbers = ov.op.Constant(stored.numbers, shared_memory=True)
-        if stored.scales is None:
-            return ops.convert(numbers, "f32", name=f"{name}/half").output(0)
-        values = ops.convert(numbers, "f16")
-        if stored.zero:
-            zeros = ops.constant(np.full(stored.scales.shape, stored.zero, np.uint8))
-            values = ops.subtract(values, ops.convert(zeros, "f16"))
-        weights = ops.multiply(values, ops.constant(stored.scales))
-        if len(stored.scales.shape) == 3:
-            weights = ops.reshape(weights, [rows, columns], False)
-        return ops.convert(weights, "f32").output(0)
+        return self._weights.matrix(name, rows, columns, bits)
