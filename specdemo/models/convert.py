@@ -4,34 +4,27 @@ tokenizer.json, run in a child process (see `export`): `python -m specdemo.model
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
+import openvino_genai
+from gguf import GGUFReader, TokenType
 from openvino import opset13 as ops
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits
 
 from specdemo.models import ir
 
 _AT_ONCE = 32
 """Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
 
-_CONTROL = 3  # a kind of token
-_BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": True,
-}
-_DIGITS = {"type": "Digits", "individual_digits": True}
-
 
 def from_gguf(gguf: Path, out: Path) -> None:
     """Write IR of `gguf` with int8 weights into the new folder `out`."""
-    import openvino_genai
-
     out.mkdir(parents=True)
     source, rewritten = out / "model.gguf", out / "rewritten.xml"  # the IR is written beside them
     shutil.copyfile(gguf, source)
@@ -47,30 +40,20 @@ def from_gguf(gguf: Path, out: Path) -> None:
 
 def write_tokenizer(gguf: Path, path: Path) -> None:
     """Write the byte-level BPE tokenizer of a GGUF file of SmolLM's kind as tokenizer.json."""
-    from gguf import GGUFReader
-
     file = GGUFReader(gguf)
     tokens, kinds, merges = (
         file.get_field(f"tokenizer.ggml.{name}").contents()
         for name in ("tokens", "token_type", "merges")
     )
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    data = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": id, "content": tokens[id], "special": True, **flags}
-            for id, kind in enumerate(kinds)
-            if kind == _CONTROL
-        ],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]},
-        "decoder": _BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: id for id, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in merges],
-        },
-    }
-    path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
+    bytes_ = ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([Digits(individual_digits=True), bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = zip(tokens, kinds, strict=True)
+    control = [token for token, kind in special if kind == TokenType.CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.save(str(path))
 
 
 def to_int8_rows(model: ov.Model) -> None:

@@ -25,14 +25,6 @@ from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Progress, Report, silent
 
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
-_KEPT = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 
 
 def export(
@@ -47,10 +39,9 @@ def export(
     from specdemo.models import neox
 
     require_checkpoint(source)
-    name = name or str(source)
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    config = ir.read_json(source / "config.json")
+    name, config = name or str(source), ir.read_json(source / "config.json")
     shape, bits = neox.shape_of(config), neox.BITS[weight_format]
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
@@ -58,12 +49,9 @@ def export(
             f"Exporting needs {', '.join(missing)}, which are not installed; run "
             "`pip install --retries 1 -r requirements-export.txt`."
         )
-    if shape:  # the packed weights, then the IR
-        needed = 2 * shape.bytes(bits)
-    else:  # the 32-bit IR comes first, of a checkpoint of perhaps 16 bits
-        weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
-        needed = int(2.5 * sum(map(file_size, weights)))
-    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
+    # Optimum-intel writes a 32-bit IR first, of a checkpoint of perhaps 16 bits.
+    needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
+    require_space(make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     group = fitting_group_size(config)
     try:
@@ -77,9 +65,9 @@ def export(
                 if code != 0:
                     why = reason(code, output)
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
-            for kept in _KEPT:  # where transformers wrote none or another form
-                if (source / kept).is_file():
-                    shutil.copyfile(source / kept, made / kept)
+            # Transformers writes none of these or another form.
+            for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
+                shutil.copyfile(kept, made / kept.name)
             os.replace(made, out)
     except OSError as error:
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
@@ -122,8 +110,7 @@ def _run(module: str, arguments: list[str], work: Path) -> tuple[int, str]:
 
 def require_checkpoint(folder: Path) -> None:
     """Raise BadInput if `folder` holds no PyTorch checkpoint with its configuration."""
-    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    if not has_weights or not (folder / "config.json").is_file():
+    if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
         raise BadInput(
             f"{folder} holds no PyTorch checkpoint (config.json, *.safetensors), nor OpenVINO IR "
             f"({ir.MODEL}) where that would do."

@@ -39,7 +39,7 @@ class Shape:
     """A GPT-NeoX decoder; `inner` is the width of its feed-forward part, 0 for four times `hidden`.
     `rotary` is the share of each head that is rotated, `gelu` the way it is computed, `biased`
     whether attention has biases. `llama`: a Llama instead, for made-up weights only; RMSNorm, a
-    gated feed-forward part, and query, key and value in matrices of their own."""
+    gated feed-forward part, no biases, and query, key and value in matrices of their own."""
 
     hidden: int
     layers: int
@@ -245,6 +245,7 @@ class _Decoder:
 
     def build(self) -> ov.Model:
         shape = self._shape
+        parallel = shape.parallel and not shape.llama
         mask, rotary = self._mask(), self._rotary_tables()
         embedding = self._matrix(_EMBEDDING, shape.vocabulary, shape.hidden)
         state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
@@ -252,10 +253,10 @@ class _Decoder:
             layer = f"gpt_neox.layers.{at}."
             normalised = self._normalised(f"{layer}input_layernorm", state)
             attended = self._attention(at, f"{layer}attention.", normalised, mask, rotary)
-            before = state if shape.parallel else ops.add(attended, state)
+            before = state if parallel else ops.add(attended, state)
             normalised = self._normalised(f"{layer}post_attention_layernorm", before)
             narrowed = self._feed_forward(f"{layer}mlp.", normalised)
-            if shape.parallel:
+            if parallel:
                 narrowed = ops.add(narrowed, attended)
             state = ops.add(narrowed, before)
         state = self._normalised("gpt_neox.final_layer_norm", state)
@@ -268,12 +269,11 @@ class _Decoder:
     def _feed_forward(self, name: str, state) -> ov.Node:
         shape = self._shape
         if shape.llama:
-            gate, up = (
-                self._linear(f"{name}{one}_proj", state, shape.widened, False)
-                for one in ("gate", "up")
+            gate = self._linear(f"{name}gate_proj", state, shape.widened)
+            active = ops.multiply(
+                ops.swish(gate), self._linear(f"{name}up_proj", state, shape.widened)
             )
-            active = ops.multiply(ops.swish(gate), up)
-            return self._linear(f"{name}down_proj", active, shape.hidden, False)
+            return self._linear(f"{name}down_proj", active, shape.hidden)
         widened = self._linear(f"{name}dense_h_to_4h", state, shape.widened)
         return self._linear(f"{name}dense_4h_to_h", ops.gelu(widened, shape.gelu), shape.hidden)
 
@@ -281,10 +281,8 @@ class _Decoder:
         """Three of [batch, heads, tokens, width]."""
         shape, width = self._shape, self._width
         if shape.llama:
-            linears = (
-                self._linear(f"{name}{one}_proj", state, shape.hidden, False) for one in "qkv"
-            )
-            split = (ops.reshape(one, [0, 0, shape.heads, width], True) for one in linears)
+            linears = [self._linear(f"{name}{one}_proj", state, shape.hidden) for one in "qkv"]
+            split = [ops.reshape(one, [0, 0, shape.heads, width], True) for one in linears]
             return [ops.transpose(one, [0, 2, 1, 3]).output(0) for one in split]
         mixed = self._linear(f"{name}query_key_value", state, 3 * shape.hidden, shape.biased)
         # Each head's query, key and value lie side by side.
@@ -364,7 +362,9 @@ class _Decoder:
     def _linear(self, name: str, state, rows: int, biased: bool = True) -> ov.Node:
         columns = state.get_output_partial_shape(0)[2].get_length()
         product = ops.matmul(state, self._matrix(f"{name}.weight", rows, columns), False, True)
-        return ops.add(product, self._weights.vector(f"{name}.bias", rows)) if biased else product
+        if self._shape.llama or not biased:
+            return product
+        return ops.add(product, self._weights.vector(f"{name}.bias", rows))
 
     def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
         """Embedding and head have at least 8 bits."""
