@@ -18,7 +18,7 @@ from specdemo.engine.decode import Limits
 from specdemo.engine.drafters import Draft, make_drafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, distribution
-from specdemo.errors import BadInput, RequestFailed
+from specdemo.errors import RequestFailed
 from specdemo.settings import Settings
 
 SAMPLED = Settings(temperature=1.0, drafter="model", draft_tokens=3, max_new_tokens=24)
@@ -102,18 +102,6 @@ def test_every_draw_has_a_seed_of_its_own_and_those_that_fail_are_counted():
     assert _peer_draw(FakePeer(failing=(0,)), SAMPLED, 2) is None
     with pytest.raises(RequestFailed, match="None of the draws"):
         sample_cell(lambda *_: None, {(0,): 1.0}, SAMPLED, 3, "x")
-
-
-def test_the_next_distribution_is_the_one_that_answers_are_drawn_from(session):
-    settings = dataclasses.replace(SAMPLED, drafter="none", max_new_tokens=6)
-    *rounds, trace = session.answer("Why?", settings)
-    for at, round_ in enumerate(rounds):
-        after = session.next_distribution("Why?", settings, trace.token_ids[:at])
-        emitted = round_.emitted
-        chance = after.probability(emitted.id)
-        assert chance == pytest.approx(emitted.target_probability, rel=1e-3)
-    with pytest.raises(BadInput, match="empty"):
-        session.next_distribution(" ", settings)
 
 
 def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail():

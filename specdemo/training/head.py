@@ -22,18 +22,11 @@ from specdemo.training.states import Rows
 
 DEPTH = 5
 """Tokens of a chain."""
-LATER = 0.8
-"""Weight of a step of a chain, relative to the one before; in the rounding FITTED_LATER."""
-FITTED_LATER = 0.6
+LATER, FITTED_LATER = 0.8, 0.6
+"""Weight of a step of a chain, relative to the one before: in training, in the rounding."""
 LEARNING_RATE = 4e-3
-WARMUP_STEPS = 20
-DECAY = 0.35
-"""Share of the run at its end over which the learning rate falls."""
 AVERAGE = 0.98
 """Decay of the running average of weights."""
-FEWEST_ROWS = 64
-"""Rows of a step that its later tokens keep at least."""
-AT_ONCE = 2048
 FITTED_ROWS = 10_000
 """That the rounding to int4 is fitted to."""
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
@@ -41,19 +34,18 @@ BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 class DraftHead:
     """A head's weights, by the names of `specdemo.models.heads`, and what it has of the target: the
-    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]. `features`
-    is the width of a hidden state."""
+    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]."""
 
     def __init__(
         self,
         embedding: np.ndarray,
         output: np.ndarray,
         frequent: np.ndarray,
-        features: int,
-        width: int,
-        device: str,
+        rows: Rows,
+        settings: TrainSettings,
     ) -> None:
-        size = embedding.shape[1]
+        size, features = embedding.shape[1], rows.states.shape[1] - 1
+        width, device = settings.width, settings.device
         shapes = {
             "mix": (width, features + width + size),
             "gate_up": (4 * width, width),
@@ -62,11 +54,11 @@ class DraftHead:
         }
         generator = torch.Generator().manual_seed(0)
         self.weights = {
-            name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(device)
+            name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5)
+            .to(device)
+            .requires_grad_(True)
             for name, shape in shapes.items()
         }
-        for weights in self.weights.values():
-            weights.requires_grad_(True)
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32
@@ -108,7 +100,7 @@ class DraftHead:
     ) -> Iterator[tuple[int, np.ndarray, torch.Tensor, dict[str, torch.Tensor]]]:
         """Steps along the answers that follow these rows: how many came before in their chains, the
         places in `starts`, the logits, and what the matrices were multiplied by."""
-        for part in np.array_split(np.arange(len(starts)), -(-len(starts) // AT_ONCE)):
+        for part in np.array_split(np.arange(len(starts)), -(-len(starts) // 2048)):
             hidden, state = self.hidden(rows.states[starts[part]]), None
             shared = self.shared(hidden)
             for depth in range(DEPTH):
@@ -131,9 +123,8 @@ class DraftHead:
         }
 
     def guesses(self, rows: Rows, starts: np.ndarray) -> np.ndarray:
-        """Which tokens of the chains that start at these rows would be right, if those before them
-        are: bool [n, DEPTH], column d for the token d + 1 places after the row's; False past the
-        end."""
+        """Which of the DEPTH tokens after each of these rows would be right, if those before them
+        are: bool [n, DEPTH], False past the end."""
         hits = np.zeros((len(starts), DEPTH), bool)
         for depth, part, logits, _ in self.chains(rows, starts):
             ahead = starts[part] + depth + 1
@@ -151,7 +142,6 @@ class DraftHead:
         return (logits - rows[:, -1:]).clamp_(max=0).exp_()
 
     def right(self, logits: torch.Tensor, tokens: np.ndarray) -> np.ndarray:
-        """Whether the likeliest ones are these tokens, bool [n]."""
         return self.frequent[logits.argmax(1).cpu().numpy()] == tokens
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -190,8 +180,7 @@ def train(
     def save() -> None:
         weights = [one.detach() for one in parameters + averages]
         held = {"weights": weights, "progress": progress, "optimizer": optimizer.state_dict()}
-        partial = checkpoint.with_suffix(".part")
-        torch.save(held, partial)
+        torch.save(held, partial := checkpoint.with_suffix(".part"))
         os.replace(partial, checkpoint)
 
     steps = max(1, round(settings.passes * len(starts) / settings.chains))
@@ -200,7 +189,10 @@ def train(
         while (done := progress["seconds"] / limit if limit else progress["steps"] / steps) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
-            optimizer.param_groups[0]["lr"] = _rate(progress["steps"], done)
+            # Warm-up, then constant so that the average is usable at any time, over the last 35 %
+            # down to 2 % (WSD, arXiv 2404.06395).
+            share = min(1.0, (progress["steps"] + 1) / 20, max(0.02, (1 - done) / 0.35))
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * share
             rng = np.random.default_rng(progress["steps"])
             places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
             optimizer.zero_grad()
@@ -223,12 +215,6 @@ def train(
     return progress
 
 
-def _rate(steps: int, done: float) -> float:
-    """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
-    arXiv 2404.06395)."""
-    return LEARNING_RATE * min(1.0, (steps + 1) / WARMUP_STEPS, max(0.02, (1 - done) / DECAY))
-
-
 def _loss(
     head: DraftHead, rows: Rows, at: np.ndarray, rng: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
@@ -249,7 +235,7 @@ def _loss(
         agreement = agreement if depth > 1 else float(right.mean())
         # A draft token is judged only after right ones; of the others some go on, too.
         order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
-        kept = np.sort(np.argsort(-order)[: max(FEWEST_ROWS, len(at) // 2)])
+        kept = np.sort(np.argsort(-order)[: max(64, len(at) // 2)])
         index = torch.from_numpy(kept).to(head.device)
         at, shared, state = at[kept], shared[index], state[index]
     return loss, agreement

@@ -6,7 +6,6 @@ where it was.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,8 +26,6 @@ from specdemo.training import states, text
 from specdemo.training.command import TrainSettings
 from specdemo.training.text import Conversation
 
-HELD_EVERY, HELD_MOST = 16, 120
-"""One greedy conversation in HELD_EVERY is held back for evaluation, HELD_MOST at most."""
 HEAD_TOKENS = 4096
 """Frequent tokens that a head chooses from."""
 OWN = 3
@@ -47,7 +44,13 @@ def train_draft(settings: TrainSettings) -> str:
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
     if not settings.only:
-        _require_torch(settings.device)
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingPackage(
+                "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+            ) from error
+        torch.zeros(1, device=settings.device)  # a GPU that is missing is missed now
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
@@ -79,8 +82,7 @@ def _make_head(
     embedding, output = heads.tables(loaded.target_xml)
     counts = np.bincount(rows.tokens, minlength=len(output))
     frequent = np.argsort(-counts, kind="stable")[:HEAD_TOKENS]
-    features = rows.states.shape[1] - 1
-    network = head.DraftHead(embedding, output, frequent, features, settings.width, settings.device)
+    network = head.DraftHead(embedding, output, frequent, rows, settings)
     held, learned = _split(said)
     generated = np.array([one.kind != text.GIVEN for one in said])
     counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
@@ -112,15 +114,15 @@ def _make_head(
 
 
 def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
-    """Which conversations are held back and which are learned, bool [conversations] each. Agreement
-    can be counted on greedy ones only; an instruction that is held back is never learned. Raises
-    BadInput where there are too few."""
-    greedy = [one.instruction for one in said if one.greedy]
-    aside = set(greedy[::HELD_EVERY][:HELD_MOST])
+    """Which conversations are held back, one greedy one in 16 and 120 at most, and which are
+    learned, bool [conversations] each: those of other instructions. Raises BadInput where there are
+    too few."""
+    greedy = np.array([one.greedy for one in said], bool)
+    aside = {one.instruction for one in [one for one in said if one.greedy][::16][:120]}
     held = np.array([one.instruction in aside for one in said], bool)
     if held.all():
         raise BadInput("--tokens or --text: there is too little text to hold any back.")
-    return held & [one.greedy for one in said], ~held
+    return held & greedy, ~held
 
 
 def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
@@ -149,25 +151,13 @@ def _open_work(settings: TrainSettings, work: Path) -> None:
     """Make OUT/work, which belongs to these settings alone."""
     out, path = settings.out, work / "settings.json"
     described = {name: str(one) for name, one in asdict(settings).items() if name not in PRIVATE}
-    if path.is_file():
-        if json.loads(path.read_bytes()) != described:
-            raise BadInput(
-                f"{out} holds a run with other settings; repeat them to continue it, or name "
-                "another --out."
-            )
-    elif out.exists() and any(out.iterdir()):
-        raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
-    else:
+    if not path.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
         work.mkdir(parents=True)
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
-
-
-def _require_torch(device: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise MissingPackage(
-            "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+    elif json.loads(path.read_bytes()) != described:
+        raise BadInput(
+            f"{out} holds a run with other settings; repeat them to continue it, or name another "
+            "--out."
         )
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: torch finds no GPU here.")
