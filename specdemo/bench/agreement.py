@@ -13,8 +13,7 @@ from specdemo.models.load import LoadedPair, require_same_vocabulary
 from specdemo.session import Session
 from specdemo.settings import Settings
 
-TOGETHER = 16
-"""Tokens that are read in one forward."""
+TOGETHER = 16  # tokens that are read in one forward
 
 
 class Choices(Request):

@@ -33,24 +33,19 @@ DRAFT_TOKENS = 4  # draft length of the sampled part, fixed so that every draw s
 TOGETHER = 8  # requests that are active at once in the batched cells
 SAME_SEED_ANSWERS, SAME_SEED_TOKENS = 20, 24
 LEAST_P_VALUE = 0.01
-OUTCOME_TOKENS, MOST_NOISE = (3, 2), 0.03
-"""Outcomes have three tokens, or two where the noise floor of three would exceed MOST_NOISE."""
-SIMULATED = 10_000
-"""Samples of the exact distribution that a cell is compared with."""
+OUTCOME_TOKENS = (3, 2)  # two where the noise floor of three would exceed MOST_NOISE
+MOST_NOISE = 0.03
+SIMULATED = 10_000  # samples of the exact distribution that a cell is compared with
 
-Exact = dict[tuple[int, ...], float]
-"""The probability of each outcome: the first tokens of an answer."""
-Draw = tuple[tuple[int, ...], int | None]
-"""An outcome, and how many draft tokens were proposed (None: not known)."""
-Cell = dict[str, Any]
-"""One way to sample, tested, as JSON has it."""
+Exact = dict[tuple[int, ...], float]  # the probability of each outcome, an answer's first tokens
+Draw = tuple[tuple[int, ...], int | None]  # an outcome, its draft tokens (None: not known)
+Cell = dict[str, Any]  # one way to sample, tested, as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Answers compared token by token with autoregressive decoding, each decoded freely: `tokens`
-    are those of the baselines, `differences` have the prompt's id before them (None: one of the two
-    ends before)."""
+    """Answers compared with autoregressive decoding, each decoded freely: `tokens` are those of the
+    baselines, `differences` by the prompt's id (None: one of the two ends before)."""
 
     prompts: int
     identical: int
@@ -123,9 +118,7 @@ def sampled_settings(settings: Settings) -> Settings:
     """Temperature 1 and top-k 4 unless others are asked for, a fixed draft length, and room for a
     whole draft after the tokens that count. Raises BadInput for too many outcomes."""
     if settings.top_k > MAX_TOP_K:
-        raise BadInput(
-            f"--top-k is {settings.top_k}; the audit enumerates all outcomes: at most {MAX_TOP_K}."
-        )
+        raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")
     length = settings.draft_tokens or DRAFT_TOKENS
     return replace(
         settings,
@@ -219,9 +212,6 @@ def sample_cell(
         "drafter": drafter,
         "coupling": settings.coupling,
         "batched": together > 1,
-        "outcome_tokens": tokens,
-        "top_k": settings.top_k,
-        "temperature": settings.temperature,
         "drafted_per_draw": sum(drafted) / len(drafted) if drafted else None,
         "failures": draws - len(drawn),
     }
@@ -235,11 +225,8 @@ def goodness(counts: Counter, exact: Exact) -> dict[str, float]:
     found = 0.5 * sum(abs(counts[one] / draws - exact.get(one, 0.0)) for one in {**exact, **counts})
     chance = simulated_distances(exact, draws)
     possible = all(exact.get(outcome) for outcome in counts)
-    return {
-        "tv_distance": found,
-        "tv_noise_floor": float(chance.mean()),
-        "p_value": float((chance >= found).mean()) if possible else 0.0,
-    }
+    p_value = float((chance >= found).mean()) if possible else 0.0
+    return {"tv_distance": found, "tv_noise_floor": float(chance.mean()), "p_value": p_value}
 
 
 def simulated_distances(exact: Exact, draws: int) -> np.ndarray:
@@ -262,12 +249,10 @@ def _session_draw(session: Session, settings: Settings, tokens: int) -> Draw:
 
 
 def _peer_draw(peer: Peer, settings: Settings, tokens: int) -> Draw | None:
-    """OpenVINO GenAI's speculative pipeline (2026.4.1) fails an assertion of its own in a few of a
-    hundred sampled answers."""
     # Two tokens more than count, so that drafts are not always cut short.
     try:
         answer, _ = peer.answer(INSTRUCTION, replace(settings, max_new_tokens=tokens + 2))
-    except RequestFailed:
+    except RequestFailed:  # GenAI's speculative pipeline (2026.4.1) does so in a few of a hundred
         return None
     return answer[:tokens], None
 
@@ -311,8 +296,7 @@ def _compare(
     for prompt, *both in zip(prompts, answers, baseline, strict=True):
         for at, (one, other) in enumerate(itertools.zip_longest(*both)):
             if one != other:
-                difference = Difference(at, f"id {one}", f"id {other}", None)
-                differences.append((prompt.id, difference))
+                differences.append((prompt.id, Difference(at, f"id {one}", f"id {other}", None)))
                 break
     tokens = sum(map(len, baseline))
     return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)

@@ -19,10 +19,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import Table
 from specdemo.trace import combined, summarize
 
-TOKENS = 64
-"""Longest answer."""
-
-PROMPTS = 8
+TOKENS, PROMPTS = 64, 8  # of the longest answer, and built-in ones
 
 
 def tune(

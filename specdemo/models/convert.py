@@ -19,8 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits
 
 from specdemo.models import ir
 
-_AT_ONCE = 32
-"""Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
+_AT_ONCE = 32  # matrices unpacked: with one, compiling takes most of the time; with all, the memory
 
 
 def from_gguf(gguf: Path, out: Path) -> None:

@@ -29,10 +29,8 @@ from specdemo.models import ir
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
-GROUP = 64
-"""Weights that share a scale."""
-DAMPING = 0.01
-"""Relative to the mean of the squares."""
+GROUP = 64  # weights that share a scale
+DAMPING = 0.01  # relative to the mean of the squares
 
 
 class Quantized(NamedTuple):

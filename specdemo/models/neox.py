@@ -23,8 +23,7 @@ from specdemo.models import ir
 from specdemo.models.progress import Meter, Report
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
-GROUP = 128
-"""Weights that share a scale, for 4 bits."""
+GROUP = 128  # weights that share a scale, for 4 bits
 _EMBEDDING = "gpt_neox.embed_in.weight"
 _HEAD = "embed_out.weight"
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}

@@ -21,21 +21,12 @@ import numpy as np
 
 from specdemo.models import machine
 
+# Bits of a packed token id: a context of four fits into 64, or, of ids beyond 65,536, one of three.
 _BITS, _WIDE_BITS = 16, 21
-"""Of a packed token id: a context of four fits into 64, or, of ids beyond 65,536, one of three."""
-
-MOST_ENTRIES = 200_000
-"""Contexts that a table may learn: up to 40 MB of memory, 2 MB on the disk."""
-
-_FIRST = 32
-"""Confidence, in 255ths, of what followed a context of one token once; times their number for
-longer ones."""
-
-_SAVED_EVERY = 4096
-"""Tokens learnt between two savings."""
-
-_RARE = 2
-"""A longer context that was seen less often is not counted."""
+MOST_ENTRIES = 200_000  # contexts that a table may learn: up to 40 MB of memory, 2 MB on the disk
+_FIRST = 32  # confidence, in 255ths, of what followed a context once, for each of its tokens
+_SAVED_EVERY = 4096  # tokens learnt between two savings
+_RARE = 2  # a longer context that was seen less often is not counted
 
 
 @dataclass(slots=True)

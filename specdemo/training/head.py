@@ -20,15 +20,11 @@ from specdemo.models import heads
 from specdemo.training.command import TrainSettings
 from specdemo.training.states import Rows
 
-DEPTH = 5
-"""Tokens of a chain."""
-LATER, FITTED_LATER = 0.8, 0.6
-"""Weight of a step of a chain, relative to the one before: in training, in the rounding."""
+DEPTH = 5  # tokens of a chain
+LATER, FITTED_LATER = 0.8, 0.6  # weight of a step after the one before: in training, in rounding
 LEARNING_RATE = 4e-3
-AVERAGE = 0.98
-"""Decay of the running average of weights."""
-FITTED_ROWS = 10_000
-"""That the rounding to int4 is fitted to."""
+AVERAGE = 0.98  # decay of the running average of weights
+FITTED_ROWS = 10_000  # that the rounding to int4 is fitted to
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 

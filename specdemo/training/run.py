@@ -26,13 +26,9 @@ from specdemo.training import states, text
 from specdemo.training.command import TrainSettings
 from specdemo.training.text import Conversation
 
-HEAD_TOKENS = 4096
-"""Frequent tokens that a head chooses from."""
-OWN = 3
-"""How often answers to the generator's instructions are read for each time that those of --text
-are: they are of the kinds that people ask."""
-PRIVATE = {"out", "device", "checkpoint_seconds"}
-"""Settings that may differ when a run is continued. The card leaves them out."""
+HEAD_TOKENS = 4096  # frequent tokens that a head chooses from
+OWN = 3  # how often the target's new answers, of the kinds that people ask, count beside --text
+PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued
 
 
 def train_draft(settings: TrainSettings) -> str:
@@ -56,7 +52,7 @@ def train_draft(settings: TrainSettings) -> str:
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
     said = text.given(settings.text, loaded) if settings.text else []
-    said += text.written(loaded, work / "text", settings, said)
+    said += text.written(loaded, work / "text", settings)
     said = [one for one in said if one.answer]
     table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
     table.save(out / "ngrams.npz")

@@ -31,24 +31,17 @@ _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encodin
 _FORMS = jinja2.Environment(
     variable_start_string="{", variable_end_string="}", undefined=jinja2.StrictUndefined
 )
-MIX: dict[str, float] = _DATA["mix"]
-"""The share of each kind of instruction."""
-GIVEN = "text"
-"""The kind of a user's own conversations."""
-GROUP = 64
-TEMPERATURE = 0.7
-LEAST_PASSAGE = 40
-"""Tokens of an answer that passages are cut from."""
-LONGEST = 1024
-"""Tokens that are read of an answer in a user's own file."""
+MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
+GIVEN = "text"  # the kind of a user's own conversations
+GROUP, TEMPERATURE = 64, 0.7
+LEAST_PASSAGE = 40  # tokens of an answer that passages are cut from
+LONGEST = 1024  # tokens that are read of an answer in a user's own file
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An instruction, and the target's answer as text and as token ids, with its end token.
-
-    `greedy`: every token of the answer is the target's most likely one.
-    """
+    """An instruction, and the target's answer as text and as token ids, with its end token;
+    `greedy`: every token of it is the target's most likely one."""
 
     kind: str
     greedy: bool
@@ -105,12 +98,9 @@ def given(path: Path, loaded: LoadedPair) -> list[Conversation]:
     return conversations
 
 
-def written(
-    loaded: LoadedPair, folder: Path, settings: TrainSettings, given: Sequence[Conversation]
-) -> list[Conversation]:
+def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[Conversation]:
     """Let the target answer instructions until the answers in `folder` hold `settings.tokens`
-    tokens. Passages are cut from earlier answers and from those of `given`. Raises what `Session`
-    does."""
+    tokens. Raises what `Session` does."""
     folder.mkdir(exist_ok=True)
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.open("rb")]
     known = [TypeAdapter(Conversation).validate_json(line) for line in lines]
@@ -134,7 +124,7 @@ def written(
             return Conversation(kind, not temperature, asked, trace.text, trace.token_ids)
 
         while bar.n < settings.tokens:
-            passages = [one.text for one in [*given, *known] if len(one.answer) >= LEAST_PASSAGE]
+            passages = [one.text for one in known if len(one.answer) >= LEAST_PASSAGE]
             first = len(known)
             for one in pool.map(answer, range(first, first + GROUP)):
                 known.append(one)
