@@ -148,10 +148,9 @@ def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> li
     if sampled.drafter == "auto":
         drafters = ["model", "lookup", "auto"] if session.info.draft else ["lookup", "auto"]
     cells = []
-    for drafter, coupling, together in itertools.product(
-        drafters, ("shared", "maximal"), (TOGETHER, 1)
-    ):
-        seed = sampled.seed + len(cells) * 10_000_000
+    kinds = itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1))
+    for at, (drafter, coupling, together) in enumerate(kinds):
+        seed = sampled.seed + at * 10_000_000
         settings = replace(sampled, drafter=drafter, coupling=coupling, seed=seed)
         draw = partial(_session_draw, session)
         cells.append(sample_cell(draw, exact, settings, draws, drafter, together))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from specdemo.engine.cache import Sequence
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
@@ -61,8 +60,6 @@ class Rehearsed:
     weights_bytes: int
     own_bytes: int
     cache_bytes: int
-    load_seconds: float
-    prefill_seconds: float
     step_seconds: tuple[float, ...]
     invariance: str
 
@@ -101,30 +98,23 @@ def rehearse(name: str, folder: Path) -> Rehearsed:
     """Load the model in `folder` and time it; forwards of all sizes in turn, so that a slow spell
     affects all of them."""
     gc.collect()
-    before, began = machine.own_bytes(), perf_counter()
+    before = machine.own_bytes()
     model = PagedModel(folder / ir.MODEL, EXACT)
-
-    def seconds(sequence: Sequence, tokens: int, wanted: int, stepwise: bool = False) -> float:
-        began, length = perf_counter(), sequence.length
-        model.forward([Run(sequence, [1] * tokens, wanted, stepwise)])
-        taken = perf_counter() - began
-        sequence.truncate(length)
-        return taken
-
+    times: dict[int, list[float]] = {count: [] for count in TOKENS}
     with model.new_sequence() as sequence:
-        seconds(sequence, 2, 1)
-        load_seconds = perf_counter() - began
-        prefill_seconds = seconds(sequence, PROMPT, 1)
-        own_bytes = machine.own_bytes() - before
         model.forward([Run(sequence, [1] * PROMPT, 1)])
-        rounds = [[seconds(sequence, n, n, True) for n in TOKENS] for _ in range(REPEATS)]
+        own_bytes = machine.own_bytes() - before
+        for _ in range(REPEATS):
+            for count in TOKENS:
+                began = perf_counter()
+                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
+                times[count].append(perf_counter() - began)
+                sequence.truncate(PROMPT)
     return Rehearsed(
         model=name,
         weights_bytes=machine.file_size(folder / ir.WEIGHTS),
         own_bytes=own_bytes,
         cache_bytes=model.block_bytes * CONTEXT // model.block_size,
-        load_seconds=load_seconds,
-        prefill_seconds=prefill_seconds,
-        step_seconds=tuple(map(statistics.median, zip(*rounds, strict=True))),
+        step_seconds=tuple(map(statistics.median, times.values())),
         invariance=str(measure_invariance(model)),
     )
