@@ -16,9 +16,9 @@ from specdemo.models.registry import own_pair
 from specdemo.models.sources import source_of
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.training import head, run, states, text
+from specdemo.training import data, head, run
 from specdemo.training.command import TrainSettings
-from specdemo.training.text import Conversation
+from specdemo.training.data import Conversation
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,7 @@ def train(target, tmp_path_factory):
 
     def train(out: Path, **changes) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(text, "MIX", {"sum": 1, "question": 1})
+            patch.setattr(data, "MIX", {"sum": 1, "question": 1})
             patch.setattr(machine, "measured_folder", lambda: measured)
             chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
             run.train_draft(TrainSettings(**chosen))
@@ -121,11 +121,11 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
             with pytest.raises(Interrupted):
                 train(tmp_path / "draft", checkpoint_seconds=0.0)
 
-    interrupt(text, "instruction", 70)
+    interrupt(data, "instruction", 70)
     interrupt(np, "save", 2)
-    monkeypatch.setattr(text, "Session", "there is nothing left to write")
+    monkeypatch.setattr(data, "Session", "there is nothing left to write")
     interrupt(head, "_loss", 30)
-    monkeypatch.setattr(states, "_reader", "there is nothing left to read")
+    monkeypatch.setattr(data, "_reader", "there is nothing left to read")
     train(tmp_path / "draft")
     again, whole = (heads.load(folder / "head.npz") for folder in (tmp_path / "draft", trained))
     assert np.array_equal(again.tokens, whole.tokens)
@@ -135,12 +135,12 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
 
 def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     answers = ["It was red; so they said: yes. " * 20, "End of a text. " * 30]
-    made = [text.instruction(number, answers) for number in range(300)]
-    assert {kind for kind, _ in made} == set(text.MIX)
-    assert made == [text.instruction(number, answers) for number in range(300)]
+    made = [data.instruction(number, answers) for number in range(300)]
+    assert {kind for kind, _ in made} == set(data.MIX)
+    assert made == [data.instruction(number, answers) for number in range(300)]
     assert not any("{" in asked or "  " in asked for _, asked in made)
-    unread = {text.instruction(number, [])[0] for number in range(300)}
-    assert unread == set(text.MIX) - {"summary", "passage question"}
+    unread = {data.instruction(number, [])[0] for number in range(300)}
+    assert unread == set(data.MIX) - {"summary", "passage question"}
 
 
 def test_held_back_instructions_are_greedy_and_never_learned():
@@ -152,7 +152,7 @@ def test_held_back_instructions_are_greedy_and_never_learned():
 
 
 def test_what_lookup_proposes_weighs_little():
-    weights = states.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
+    weights = data.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
     assert weights == pytest.approx([1, 1, 1, 0.15, 0.15, 0.5])
 
 
@@ -171,7 +171,7 @@ def test_a_users_own_conversations_are_learned_beside_the_targets(train, tmp_pat
     (tmp_path / "own.jsonl").write_text('{"u": "Who?", "a": "Nobody knows."}\n' * 40)
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1000, passes=1)
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
-    assert card["text"]["conversations"] == 40 + text.GROUP
+    assert card["text"]["conversations"] == 40 + data.GROUP
     assert card["text"]["given"] == "own.jsonl"
 
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from specdemo.models import heads
 from specdemo.training.command import TrainSettings
-from specdemo.training.states import Rows
+from specdemo.training.data import Rows
 
 DEPTH = 5  # tokens of a chain
 LATER, FITTED_LATER = 0.8, 0.6  # weight of a step after the one before: in training, in rounding

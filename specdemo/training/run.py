@@ -22,9 +22,9 @@ from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import NO_DRAFT, PAIRS, Pair, own_pair
 from specdemo.models.sources import source_of
 from specdemo.settings import ModelChoice
-from specdemo.training import states, text
+from specdemo.training import data
 from specdemo.training.command import TrainSettings
-from specdemo.training.text import Conversation
+from specdemo.training.data import Conversation
 
 HEAD_TOKENS = 4096  # frequent tokens that a head chooses from
 OWN = 3  # how often the target's new answers, of the kinds that people ask, count beside --text
@@ -51,8 +51,8 @@ def train_draft(settings: TrainSettings) -> str:
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
-    said = text.given(settings.text, loaded) if settings.text else []
-    said += text.written(loaded, work / "text", settings)
+    said = data.given(settings.text, loaded) if settings.text else []
+    said += data.written(loaded, work / "text", settings)
     said = [one for one in said if one.answer]
     table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
     table.save(out / "ngrams.npz")
@@ -74,13 +74,13 @@ def _make_head(
     from specdemo.training import head
 
     out, work = settings.out, settings.out / "work"
-    rows = states.read_rows(loaded, said, work / "states")
+    rows = data.read_rows(loaded, said, work / "states")
     embedding, output = heads.tables(loaded.target_xml)
     counts = np.bincount(rows.tokens, minlength=len(output))
     frequent = np.argsort(-counts, kind="stable")[:HEAD_TOKENS]
     network = head.DraftHead(embedding, output, frequent, rows, settings)
     held, learned = _split(said)
-    generated = np.array([one.kind != text.GIVEN for one in said])
+    generated = np.array([one.kind != data.GIVEN for one in said])
     counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
     lengths = [len(one.answer) for one in said]
     starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
@@ -89,7 +89,7 @@ def _make_head(
     judged = judged[judged + 1 < rows.ends[judged]]
     kinds = np.repeat([one.kind for one in said], lengths)[judged]
     found = _agreement(network.guesses(rows, judged), kinds)
-    own = heads.Head(network.quantized(rows), frequent, states.THIRDS)
+    own = heads.Head(network.quantized(rows), frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
     hidden = PRIVATE | {"target", "only", "text"}
