@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,7 @@ def export(
                 neox.convert(source, shape, made, bits, group, report, name)
             else:
                 arguments = optimum_arguments(source, made, weight_format, group)
-                code, output = _run("optimum.commands.optimum_cli", arguments, Path(scratch))
-                if code != 0:
-                    why = reason(code, output)
+                if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
             # Transformers writes none of these or another form.
             for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
@@ -96,16 +94,8 @@ def fitting_group_size(config: dict[str, Any]) -> int:
 def convert_gguf(gguf: Path, out: Path) -> None:
     """Make IR of a GGUF file, weights as int8 rows, and its tokenizer in the new folder `out`.
     Raises FetchError."""
-    code, output = _run("specdemo.models.convert", [str(gguf), str(out)], out.parent)
-    if code != 0:
-        raise FetchError(
-            f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
-        )
-
-
-def _run(module: str, arguments: list[str], work: Path) -> tuple[int, str]:
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(work)}
-    return run_module(module, arguments, log=work / "convert.log", environment=offline)
+    if why := run_module("specdemo.models.convert", [str(gguf), str(out)], out.parent):
+        raise FetchError(f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {why}")
 
 
 def require_checkpoint(folder: Path) -> None:
@@ -118,27 +108,25 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def run_module(
-    module: str,
-    arguments: list[str],
-    *,
-    log: Path,
-    environment: Mapping[str, str],
-    watch: Callable[[], None] = lambda: None,
-) -> tuple[int, str]:
-    """Run `python -m module arguments`; returns its exit code and its output, kept in `log`.
+    module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
+) -> str:
+    """Run `python -m module arguments`, with temporary files in `work`. Gives why it failed: its
+    last line, or the signal that ended it; "" if it did not.
 
     `watch` is called about five times a second. The child is killed if this function is left early.
     """
     package_root = str(Path(specdemo.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
+    variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    log = work / "child.log"
     with open(log, "wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=variables,
+            env={**os.environ, **variables},
         )
         try:
             while child.poll() is None:
@@ -147,12 +135,8 @@ def run_module(
         finally:
             child.kill()
             child.wait()
-    return child.returncode, log.read_text(encoding="utf-8", errors="replace")
-
-
-def reason(code: int, output: str) -> str:
-    """Why a child failed: its last line, or the signal that ended it."""
+    code, lines = child.returncode, log.read_text(encoding="utf-8", errors="replace").splitlines()
     if code < 0:
         return f"the process was killed (signal {-code}), which usually means that memory ran out."
-    lines = output.strip().splitlines()
-    return lines[-1].strip()[:300] if lines else f"exit code {code}."
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}.")
+    return last[:300] if code else ""
