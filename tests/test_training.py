@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_byte_tokenizer
+from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
 from specdemo.models import export, heads, machine, ngrams
@@ -35,22 +35,10 @@ def one_thread():
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> Path:
     """IR of a GPT-NeoX whose next token depends clearly on the text: its weights are large."""
-    import torch
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
     folder = tmp_path_factory.mktemp("target")
-    sizes = {"vocab_size": 256, "hidden_size": 48, "intermediate_size": 96}
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 4}
-    torch.manual_seed(5)
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, **layers, bos_token_id=0, eos_token_id=0))
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            if "mlp" in name and weights.dim() > 1:
-                weights.mul_(6)
-        output = model.get_output_embeddings().weight
-        output.mul_(12)
-        output[0] = 0  # the end token is never likely
-    model.save_pretrained(folder)
+    config = {"vocab_size": 256, "hidden_size": 48, "intermediate_size": 96}
+    config |= {"num_hidden_layers": 3, "num_attention_heads": 4, "eos_token_id": 300}
+    _save_pair("GPTNeoX", [config] * 2, folder, folder / "draft", sharpness=8.0, noise=0.0)
     write_byte_tokenizer(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "_NEEDED", ("no_such_package",))  # no child process
