@@ -55,10 +55,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Audit(Measurement):
-    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value;
-    `same_seed` compares sampled answers of the shared coupling. Of each of the `peers`: its greedy
-    answers against its own autoregressive ones, its draws against our target model's exact
-    distribution, and a `note` on its settings or on why it failed."""
+    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value. Of each
+    of the `peers`: its greedy answers against its own autoregressive ones, its draws against our
+    target model's exact distribution, and a `note` on its settings or on why it failed."""
 
     greedy: Comparison
     same_seed: Comparison | None
@@ -68,8 +67,7 @@ class Audit(Measurement):
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing that was measured of us speaks against it. LEAST_P_VALUE is divided by
-        the number of cells: it is the chance of one false alarm among them all."""
+        """LEAST_P_VALUE is the chance of one false alarm among all cells."""
         least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
         same = all(not one.differences for one in (self.greedy, self.same_seed) if one)
         return same and all(cell["p_value"] > least for cell in self.sampling_cells)
@@ -184,10 +182,8 @@ def sample_cell(
     drafter: str,
     together: int = 1,
 ) -> Cell:
-    """Draw, `together` at once, outcomes of so many tokens, and test against the exact
-    distribution: a draw that fails is None and does not count.
-
-    Every draw has a seed of its own: equal seeds would make even a wrong rule look right.
+    """Draw, `together` at once, and test against the exact distribution. A draw that fails is None
+    and does not count. Each has its own seed: equal ones would make even a wrong rule look right.
     """
     tokens = max(map(len, exact))
 

@@ -91,30 +91,27 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
     )
 
 
-def stored_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """The floating-point tensors of the safetensors files in `folder` by name, mapped: float32,
-    float16, or bfloat16 as uint16, which their own library does not read without torch. Raises
-    FetchError for a damaged file."""
-    tensors: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            data = np.memmap(path, np.uint8, "r")
-            begin = 8 + int(data[:8].view(np.uint64)[0])
-            for name, one in json.loads(data[8:begin].tobytes()).items():
-                if kind := _TYPES.get(one.get("dtype")):
-                    first, end = one["data_offsets"]
-                    stored = data[begin + first : begin + end]
-                    tensors[name] = stored.view(kind).reshape(one["shape"])
-        except Exception as error:  # a damaged table may fail in any way
-            raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
-    return tensors
-
-
 class Checkpoint:
-    """The weights of a checkpoint. `group` weights of 4 bits share a scale, -1 for a row."""
+    """The weights of the safetensors files in `source`, mapped; bfloat16 as uint16, for their own
+    library does not read it without torch. `group` weights of 4 bits share a scale, -1 for a row.
+    Raises FetchError for damaged files."""
 
-    def __init__(self, tensors: dict[str, np.ndarray], group: int, meter: Meter) -> None:
-        self._tensors, self._group, self._meter = tensors, group, meter
+    def __init__(self, source: Path, group: int, report: Report, name: str) -> None:
+        self._tensors: dict[str, np.ndarray] = {}
+        self._group = group
+        for path in sorted(source.glob("*.safetensors")):
+            try:
+                data = np.memmap(path, np.uint8, "r")
+                begin = 8 + int(data[:8].view(np.uint64)[0])
+                for key, one in json.loads(data[8:begin].tobytes()).items():
+                    if kind := _TYPES.get(one.get("dtype")):
+                        first, end = one["data_offsets"]
+                        stored = data[begin + first : begin + end]
+                        self._tensors[key] = stored.view(kind).reshape(one["shape"])
+            except Exception as error:  # a damaged table may fail in any way
+                raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
+        total = sum(one.nbytes for one in self._tensors.values())
+        self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
 
     def vector(self, name: str, *shape: int) -> np.ndarray:
         """Float32, of this shape."""
@@ -216,10 +213,7 @@ def convert(
     """Write IR of the checkpoint in `source` into `out`: weights of `bits` (16, 8 or 4; `group` of
     4 bits share a scale, -1 for a row). Takes the IR's size of memory. Raises FetchError."""
     out.mkdir(parents=True)
-    tensors = stored_tensors(source)
-    total = sum(one.nbytes for one in tensors.values())
-    meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
-    model = _Decoder(shape, bits, Checkpoint(tensors, group, meter)).build()
+    model = _Decoder(shape, bits, Checkpoint(source, group, report, name)).build()
     ov.save_model(model, out / ir.MODEL, compress_to_fp16=False)
     if bits == 16:  # plugins keep 16-bit weights whose conversion has this mark, as they are
         text = (out / ir.MODEL).read_text(encoding="utf-8")
@@ -269,9 +263,8 @@ class _Decoder:
         shape = self._shape
         if shape.llama:
             gate = self._linear(f"{name}gate_proj", state, shape.widened)
-            active = ops.multiply(
-                ops.swish(gate), self._linear(f"{name}up_proj", state, shape.widened)
-            )
+            up = self._linear(f"{name}up_proj", state, shape.widened)
+            active = ops.multiply(ops.swish(gate), up)
             return self._linear(f"{name}down_proj", active, shape.hidden)
         widened = self._linear(f"{name}dense_h_to_4h", state, shape.widened)
         return self._linear(f"{name}dense_4h_to_h", ops.gelu(widened, shape.gelu), shape.hidden)
@@ -314,9 +307,8 @@ class _Decoder:
         """What is added to attention scores [batch, 1, tokens, all tokens]: padding and later
         tokens count nothing."""
         given = self._inputs["attention_mask"]
-        count, total = (
-            ops.gather(ops.shape_of(one), 1, 0) for one in (self._inputs["input_ids"], given)
-        )
+        count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
+        total = ops.gather(ops.shape_of(given), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
         own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
         earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
