@@ -16,11 +16,8 @@ from specdemo.settings import CONFIG, Line, option, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TrainSettings:
-    """What a training run does; the command offers the settings that have help.
-
-    Of the others, `answer_tokens` is the longest answer written, `chains` the size of a training
-    step, and `width` the size of a head.
-    """
+    """What a training run does; the command offers the settings that have help. `answer_tokens` is
+    the longest answer written, `chains` the size of a training step, `width` that of a head."""
 
     target: Line = option(
         MISSING,
