@@ -77,7 +77,7 @@ def instruction(number: int, answers: Sequence[str]) -> tuple[str, str]:
             values |= zip(names.split(), drawn, strict=True)
     for name, forms in _DATA["parts"].items():
         values[name] = _FORMS.from_string(rng.choice(forms)).render(values)
-    form = rng.choices(_DATA[kind]["forms"], _DATA[kind].get("weights"))[0]
+    form = rng.choices(_DATA["forms"][kind], _DATA["weights"].get(kind))[0]
     return kind, _FORMS.from_string(form).render(values)
 
 
