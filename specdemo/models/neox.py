@@ -142,11 +142,9 @@ class Checkpoint:
 
 
 class MadeUp:
-    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero).
-
-    Every matrix is a piece of the same noise that begins elsewhere: no two are equal, which
-    OpenVINO would hold once, and all of them take the memory of one.
-    """
+    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero). Every
+    matrix is a piece of the same noise that begins elsewhere: no two are equal, which OpenVINO
+    would hold once, and all of them take the memory of one."""
 
     def __init__(self, shape: Shape, bits: int) -> None:
         largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
@@ -232,7 +230,7 @@ class _Decoder:
         self._inputs = {}
         for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):
             rank, kind = (1, ov.Type.i32) if name == "beam_idx" else (2, ov.Type.i64)
-            self._inputs[name] = ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
+            self._inputs[name] = ops.parameter([-1] * rank, kind, name=name)
             self._inputs[name].output(0).get_tensor().set_names({name})
         self._sinks: list[ov.Node] = []
 

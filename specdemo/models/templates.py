@@ -21,18 +21,12 @@ from specdemo.errors import BadInput, FetchError
 from specdemo.models.ir import read_json
 from specdemo.models.tokenizer import Tokenizer
 
-_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-_DOLLY = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request."
-)
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
 _CHATML = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
-    + _SYSTEM
-    + "<|im_end|>\n{% endif %}"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -157,7 +151,9 @@ def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
 
 CHATML = Template("chatml", _CHATML)
 DOLLY = Template(
-    "dolly", _DOLLY + "\n\n### Instruction:\n" + _ONE_TEXT + "{{ '\n\n### Response:\n' }}"
+    "dolly",
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    f"the request.\n\n### Instruction:\n{_ONE_TEXT}{{{{ '\n\n### Response:\n' }}}}",
 )
 PLAIN = Template("plain", _ONE_TEXT, bos=True)
 
