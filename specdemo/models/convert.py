@@ -18,6 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits
 
 from specdemo.models import ir
+from specdemo.models.neox import compressed
 
 _AT_ONCE = 32  # matrices unpacked: with one, compiling takes most of the time; with all, the memory
 
@@ -74,8 +75,7 @@ def to_int8_rows(model: ov.Model) -> None:
             scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
             scale[scale == 0] = 1
             rounded = np.rint(weights / scale.astype(np.float32)).clip(-127, 127).astype(np.int8)
-            unpacked = ops.multiply(ops.convert(ops.constant(rounded), "f16"), ops.constant(scale))
-            replacement = ops.convert(unpacked, "f32").output(0)
+            replacement = compressed(ov.Tensor(rounded[:, None]), scale[:, None])
             for target in list(node.output(0).get_target_inputs()):
                 if target.get_node().get_type_name() != "Result":
                     target.replace_source_output(replacement)

@@ -24,7 +24,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.engine.graph import raw_bytes
 from specdemo.models import ir
+from specdemo.models.neox import compressed
 
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")
@@ -170,9 +172,6 @@ def _norm(rows: ov.Output) -> ov.Node:
 def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
     outputs, groups = weights.scales.shape
     columns = 2 * weights.values.shape[1]
-    tensor = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
-    tensor.data.reshape(-1).view(np.uint8)[:] = weights.values.reshape(-1)
-    values = ops.convert(ops.constant(tensor), "f16")
-    scaled = ops.multiply(values, ops.constant(weights.scales[:, :, None]))
-    matrix = ops.reshape(scaled, ops.constant(np.array([outputs, columns])), False)
-    return ops.matmul(rows, ops.convert(matrix, "f32"), False, True)
+    integers = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
+    raw_bytes(integers)[:] = weights.values.reshape(-1)
+    return ops.matmul(rows, compressed(integers, weights.scales[:, :, None]), False, True)

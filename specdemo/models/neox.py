@@ -138,7 +138,7 @@ class Checkpoint:
         kind = ov.Type.i8 if bits == 8 else ov.Type.i4
         integers = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         raw_bytes(integers)[:] = packed
-        return _expression(integers, scales)
+        return compressed(integers, scales)
 
 
 class MadeUp:
@@ -162,10 +162,10 @@ class MadeUp:
         group = GROUP if bits == 4 and columns % GROUP == 0 else columns
         kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
         integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
-        return _expression(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
+        return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
 
 
-def _expression(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
+def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
     """A float32 matrix [rows, columns] of integers [rows, groups, group] around `zero` and a scale
     (float16) for each group; one group is a row of a matrix. Does not copy the integers."""
     rows, groups, group = integers.shape
