@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.models.ir import read_json
@@ -87,9 +87,8 @@ class Template:
         ]
         given = {"messages": marked, "add_generation_prompt": True, "tools": None}
         try:
-            text = (
-                _environment().from_string(self.jinja).render(given, documents=None, **self.tokens)
-            )
+            template = _environment().from_string(self.jinja)
+            text = template.render(given, documents=None, **self.tokens)
         except Exception as error:  # a repository's template may raise anything
             raise BadInput(
                 f"The model's chat template refuses this conversation: {error}", "messages"
@@ -107,7 +106,7 @@ class Template:
 
 
 @cache
-def _environment() -> SandboxedEnvironment:
+def _environment() -> ImmutableSandboxedEnvironment:
     """As transformers renders chat templates."""
 
     def refuse(message: str) -> None:
@@ -134,19 +133,10 @@ def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
     whole = tokenizer.encode("".join(parts), bos=bos)
     if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=bos)):
         return whole
-    # Special tokens from the templates' own text only, and the text between two of them as one.
-    strings = {tokenizer.token_string(id): id for id in tokenizer.special_ids}
-    pattern = "|".join(re.escape(one) for one in sorted(strings, key=len, reverse=True))
     ids = special(tokenizer.encode("", bos=bos))
-    text = ""
     for at, part in enumerate(parts):
-        # re.split with one group: text and special strings alternate, text first and last.
-        pieces = [part] if at % 2 else re.split(f"({pattern})", part)
-        text += pieces[0]
-        for string, following in zip(pieces[1::2], pieces[2::2], strict=True):
-            ids += [*tokenizer.encode(text, special=False), strings[string]]
-            text = following
-    return ids + tokenizer.encode(text, special=False)
+        ids += tokenizer.encode(part, special=at % 2 == 0)
+    return ids
 
 
 CHATML = Template("chatml", _CHATML)
