@@ -165,50 +165,51 @@ def train(
     optimizer = torch.optim.Muon(
         parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
-    progress = {"steps": 0, "seconds": 0.0}
+    steps, seconds = 0, 0.0
     if checkpoint.is_file():
         held = torch.load(checkpoint, map_location=head.device)
         for tensor, value in zip(parameters + averages, held["weights"], strict=True):
             tensor.data.copy_(value)
         optimizer.load_state_dict(held["optimizer"])
-        progress = held["progress"]
+        steps, seconds = held["progress"]
 
     def save() -> None:
         weights = [one.detach() for one in parameters + averages]
-        held = {"weights": weights, "progress": progress, "optimizer": optimizer.state_dict()}
+        held = {"weights": weights, "progress": (steps, seconds)}
+        held["optimizer"] = optimizer.state_dict()
         torch.save(held, partial := checkpoint.with_suffix(".part"))
         os.replace(partial, checkpoint)
 
-    steps = max(1, round(settings.passes * len(starts) / settings.chains))
-    limit, saved = 60 * (settings.minutes or 0), progress["seconds"]
+    planned = max(1, round(settings.passes * len(starts) / settings.chains))
+    limit, saved = 60 * (settings.minutes or 0), seconds
     with tqdm(total=1.0, desc="Training", bar_format=BAR) as bar:
-        while (done := progress["seconds"] / limit if limit else progress["steps"] / steps) < 1:
+        while (done := seconds / limit if limit else steps / planned) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
             # Warm-up, then constant so that the average is usable at any time, over the last 35 %
             # down to 2 % (WSD, arXiv 2404.06395).
-            share = min(1.0, (progress["steps"] + 1) / 20, max(0.02, (1 - done) / 0.35))
+            share = min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * share
-            rng = np.random.default_rng(progress["steps"])
+            rng = np.random.default_rng(steps)
             places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
             optimizer.zero_grad()
             loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            progress["steps"] += 1
+            steps += 1
             # The average is young at first: it must not remember weights that never trained.
-            keep = min(AVERAGE, progress["steps"] / (progress["steps"] + 10))
+            keep = min(AVERAGE, steps / (steps + 10))
             torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
             bar.set_postfix(agreement=f"{agreement:.3f}")
-            progress["seconds"] += time.monotonic() - before
-            if progress["seconds"] - saved >= settings.checkpoint_seconds:
+            seconds += time.monotonic() - before
+            if seconds - saved >= settings.checkpoint_seconds:
                 save()
-                saved = progress["seconds"]
+                saved = seconds
     save()
     for parameter, average in zip(parameters, averages, strict=True):
         parameter.data.copy_(average)
-    return progress
+    return {"steps": steps, "seconds": seconds}
 
 
 def _loss(
