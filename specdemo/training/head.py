@@ -20,6 +20,7 @@ from specdemo.models import heads
 from specdemo.training.command import TrainSettings
 from specdemo.training.data import Rows
 
+TOKENS = 4096  # frequent tokens that a head chooses from
 DEPTH = 5  # tokens of a chain
 LATER, FITTED_LATER = 0.8, 0.6  # weight of a step after the one before: in training, in rounding
 LEARNING_RATE = 4e-3
@@ -30,18 +31,16 @@ BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 class DraftHead:
     """A head's weights, by the names of `specdemo.models.heads`, and what it has of the target: the
-    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]."""
+    embedding, [vocabulary, E], and of its output matrix, as large, the rows of the TOKENS tokens
+    that are the most `frequent` in `rows`, [V', E]."""
 
     def __init__(
-        self,
-        embedding: np.ndarray,
-        output: np.ndarray,
-        frequent: np.ndarray,
-        rows: Rows,
-        settings: TrainSettings,
+        self, embedding: np.ndarray, output: np.ndarray, rows: Rows, settings: TrainSettings
     ) -> None:
         size, features = embedding.shape[1], rows.states.shape[1] - 1
         width, device = settings.width, settings.device
+        counts = np.bincount(rows.tokens, minlength=len(output))
+        self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
         shapes = {
             "mix": (width, features + width + size),
             "gate_up": (4 * width, width),
@@ -59,8 +58,7 @@ class DraftHead:
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32
         self.embedding = torch.from_numpy(embedding).to(device)
-        self.rows = torch.from_numpy(output[frequent]).to(device, self.kind)
-        self.frequent = frequent
+        self.rows = torch.from_numpy(output[self.frequent]).to(device, self.kind)
         self.device = device
 
     def hidden(self, states: np.ndarray) -> torch.Tensor:

@@ -26,7 +26,6 @@ from specdemo.training import data
 from specdemo.training.command import TrainSettings
 from specdemo.training.data import Conversation
 
-HEAD_TOKENS = 4096  # frequent tokens that a head chooses from
 OWN = 3  # how often the target's new answers, of the kinds that people ask, count beside --text
 PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued
 
@@ -76,9 +75,7 @@ def _make_head(
     out, work = settings.out, settings.out / "work"
     rows = data.read_rows(loaded, said, work / "states")
     embedding, output = heads.tables(loaded.target_xml)
-    counts = np.bincount(rows.tokens, minlength=len(output))
-    frequent = np.argsort(-counts, kind="stable")[:HEAD_TOKENS]
-    network = head.DraftHead(embedding, output, frequent, rows, settings)
+    network = head.DraftHead(embedding, output, rows, settings)
     held, learned = _split(said)
     generated = np.array([one.kind != data.GIVEN for one in said])
     counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
@@ -89,7 +86,7 @@ def _make_head(
     judged = judged[judged + 1 < rows.ends[judged]]
     kinds = np.repeat([one.kind for one in said], lengths)[judged]
     found = _agreement(network.guesses(rows, judged), kinds)
-    own = heads.Head(network.quantized(rows), frequent, data.THIRDS)
+    own = heads.Head(network.quantized(rows), network.frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
     hidden = PRIVATE | {"target", "only", "text"}
