@@ -148,16 +148,6 @@ def test_a_pickle_is_no_checkpoint(saved, tmp_path):
         export.export(saved, tmp_path / "out", "int8")
 
 
-def test_an_interrupted_conversion_leaves_nothing(saved, tmp_path):
-    def interrupt(progress) -> None:
-        if progress.done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export.export(saved, tmp_path / "out", "int4", interrupt)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
