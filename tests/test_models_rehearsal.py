@@ -9,7 +9,6 @@ import pytest
 
 from specdemo import cli
 from specdemo.models import ir, machine, measured, rehearsal
-from specdemo.models.drafts import promised_speedup
 from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.registry import PAIRS, find_pair, survey
 from specdemo.models.rehearsal import rehearse, rehearse_pair, shape_of
@@ -81,10 +80,3 @@ def test_every_dolly_and_smollm2_pair_is_rehearsed_with_the_sizes_of_the_real_fi
             mixed = 0.2 if bits == 4 else 0.02  # some matrices of the real files have 8 bits
             assert shape.bytes(bits) == pytest.approx(pair.target.download_bytes, rel=mixed)
             assert all(shape_of(one) or one == EMBEDDED_TARGET for one in pair.drafts)
-
-
-@pytest.mark.parametrize(
-    ("draft_step", "rate", "speedup"), [(0.0, 0.999999, 8), (1.0, 0.5, 0.75), (0.1, 0.8, 2.47)]
-)
-def test_the_speed_up_that_the_best_draft_length_promises(draft_step, rate, speedup):
-    assert promised_speedup({1: 1.0, 8: 1.0}, draft_step, rate) == pytest.approx(speedup, abs=0.01)
