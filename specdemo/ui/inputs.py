@@ -1,14 +1,12 @@
-"""The inputs of a run: their names on the page and in links, their limits, and how values become
-settings. What is allowed is decided by `specdemo.settings`."""
+"""The inputs of a run: their names on the page and in links, and how values become settings. What
+is allowed is decided by `specdemo.settings`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import Any, get_args, get_type_hints
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
@@ -27,28 +25,13 @@ MODELS = tuple(field.name for field in fields(ModelChoice))
 NAMES = ("question", *SETTINGS, *MODELS)
 """The inputs of a run, in the order in which the page passes them; also the names in a link."""
 
-_SCHEMA = {
-    name: schema
-    for kind in (Settings, ModelChoice)
-    for name, schema in TypeAdapter(kind).json_schema()["properties"].items()
-}
-
-
-def limits(name: str) -> dict[str, Any]:
-    """`minimum` and `maximum` of a numeric setting, as Gradio's components take them."""
-    return {key: _SCHEMA[name][key] for key in ("minimum", "maximum") if key in _SCHEMA[name]}
+HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+_KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
 
 
 def choices(name: str) -> list[str]:
     """The values that a setting can have."""
-    return list(_SCHEMA[name]["enum"])
-
-
-def help_of(name: str) -> str:
-    """One sentence on an input, as the command line has it."""
-    found = (*fields(Settings), *fields(ModelChoice))
-    text = next(one.metadata["help"] for one in found if one.name == name)
-    return text[0].upper() + text[1:] + "."
+    return list(get_args(_KINDS[name]))
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -42,12 +42,8 @@ class Limits:
 
 
 LIMITS = Limits()
-
-
-def limits_for(strangers: bool) -> Limits:
-    """The limits of a server that strangers share, or do not: what makes it compile is its
-    owner's."""
-    return replace(LIMITS, numerics=("exact",)) if strangers else LIMITS
+SHARED_LIMITS = Limits(numerics=("exact",))
+"""Of a server that strangers share: what makes it compile is its owner's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +69,30 @@ class Gate:
     """Counts the requests of each visitor and each address. Thread safe."""
 
     def __init__(self, metrics: Metrics, limits: Limits = LIMITS):
-        self.limits = limits
-        self._metrics = metrics
+        self.limits, self._refused = limits, metrics.requests.labels("answer", "refused")
         self._lock = threading.Lock()
-        self._at_work: Counter[str] = Counter()
-        self._started: dict[str, deque[float]] = {}
+        self._at_work: Counter[tuple[str, str]] = Counter()
+        self._started: dict[tuple[str, str], deque[float]] = {}
 
     @property
     def visitors(self) -> int:
         """Visitors that have a request."""
         with self._lock:
-            return sum(who.startswith("visitor ") for who in self._at_work)
+            return sum(whose == "you" for whose, _ in self._at_work)
 
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
         """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
         limits = self.limits
-        rules = [(f"visitor {visitor.name}", "from you", limits.at_once, limits.per_minute)]
+        rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
         if visitor.address:  # a program can make up a new name for every question
             most = limits.of_address, limits.of_address_per_minute
-            rules.append((f"address {visitor.address}", "from your network", *most))
-        names = Counter(name for name, *_ in rules)
+            rules["your network", visitor.address] = most
+        names = Counter(rules.keys())
         with self._lock:
-            try:
-                self._admit(rules, monotonic())
-            except Busy:
-                self._metrics.requests.labels("answer", "refused").inc()
-                raise
+            if refusal := self._refusal(rules, monotonic()):
+                self._refused.inc()
+                raise Busy(refusal)
             self._at_work += names
         try:
             yield
@@ -107,22 +100,24 @@ class Gate:
             with self._lock:
                 self._at_work -= names
 
-    def _admit(self, rules: list[tuple[str, str, int, int]], now: float) -> None:
-        """Count a request of these names, each with its most requests at once and a minute."""
+    def _refusal(self, rules: dict[tuple[str, str], tuple[int, int]], now: float) -> str:
+        """Why a request of these names is over a limit, each with its most requests at once and a
+        minute; "" where it is not, and counts."""
         if len(self._started) > 1000:  # names cost nothing to make up
             recent = self._started.items()
             self._started = {name: times for name, times in recent if now - times[-1] < 60}
-        for name, whose, at_once, per_minute in rules:
+        for name, (at_once, per_minute) in rules.items():
             if self._at_work[name] >= at_once:
                 words = "are at work already; wait for one to finish, or stop it."
-                raise Busy(f"{at_once} questions {whose} {words}")
+                return f"{at_once} questions from {name[0]} {words}"
             times = self._started.get(name, ())
             if len(times) == per_minute and now - times[0] < 60:
                 rest = math.ceil(60 - (now - times[0]))
                 words = f"came within a minute; ask again in {rest} seconds."
-                raise Busy(f"{per_minute} questions {whose} {words}")
-        for name, _, _, per_minute in rules:
+                return f"{per_minute} questions from {name[0]} {words}"
+        for name, (_, per_minute) in rules.items():
             self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
+        return ""
 
 
 class LimitedSession(Answering):
@@ -142,38 +137,29 @@ class LimitedSession(Answering):
         """The session is not this request's to close."""
 
     def ask(self, question: Question) -> Iterator[Any]:
+        limits, settings = self._limits, question.settings
         stop = question.stop or threading.Event()
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            stop.set()
-
-        timer = threading.Timer(self._limits.seconds, end)
+        timer = threading.Timer(limits.seconds, stop.set)
         timer.daemon = True
         with Record(self._metrics) as record:
-            self._check(question)
+            require_loaded(settings, limits.numerics)
+            if (length := len(question.instruction)) > limits.prompt_characters:
+                most = f"this server reads up to {limits.prompt_characters}: shorten it."
+                raise BadInput(f"The question has {length} characters; {most}")
+            if (asked := settings.max_new_tokens) > limits.new_tokens:
+                most = f"this server gives up to {limits.new_tokens}."
+                raise BadInput(f"Maximum tokens is {asked}; {most}", "max_new_tokens")
             timer.start()
             try:
                 with closing(self._session.ask(replace(question, stop=stop))) as events:
                     for event in events:
-                        if late.is_set() and isinstance(event, Trace):
+                        if timer.finished.is_set() and isinstance(event, Trace):
                             record.end("timeout", event)
                             raise RequestFailed(
-                                f"Stopped after {self._limits.seconds:g} seconds, as long as this "
+                                f"Stopped after {limits.seconds:g} seconds, as long as this "
                                 "server gives to a question; ask for a shorter answer."
                             )
                         record.saw(event)
                         yield event
             finally:
                 timer.cancel()
-
-    def _check(self, question: Question) -> None:
-        limits, length = self._limits, len(question.instruction)
-        require_loaded(question.settings, limits.numerics)
-        if length > limits.prompt_characters:
-            most = f"this server reads up to {limits.prompt_characters}: shorten it."
-            raise BadInput(f"The question has {length} characters; {most}")
-        if (asked := question.settings.max_new_tokens) > limits.new_tokens:
-            message = f"Maximum tokens is {asked}; this server gives up to {limits.new_tokens}."
-            raise BadInput(message, "max_new_tokens")

@@ -13,18 +13,19 @@ import gradio as gr
 from specdemo.settings import Settings
 from specdemo.trace import from_json
 from specdemo.ui import api, benchmark, inputs, race
-from specdemo.ui.arrival import Arrival, Strip
+from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import Offer
 from specdemo.ui.runs import Running, opened
 from specdemo.ui.service import Service
 
 STATIC = Path(__file__).parent / "static"
+TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 <p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
 </header>"""
 
 STATUS = '<p class="sd-models" role="status">${value}</p>'
-SCRIPTS = "tokens.js", "about.js", "figures.js", "keep.js", "stage.js"
+SCRIPTS = "tokens.js", "figures.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
 
@@ -42,11 +43,11 @@ def build(
         **offer.defaults,
     }
     defaults["draft_tokens"] = inputs.AUTO
-    title = "Speculative decoding on OpenVINO, measured as you watch"
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
         status = gr.HTML("", elem_id="sd-models", html_template=STATUS)
-        strip = Strip(service, offer, arrival) if arrival else None
+        if arrival:
+            arrival.lay_out()
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
                 tab = race.Tab(service, running, offer, defaults, _static("stage.html"))
@@ -57,8 +58,8 @@ def build(
                 picture = f"data:image/svg+xml;base64,{drawn}"
                 gr.HTML(picture, html_template=_static("explain.html"), apply_default_css=False)
         tab.connect(blocks, status, tuning)
-        if strip:
-            strip.connect(blocks, status, tab.inputs["pair"])
+        if arrival:
+            arrival.connect(blocks, status, tab.inputs["pair"])
         api.add(service, offer)
     # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
     # before every selector.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,9 +76,10 @@ class Tab:
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
-            options = {"info": inputs.help_of(name), "value": self._defaults[name], **options}
+            info = inputs.HELP[name]
+            options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
             options["visible"] = name == "pair" or name not in self._offer.fixed
-            self.inputs[name] = kind(label=label, **options)
+            self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
 
         def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
             put(gr.Dropdown, name, label, choices=choices or inputs.choices(name), **options)
@@ -92,17 +94,16 @@ class Tab:
             put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
             choice("weight_format", "Weight format")
         with gr.Row():
-            most = {**inputs.limits("max_new_tokens"), "maximum": LIMITS.new_tokens}
-            put(gr.Slider, "max_new_tokens", "Maximum tokens", step=1, **most)
-            heat = inputs.limits("temperature")
-            put(gr.Slider, "temperature", "Temperature", step=0.05, **heat)
-            put(gr.Slider, "top_p", "Top-p", minimum=0.01, step=0.01, **inputs.limits("top_p"))
+            most = LIMITS.new_tokens
+            put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
+            put(gr.Slider, "temperature", "Temperature", minimum=0, maximum=5, step=0.05)
+            put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
         with gr.Row():
-            put(gr.Number, "top_k", "Top-k", precision=0, **inputs.limits("top_k"))
-            put(gr.Number, "seed", "Seed", precision=0, **inputs.limits("seed"))
+            put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
+            put(gr.Number, "seed", "Seed", precision=0, minimum=0)
             choice("coupling", "Acceptance rule")
         with gr.Row():
-            put(gr.Radio, "numerics", "Numerics", choices=inputs.choices("numerics"))
+            choice("numerics", "Numerics")
             choice("kv_cache", "KV cache precision")
             put(gr.Textbox, "device", "Device", max_lines=1)
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
@@ -123,11 +124,11 @@ class Tab:
         asked = [self.run.click, self.inputs["question"].submit]
         raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
         self.stop.click(self._stop, None, None, **now)
-        blocks.unload(self._leave)
+        blocks.unload(self._stop)
         blocks.load(self._linked_inputs, None, every, **now)
         for event in (tuning.then, raced.then, blocks.load):
             event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
-        blocks.load(lambda: gr.update(choices=self._offer.surveyed_pairs()), None, pair, **now)
+        blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
 
     def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
         given = dict(zip(inputs.NAMES, values, strict=True))
@@ -141,9 +142,6 @@ class Tab:
         yield from runs.run(self._service, self._running, *asked)
 
     def _stop(self, request: gr.Request) -> None:
-        self._running.stop(visitor_of(request).name, "race")
-
-    def _leave(self, request: gr.Request) -> None:
         self._running.stop(visitor_of(request).name)
 
     def _linked_inputs(self, request: gr.Request) -> list[Any]:
@@ -157,8 +155,11 @@ class Tab:
         return [values[name] for name in inputs.NAMES]
 
     def _loading(self) -> Iterator[str]:
-        for line in runs.loading(self._service):
-            why = self._offer.why and self._service.state.pair == self._offer.first
-            yield html.escape(
-                f"{line}. Chosen for this machine: {self._offer.why}" if why else line
-            )
+        """Text for the line under the title, until the pair is ready or has failed. Starts
+        nothing."""
+        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
+        while shown is None or shown.kind == "loading":
+            if shown != self._service.state:
+                shown = self._service.state
+                yield html.escape(words[shown.kind] + shown.line)
+            time.sleep(0.2)

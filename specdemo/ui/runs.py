@@ -23,14 +23,9 @@ from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
-from specdemo.ui import figures
 from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
-from specdemo.ui.wording import error_sentence, origin, queue_place, verdict
-
-UPDATE_EVERY, SLOWEST_UPDATE = 0.3, 0.5
-"""Seconds between two envelopes for one user, and at most. Each takes about 20 ms of processor time
-from the models, in the server and in a browser on the same machine."""
+from specdemo.ui.wording import costs, error_sentence, origin, queue_place, verdict
 
 NOTES = {
     "speculative": "Answering with speculative decoding",
@@ -39,29 +34,27 @@ NOTES = {
 
 
 class Running:
-    """The stop signals of the runs in progress, by browser session and kind of run."""
+    """The stop signals of the runs in progress, one for each browser session."""
 
     def __init__(self):
-        self._stops: dict[tuple[str, str], Event] = {}
+        self._stops: dict[str, Event] = {}
 
     @contextmanager
-    def run(self, session: str, kind: str) -> Iterator[Event]:
-        """The stop signal of a new run, which ends an earlier run of the same session and kind. It
-        is set when the run is left, however that happens."""
-        self.stop(session, kind)
-        stop = self._stops[session, kind] = Event()
+    def run(self, session: str) -> Iterator[Event]:
+        """The stop signal of a new run, which ends an earlier run of the same session. It is set
+        when the run is left, however that happens."""
+        self.stop(session)
+        stop = self._stops[session] = Event()
         try:
             yield stop
         finally:
             stop.set()
-            if self._stops.get((session, kind)) is stop:
-                del self._stops[session, kind]
+            if self._stops.get(session) is stop:
+                del self._stops[session]
 
-    def stop(self, session: str, *kinds: str) -> None:
-        """Stop the session's runs of these kinds; of every kind if none is named."""
-        for key, stop in list(self._stops.items()):
-            if key[0] == session and (not kinds or key[1] in kinds):
-                stop.set()
+    def stop(self, session: str) -> None:
+        """Stop the session's run, if there is one."""
+        self._stops.get(session, Event()).set()
 
 
 class Channel:
@@ -94,10 +87,10 @@ class Channel:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, once, its figures and the verdict."""
-        self.rounds, self.baseline, self._sent = [], [], deque([(0, 0)])
-        whole = {"trace": json.loads(to_json(trace)), "figures": figures.of_run(trace)}
-        return self.envelope(phase, note, verdict=asdict(verdict(trace)), **whole)
+        """The last envelope of a run: the whole trace, once, its costs and the verdict."""
+        self.rounds, self.baseline = [], []
+        told = {"verdict": asdict(verdict(trace)), "costs": costs(trace)}
+        return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
 
 
 def failed(error: Exception) -> str:
@@ -127,7 +120,7 @@ def run(
 ) -> Iterator[str]:
     """Answer and baseline, update by update. An error ends it with one sentence."""
     channel = Channel(settings.max_new_tokens)
-    with running.run(visitor.name, "race") as stop:
+    with running.run(visitor.name) as stop:
         try:
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
@@ -138,11 +131,6 @@ def run(
                 yield from _race(session, channel, question, settings, stop, service)
         except Exception as error:
             yield failed(error)
-
-
-def update_seconds(service: Service) -> float:
-    """Seconds between two updates of a stream, more where many users share the processor."""
-    return min(UPDATE_EVERY * service.users, SLOWEST_UPDATE)
 
 
 def _race(
@@ -168,21 +156,10 @@ def _race(
             break
         answering = isinstance(event, Round)
         (channel.rounds if answering else channel.baseline).append(event)
-        if time.monotonic() - sent >= update_seconds(service):
+        if time.monotonic() - sent >= service.update_seconds:
             phase = "speculative" if answering else "plain"
             yield channel.envelope(phase, NOTES[phase])
             sent = time.monotonic()
     stopped = stop.is_set() or event.finish_reason == "cancelled"
     phase, note = ("stopped", "Stopped.") if stopped else ("done", "Measured just now.")
     yield channel.finished(event, phase, note)
-
-
-def loading(service: Service) -> Iterator[str]:
-    """Text for the line under the title, until the pair is ready or has failed. Starts nothing."""
-    shown = None
-    while shown is None or shown.kind == "loading":
-        if service.state != shown:
-            shown = service.state
-            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[shown.kind]
-            yield prefix + shown.line
-        time.sleep(0.2)

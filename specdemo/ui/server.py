@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from specdemo import metrics
 from specdemo.cli import option_name
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
-STOP_LOOP = b"""<script>{
-  const frame = requestAnimationFrame;
-  window.requestAnimationFrame = (draw) =>
-    window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
-}</script>"""
-"""Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
-5 % of a core. It ends once the page is there. Gradio's own `head` is put in too late for this."""
-
 SESSIONS = 256
 """Browser sessions whose state Gradio remembers, 0.2 MB each; the longest unused go first."""
 
@@ -50,23 +42,21 @@ def main(options: PageOptions) -> None:
     from huggingface_hub import constants
 
     from specdemo.ui import choice
-    from specdemo.ui.limits import limits_for
+    from specdemo.ui.limits import LIMITS, SHARED_LIMITS
     from specdemo.ui.service import Service
 
-    strangers = doors.strangers_share(options.host, options.share, options.shared)
     if options.engine:
         offer = choice.RemoteOffer(options.engine)
         service = Service(offer.first, offer.open_session)
     else:
-        given = {one.name: getattr(options, one.name) for one in fields(ModelChoice)}
-        models = ModelChoice(**given)
-        if not (models.pair or models.target):
-            models = replace(models, pair=AUTO)
-        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive")}
-        learn = options.learn_ngrams
-        capacity["learn"] = not strangers if learn is None else learn
-        offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
-        service = Service(offer.first, offer.open_session, limits_for(strangers), offer.fetch)
+        first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
+        if not (first.pair or first.target):
+            first = replace(first, pair=AUTO)
+        names = "cache_mb", "exclusive", "learn"
+        capacity = {name: getattr(options, name) for name in names}
+        offer = choice.Offer(first, options.strangers, active=options.visitors, **capacity)
+        limits = SHARED_LIMITS if options.strangers else LIMITS
+        service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()
 
@@ -106,40 +96,30 @@ def main(options: PageOptions) -> None:
 
 class PageDoor(doors.Door):
     """The door of the page. It knows which of Gradio's endpoints there are and what they take, so
-    that a wrong request is told so before Gradio fails on it."""
+    that a wrong call is told so before Gradio fails on it."""
 
     endless = ("/gradio_api/heartbeat/",)
 
     def __init__(self, blocks: gradio.Blocks, *rules: Any):
         super().__init__(*rules)
-        self._blocks = blocks
+        self._functions = blocks.fns
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
-        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
-        queue, reads = self._blocks._queue, scope["method"] == "GET"
-        if path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]:
-            return self._wrong_call(path[-1], body)
-        if reads and path[0] == "call":
-            waiting = queue.pending_event_ids_session.values()
-            if not any(path[-1] in ids for ids in (queue.event_ids_to_events, *waiting)):
-                return 404, "There is no such event; it ended, or it never began."
-        if reads and path == ["queue", "data"]:
-            session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
-            if session[0] not in queue.pending_messages_per_session:
-                return 404, "This session has asked nothing."
-        return None
-
-    def _wrong_call(self, name: str, body: bytes) -> tuple[int, str] | None:
         from gradio_client.utils import is_file_obj_with_meta, traverse
 
+        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
+        calls = path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]
+        if scope["method"] != "POST" or not calls:
+            return None
         try:
             asked = json.loads(body)
             data, number = asked.get("data"), asked.get("fn_index")
         except (ValueError, AttributeError, RecursionError):
             return 400, "The request's body is no JSON object."
-        known = self._blocks.fns
-        named = (one for one in known.values() if one.api_name == name)
-        function = known.get(number) if isinstance(number, int) else next(named, None)
+        named = (one for one in self._functions.values() if one.api_name == path[1])
+        function = next(named, None)
+        if isinstance(number, int):
+            function = self._functions.get(number)
         if function is None or function.fn is None:
             return 404, "There is no such endpoint; GET /gradio_api/info lists them."
         least = sum(not block.skip_api for block in function.inputs)
@@ -163,14 +143,9 @@ def page_app(
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import HTMLResponse, JSONResponse, Response
+    from fastapi.responses import JSONResponse, Response
 
     from specdemo.ui import MAX_EVENTS
-
-    def index(request: Request) -> Response:
-        gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
-        whole = gradios(request, None).body
-        return HTMLResponse(whole.replace(b"<head>", b"<head>" + STOP_LOOP, 1))
 
     async def health(request: Request) -> Response:
         found = service.health()
@@ -189,28 +164,30 @@ def page_app(
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
     app = FastAPI(middleware=door.middleware(), openapi_url=None)
-    for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
-        app.add_route(path, answer)
+    app.add_route("/health", health)
+    app.add_route("/metrics", figures)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
-    handlers = dict.fromkeys(wrong, unreadable)
-    _tune(blocks, 3 * MAX_EVENTS, 2 * MAX_EVENTS)
-    told = {"show_error": False, "enable_monitoring": False, "mcp_server": False}
-    app_kwargs = {"exception_handlers": handlers}
-    gradio.mount_gradio_app(app, blocks, path="/", app_kwargs=app_kwargs, **told, **looks)
-    return app
-
-
-def _tune(blocks: gradio.Blocks, threads: int, waiting: int) -> None:
-    """Settings that Gradio has no option for when it is mounted."""
-    blocks.max_threads = threads  # a run that waits holds a thread
+    # Settings that Gradio has no option for when it is mounted.
+    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = SESSIONS
-    blocks.queue(max_size=waiting, api_open=False)
+    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
     # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
     # The first token of a question waits for it, so it is not longer.
     blocks._queue.sleep_when_free = 0.005
     # Without this a mounted page copies any file of this machine that a request names (launch()
     # sets it; mount_gradio_app of Gradio 6.31 does not).
     blocks.has_launched = True
+    gradio.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        app_kwargs={"exception_handlers": dict.fromkeys(wrong, unreadable)},
+        show_error=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        **looks,
+    )
+    return app
 
 
 def public_name(host: str, port: int) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from specdemo.session import Session
 
 Report = Callable[[str], None]
-Opener = Callable[[ModelChoice, Report], "Session"]
-Fetch = Callable[[ModelChoice, Report], bool]
 BEGINNING = "Getting the models ready"
 
 
@@ -32,10 +30,6 @@ class State:
     kind: str
     pair: ModelChoice
     line: str
-
-
-class _Superseded(Exception):
-    """Nobody waits any more for the pair that is being loaded."""
 
 
 class Service:
@@ -50,9 +44,9 @@ class Service:
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Opener,
+        opener: Callable[[ModelChoice, Report], Session],
         limits: Limits = LIMITS,
-        fetch: Fetch = lambda pair, report: True,
+        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
@@ -70,93 +64,62 @@ class Service:
         """The requests that hold a session."""
         return self._users.total()
 
-    def start(self) -> None:
-        """Begin loading the first pair, unless one has been asked for already."""
-        with self._changed:
-            if not self._load_number:
-                self._begin(self.state.pair)
+    @property
+    def update_seconds(self) -> float:
+        """Seconds between two updates of a stream. Each takes about 20 ms of processor time from
+        the models, in the server and in a browser on the same machine."""
+        return 0.3 if self.users < 2 else 0.5
 
-    def _begin(
-        self,
-        pair: ModelChoice,
-        chosen: ModelChoice | None = None,
-        taken: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start a thread that loads `chosen`, or the pair itself. The caller holds the lock."""
+    def start(self) -> None:
+        """Begin loading the first pair."""
+        with self._changed:
+            self._begin(self.state.pair)
+
+    def _begin(self, pair: ModelChoice) -> None:
+        """Load `pair` in a thread, in place of what is being loaded. The caller holds the lock."""
         self._load_number += 1
         self.state = State("loading", pair, BEGINNING)
         self._changed.notify_all()
-        arguments = pair, self._load_number, chosen or pair, taken
+        arguments = pair, self._load_number
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
-    def _load(
-        self, pair: ModelChoice, number: int, chosen: ModelChoice, taken: Callable[[], None]
-    ) -> None:
-        def tell(line: str, kind: str = "loading") -> None:
+    def _load(self, pair: ModelChoice, number: int) -> None:
+        def tell(line: str) -> None:
             with self._changed:
                 if number != self._load_number:
-                    raise _Superseded
-                self.state = State(kind, pair, line)
+                    raise RequestFailed("Nobody waits for this pair any more.")
+                self.state = State("loading", pair, line)
                 self._changed.notify_all()
 
         session = None
         try:
-            if not self._fetch(chosen, tell):
-                with self._changed:
-                    tell(BEGINNING)
-                    old = self._put(None, None)
-                self._retire(old)
-            session = self._opener(chosen, tell)
-            with self._changed:
-                tell(_ready(session), kind="ready")
-                taken()
-                old = self._put(session, self.state)
-            self._retire(old)
-        except _Superseded:
-            self._retire(session)
+            if not self._fetch(pair, tell):
+                self._become(State("loading", pair, BEGINNING), None, number)
+            session = self._opener(pair, tell)
+            draft = session.info.draft or "n-gram lookup (no draft model)"
+            state = State("ready", pair, f"Ready: {session.info.target}, drafts by {draft}")
         except Exception as error:
-            with suppress(_Superseded):
-                tell(error_sentence(error), kind="failed")
+            state = State("failed", pair, error_sentence(error))
+        self._become(state, session, number)
 
-    def _put(self, session: Session | None, here: State | None) -> Session | None:
-        """Exchange the session that answers; returns the old one. The caller holds the lock."""
-        old, self._session, self._here = self._session, session, here
-        return old
-
-    def _retire(self, session: Session | None) -> None:
-        """Close a session once nobody uses it."""
-        if session is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._users[session])
-            session.close()
-
-    def exchange(self, pair: ModelChoice, chosen: ModelChoice, taken: Callable[[], None]) -> None:
-        """Load `chosen` in the place of `pair`, and from then on as `pair`; `taken` is called in
-        that moment. Where another pair is here, nothing is done. Raises RequestFailed, in one
-        sentence: nothing has changed then."""
+    def _become(self, state: State, session: Session | None, number: int) -> None:
+        """The state of load `number`. Unless it failed its session, if any, takes the place of the
+        old one, which is closed once nobody uses it; so is the session of a load given up."""
         with self._changed:
-            self._changed.wait_for(lambda: self.state.kind != "loading")
-            if (self._here or self.state).pair != pair:
-                return
-            self._waiting[pair] += 1
-            self._begin(pair, chosen, taken)
-            self._changed.wait_for(lambda: self.state.kind != "loading")
-            last = self.state
-            self._leave(pair)
-        if last.kind == "failed":
-            raise RequestFailed(last.line)
+            old = session
+            if number == self._load_number:
+                old, self.state = None, state
+                if state.kind != "failed":
+                    old, self._session = self._session, session
+                    self._here = state if session else None
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._users[old])
+        if old:
+            old.close()
 
     def _answers(self, pair: ModelChoice) -> State | None:
         """The state "ready" if `pair` is here."""
         return self._here if self._here and self._here.pair == pair else None
-
-    def _leave(self, pair: ModelChoice) -> None:
-        """One less waits for `pair`. The caller holds the lock."""
-        self._waiting[pair] -= 1
-        if self._here and self.state != self._here and not self._waiting[self.state.pair]:
-            self._load_number += 1
-            self.state = self._here
-            self._changed.notify_all()
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
@@ -164,32 +127,32 @@ class Service:
         seen = None
         with self._changed:
             self._waiting[pair] += 1
-            fresh = self.state.kind == "failed" or not self._load_number
-            if fresh and self.state.pair == pair and not self._answers(pair):
+            if self.state.pair == pair and (self.state.kind == "failed" or not self._load_number):
                 self._begin(pair)
         try:
-            while True:
+            while not (here := self._answers(pair)):
                 with self._changed:
-                    here = self._answers(pair)
                     # Those who wait for another pair get to use it before it is replaced.
-                    waited = self.state.pair == pair or self._waiting[self.state.pair]
-                    if not here and not waited:
+                    if self.state.pair != pair and not self._waiting[self.state.pair]:
                         self._begin(pair)
-                    state = here or self.state
+                    state = self.state
                 if state.pair == pair and state.kind == "failed":
                     raise RequestFailed(state.line)
                 if state != seen:
                     seen = state
                     yield state
-                if here:
-                    return
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
+            yield here
         finally:
             with self._changed:
-                self._leave(pair)
+                self._waiting[pair] -= 1
+                if self._here and not self._waiting[self.state.pair] and self.state != self._here:
+                    self._load_number += 1  # nobody waits for what is being loaded
+                    self.state = self._here
+                    self._changed.notify_all()
 
     @contextmanager
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
@@ -219,7 +182,7 @@ class Service:
         """Cancel what is being answered, which ends within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
-            session = self._put(None, None)
+            session, self._session, self._here = self._session, None, None
         if session is not None:
             session.close()
 
@@ -227,20 +190,13 @@ class Service:
         """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
         session = self._session
         load = session.load if session else None
+        caches = session.cache_blocks() if session else {}
         return {
             "status": "ready" if self._here else self.state.kind,
             "visitors": self.gate.visitors,
-            "active": load.active if load else 0,
-            "queue": load.waiting if load else 0,
-            "restarts": load.restarts if load else 0,
-            "preparing": load.preparing if load else False,
-            "cache_blocks": {
-                name: dataclasses.asdict(use)
-                for name, use in (session.cache_blocks() if session else {}).items()
-            },
+            "active": getattr(load, "active", 0),
+            "queue": getattr(load, "waiting", 0),
+            "restarts": getattr(load, "restarts", 0),
+            "preparing": getattr(load, "preparing", False),
+            "cache_blocks": {name: dataclasses.asdict(use) for name, use in caches.items()},
         }
-
-
-def _ready(session: Session) -> str:
-    draft = session.info.draft or "n-gram lookup (no draft model)"
-    return f"Ready: {session.info.target}, drafts by {draft}"

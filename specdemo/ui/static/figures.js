@@ -1,5 +1,5 @@
 /* What is known of a finished run beside its tokens: what proposed them, where the time went, and
-   what other acceptance rates and draft lengths would give. figures.py has the numbers. */
+   what other acceptance rates and draft lengths would give. */
 const table = (head, rows) => {
   const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
   for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
@@ -7,18 +7,27 @@ const table = (head, rows) => {
   return whole;
 };
 
-const SPENT = { prefill: "Prefill", drafting: "Drafting", target: "Target forwards",
-  outside: "Outside inference" };
-
-const drawFigures = (find, { tokens, accepted }, { sources, seconds: spent }) => {
+const drawFigures = (find, { rounds, baseline, summary }) => {
+  const { tokens, accepted } = summary, sources = {};
+  for (const token of rounds.flatMap((round) => round.drafted)) {
+    const one = sources[token.source] ??= { examined: 0, accepted: 0 };
+    one.accepted += token.accepted;
+    one.examined += token.accepted || token.target_probability != null;
+  }
   find(".sd-who").replaceChildren(table(
     ["Source", "Examined", "Acceptance rate", "Share of the answer"],
-    [...sources.map((one) => [SOURCES[one.name] ?? one.name, one.examined,
+    [...Object.entries(sources).map(([name, one]) => [SOURCES[name] ?? name, one.examined,
       shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
     ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
-  find(".sd-spent").replaceChildren(table(["Run", ...Object.values(SPENT)],
-    Object.entries(spent).map(([run, of]) => [run,
-      ...Object.keys(SPENT).map((name) => (name in of ? seconds(of[name]) : "-"))])));
+  const { prefill_seconds: prefill, draft_seconds: draft, verify_seconds: verify } = summary;
+  const outside = Math.max(0, summary.decode_seconds - draft - verify);
+  const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
+  if (baseline) {
+    const decoding = summary.baseline_decode_seconds ?? 0;
+    spent.push(["baseline", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
+  }
+  find(".sd-spent").replaceChildren(table(
+    ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
 };
 
 /* The letters are those of Leviathan et al., arXiv 2211.17192. */
@@ -43,7 +52,7 @@ class WhatIf {
     if (!costs) return;
     this.costs = costs;
     const [alpha, gamma] = this.controls;
-    const at = (one) => expectedSpeedup(alpha.value / 100, one, costs);
+    const at = (one) => expectedSpeedup(rate ?? 0, one, costs);
     alpha.value = Math.round(100 * (rate ?? 0));
     gamma.value = Array.from({ length: gamma.max }, (_, one) => one + 1)
       .reduce((best, one) => (at(one) > at(best) ? one : best));
@@ -51,18 +60,16 @@ class WhatIf {
   }
 
   draw() {
-    const { costs, find } = this, [alpha, gamma] = this.controls.map((one) => Number(one.value));
-    const speedup = expectedSpeedup(alpha / 100, gamma, costs);
-    const c = costs.draft_step_ms / costs.plain_ms, formula = expectedTokens(alpha / 100, gamma)
-      / (gamma * c + 1);
-    find(".sd-alpha-out").textContent = alpha + " %";
+    const { costs, find } = this, [percent, gamma] = this.controls.map((one) => Number(one.value));
+    const alpha = percent / 100, c = costs.draft_step_ms / costs.plain_ms;
+    find(".sd-alpha-out").textContent = percent + " %";
     find(".sd-gamma-out").textContent = gamma;
-    find(".sd-expected").textContent = `Expected: ${speedup.toFixed(2)} times the speed of `
-      + "autoregressive decoding.";
+    find(".sd-expected").textContent = "Expected: "
+      + `${expectedSpeedup(alpha, gamma, costs).toFixed(2)} times the speed of autoregressive decoding.`;
     find(".sd-formula").textContent = "Leviathan et al.: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) = "
-      + `${formula.toFixed(2)} with α = ${(alpha / 100).toFixed(2)} (acceptance rate), γ = ${gamma} `
-      + `(draft length), c = ${c.toFixed(2)} (a draft step over a target step). It takes verifying `
-      + `${gamma + 1} tokens to cost one step; here it costs `
+      + `${(expectedTokens(alpha, gamma) / (gamma * c + 1)).toFixed(2)} with α = ${alpha.toFixed(2)} `
+      + `(acceptance rate), γ = ${gamma} (draft length), c = ${c.toFixed(2)} (a draft step over a `
+      + `target step). It takes verifying ${gamma + 1} tokens to cost one step; here it costs `
       + `${(costs.verify_ms[gamma] / costs.plain_ms).toFixed(2)}.`;
   }
 }
