@@ -1,21 +1,26 @@
-"""The page: its tabs, its looks and its scripts."""
+"""The page: its tabs, its looks and its scripts, and what the race's inputs, Run and Stop do."""
 
 from __future__ import annotations
 
 import base64
+import html
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from specdemo.errors import BadInput
 from specdemo.settings import Settings
 from specdemo.trace import from_json
-from specdemo.ui import api, benchmark, inputs, race
+from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, inputs, runs
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import Offer
-from specdemo.ui.runs import Running, opened
+from specdemo.ui.limits import LIMITS, visitor_of
+from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 
 STATIC = Path(__file__).parent / "static"
@@ -25,9 +30,26 @@ HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 </header>"""
 
 STATUS = '<p class="sd-models" role="status">${value}</p>'
-SCRIPTS = "tokens.js", "figures.js", "keep.js", "stage.js"
+SCRIPTS = "tokens.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
+
+
+EXAMPLES = (
+    "Write a Python function that reverses a string",
+    "Count from one to fifty in words",
+    "Explain the difference between fission and fusion",
+    "Why is the sky blue?",
+)
+
+REMEMBER_INPUTS = """(...values) => {
+  const names = %s;
+  const pairs = names.map((name, i) => [name, values[i] === null ? "" : String(values[i])]);
+  window.specdemo.settings(new URLSearchParams(pairs).toString());
+}"""
+
+MOUNT = "window.specdemo.mount(element, server)"
+RECEIVE = "watch('value', () => window.specdemo.receive(props.value))"
 
 
 def build(
@@ -50,7 +72,7 @@ def build(
             arrival.lay_out()
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
-                tab = race.Tab(service, running, offer, defaults, _static("stage.html"))
+                tab = RaceTab(service, running, offer, defaults)
             with gr.Tab("Benchmark", id="benchmark"):
                 tuning = benchmark.Tab(service, running, offer, tab.inputs).tuning
             with gr.Tab("How it works", id="how"):
@@ -63,7 +85,7 @@ def build(
         api.add(service, offer)
     # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
     # before every selector.
-    known = json.dumps(opened(recorded)).replace("<", "\\u003c")
+    known = json.dumps(runs.opened(recorded)).replace("<", "\\u003c")
     scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
     head = f"<style>{_static('style.css')}</style>"
     head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
@@ -94,3 +116,127 @@ def _theme() -> gr.themes.Base:
         block_info_text_color=light,
         block_info_text_color_dark=dark,
     )
+
+
+class RaceTab:
+    """The tab's components and its events. `inputs` are by name, in the order of inputs.NAMES."""
+
+    def __init__(self, service: Service, running: Running, offer: Offer, defaults: dict[str, Any]):
+        """Adds the tab to the layout being built; the inputs start with `defaults`."""
+        self._service, self._running, self._offer = service, running, offer
+        self._defaults = defaults
+        with gr.Row(elem_id="sd-ask", equal_height=True):
+            question = gr.Textbox(
+                label="Your question",
+                value=defaults["question"],
+                max_lines=8,
+                scale=8,
+                elem_id="sd-question",
+                container=False,
+            )
+            narrow = {"scale": 1, "min_width": 110}
+            self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
+            self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
+        with gr.Row(elem_id="sd-examples"):
+            for text in EXAMPLES:
+                example = gr.Button(text, size="sm", scale=0)
+                example.click(None, None, question, js=f"() => {json.dumps(text)}", **PRIVATE)
+        self.inputs = {"question": question}
+        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
+            self._add_settings()
+        self.inputs = {name: self.inputs[name] for name in inputs.NAMES}
+        plain = {"apply_default_css": False}
+        opens = {"js_on_load": MOUNT, "server_functions": [runs.opened]}
+        gr.HTML(html_template=_static("stage.html"), elem_id="sd-stage", **opens, **plain)
+        channel = {"html_template": "", "visible": "hidden", "js_on_load": RECEIVE}
+        self.channel = gr.HTML("", elem_id="sd-channel", **channel, **plain)
+
+    def _add_settings(self) -> None:
+        def put(kind: type, name: str, label: str, **options: Any) -> None:
+            info = inputs.HELP[name]
+            options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
+            options["visible"] = name == "pair" or name not in self._offer.fixed
+            self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
+
+        def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
+            put(gr.Dropdown, name, label, choices=choices or inputs.choices(name), **options)
+
+        with gr.Row():
+            info = "The target model and its draft. A pair that is not here yet is downloaded."
+            choice("pair", "Pair", self._offer.pairs(), scale=2, info=info)
+            choice("drafter", "Drafter", inputs.DRAFTERS)
+            choice("draft_tokens", "Draft length", inputs.DRAFT_LENGTHS)
+        with gr.Row(visible=False) as self.own:
+            put(gr.Textbox, "target", "Target", elem_id="sd-own-target", max_lines=1, scale=2)
+            put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
+            choice("weight_format", "Weight format")
+        with gr.Row():
+            most = LIMITS.new_tokens
+            put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
+            put(gr.Slider, "temperature", "Temperature", minimum=0, maximum=5, step=0.05)
+            put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
+        with gr.Row():
+            put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
+            put(gr.Number, "seed", "Seed", precision=0, minimum=0)
+            choice("coupling", "Acceptance rule")
+        with gr.Row():
+            choice("numerics", "Numerics")
+            choice("kv_cache", "KV cache precision")
+            put(gr.Textbox, "device", "Device", max_lines=1)
+            put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
+
+    def connect(self, blocks: gr.Blocks, status: gr.HTML, tuning: Any) -> None:
+        """Connects the events of the tab, and those of opening and leaving the page. After the
+        event `tuning` and a race, as after opening it, `status` says what is here."""
+        every, pair = list(self.inputs.values()), self.inputs["pair"]
+        now = {"queue": False, **PRIVATE}
+        remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
+        # "multiple": the default drops a change that comes while another one is being told.
+        changes = [component.change for component in every]
+        gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
+        show_own = lambda name: gr.update(visible=name == inputs.OWN)  # noqa: E731
+        pair.change(show_own, pair, self.own, preprocess=False, **now)
+        # The values are checked as settings are everywhere, and told in a sentence.
+        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
+        asked = [self.run.click, self.inputs["question"].submit]
+        raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
+        self.stop.click(self._stop, None, None, **now)
+        blocks.unload(self._stop)
+        blocks.load(self._linked_inputs, None, every, **now)
+        for event in (tuning.then, raced.then, blocks.load):
+            event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
+        blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
+
+    def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
+        given = dict(zip(inputs.NAMES, values, strict=True))
+        try:
+            settings = inputs.settings_of(given)
+            pair = self._offer.resolve(inputs.models_of(given))
+        except BadInput as error:
+            yield runs.failed(error)
+            return
+        asked = visitor_of(request), str(given["question"] or ""), pair, settings
+        yield from runs.run(self._service, self._running, *asked)
+
+    def _stop(self, request: gr.Request) -> None:
+        self._running.stop(visitor_of(request).name)
+
+    def _linked_inputs(self, request: gr.Request) -> list[Any]:
+        """The question and the settings of a link."""
+        query = dict(request.query_params)
+        if not set(inputs.NAMES) & set(query):
+            return [gr.skip()] * len(inputs.NAMES)
+        names = [name for _, name in self._offer.pairs()]
+        values = inputs.from_link(query, names, self._defaults)
+        values |= {name: self._defaults[name] for name in self._offer.fixed}
+        return [values[name] for name in inputs.NAMES]
+
+    def _loading(self) -> Iterator[str]:
+        """Text for the line under the title, until the pair is ready or has failed. Starts
+        nothing."""
+        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
+        while shown is None or shown.kind == "loading":
+            if shown != self._service.state:
+                shown = self._service.state
+                yield html.escape(words[shown.kind] + shown.line)
+            time.sleep(0.2)

@@ -25,7 +25,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
-from specdemo.ui.wording import costs, error_sentence, origin, queue_place, verdict
+from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
 
 NOTES = {
     "speculative": "Answering with speculative decoding",
@@ -87,9 +87,9 @@ class Channel:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, once, its costs and the verdict."""
+        """The last envelope of a run: the whole trace, once, its verdict and what if."""
         self.rounds, self.baseline = [], []
-        told = {"verdict": asdict(verdict(trace)), "costs": costs(trace)}
+        told = {"verdict": asdict(verdict(trace)), "what_if": what_if(trace)}
         return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specdemo.bench.costs import measured_costs
+from specdemo.bench.costs import expected_speedup, measured_costs
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.terminal import where
@@ -90,18 +90,19 @@ def _why_not(trace: Trace) -> str:
     )
 
 
-def costs(trace: Trace) -> dict[str, Any] | None:
-    """The costs of a run in milliseconds, `verify_ms` of the target's forwards over 1, 2, ...
-    tokens; None without drafts or a baseline. A draft step is a draft token of this run, whatever
-    proposed it."""
-    found, summary = measured_costs([trace]), summarize(trace)
-    if found is None or not summary.drafted:
-        return None
-    return {
-        "plain_ms": 1e3 * found.plain,
-        "draft_step_ms": 1e3 * summary.draft_seconds / summary.drafted,
-        "verify_ms": [1e3 * found.verify_seconds(size) for size in range(1, MAX_DRAFT + 2)],
-    }
+def what_if(trace: Trace) -> list[list[str]]:
+    """A table of the speed-ups that other acceptance rates and draft lengths would give at the
+    costs of this run, its head first; empty without drafts or a baseline. A draft step is a draft
+    token of this run, whatever proposed it."""
+    costs, summary = measured_costs([trace]), summarize(trace)
+    if costs is None or not summary.drafted:
+        return []
+    step = summary.draft_seconds / summary.drafted
+    lengths = 1, 2, 3, 5, 8, MAX_DRAFT
+    return [["Acceptance rate", *(f"draft length {length}" for length in lengths)]] + [
+        [f"{rate:.0%}", *(f"{expected_speedup(rate, one, costs, step):.2f}" for one in lengths)]
+        for rate in (0.2, 0.4, 0.6, 0.8, 1.0)
+    ]
 
 
 def origin(trace: Trace) -> str:

@@ -9,6 +9,39 @@ const UNREACHABLE = "The server does not answer; reload the page.";
 const TOO_LARGE = `The run is larger than ${LARGEST_RUN / 1e6} MB, more than the page opens.`;
 const TICK = 30;   // ms between two drawings of a replay
 
+const table = (head, rows) => {
+  const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
+  for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
+  for (const row of rows) body.insertRow().append(...row.map((text) => make("td", "", text)));
+  return whole;
+};
+
+/* What proposed tokens, where the time went, and what other drafts would give. */
+const drawFigures = (find, { rounds, baseline, summary }, [head, ...rows]) => {
+  const { tokens, accepted } = summary, sources = {};
+  for (const token of rounds.flatMap((round) => round.drafted)) {
+    const one = sources[token.source] ??= { examined: 0, accepted: 0 };
+    one.accepted += token.accepted;
+    one.examined += token.accepted || token.target_probability != null;
+  }
+  find(".sd-who").replaceChildren(table(
+    ["Source", "Examined", "Acceptance rate", "Share of the answer"],
+    [...Object.entries(sources).map(([name, one]) => [SOURCES[name] ?? name, one.examined,
+      shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
+    ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
+  const { prefill_seconds: prefill, draft_seconds: draft, verify_seconds: verify } = summary;
+  const outside = Math.max(0, summary.decode_seconds - draft - verify);
+  const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
+  if (baseline) {
+    const decoding = summary.baseline_decode_seconds ?? 0;
+    spent.push(["baseline", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
+  }
+  find(".sd-spent").replaceChildren(table(
+    ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
+  find(".sd-what-if").hidden = !head;
+  if (head) find(".sd-what-if .sd-rows").replaceChildren(table(head, rows));
+};
+
 class Stage {
   constructor(root, server) {
     Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "" });
@@ -20,7 +53,6 @@ class Stage {
     this.runners = [this.spec, this.plain];
     this.strip = this.find(".sd-strip");
     this.about = new About(this.find(".sd-about"), this.spec);
-    this.whatIf = new WhatIf(this.find);
     const on = (name, event, act) => this.find(".sd-" + name).addEventListener(event, act);
     on("play", "click", () => (this.playing ? this.play(false) : this.start()));
     on("seek", "input", ({ target: { value } }) => {
@@ -144,17 +176,16 @@ class Stage {
   }
 
   /* The end of a run: the words, the figures and the controls that need a whole trace. */
-  settle({ trace, verdict, costs }) {
+  settle({ trace, verdict, what_if: ifs }) {
     const { spec, plain } = this;
-    Object.assign(this, { trace, costs, live: false });
+    Object.assign(this, { trace, live: false });
     // A run that was stopped never reached the finish line; one that ended has it where it ended.
     if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, plain.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not before: while a race runs, drawing them would take time from it.
     this.strip.append(...spec.events.map((one) => one.column));
-    drawFigures(this.find, trace);
-    this.whatIf.open(costs, trace.summary.acceptance_rate);
+    drawFigures(this.find, trace, ifs);
     this.jump(Infinity);
     const ends = this.runners.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-sketch").setAttribute("aria-label",
@@ -234,7 +265,6 @@ window.specdemo = {
     addEventListener("hashchange", openFirst);
   },
   receive(text) { if (text) stage?.receive(text); },
-  expectedSpeedup,
   settings(text) { query = text; },
   /* Question and settings. */
   link() { return page + (query ? "?" + query : ""); },
