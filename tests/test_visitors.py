@@ -29,7 +29,7 @@ from specdemo.metrics import Metrics
 from specdemo.serving.load import Crowd, ask, levels_up_to
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import runs
-from specdemo.ui.limits import Gate, LimitedSession, Limits, Visitor, limits_for, visitor_of
+from specdemo.ui.limits import SHARED_LIMITS, Gate, LimitedSession, Limits, Visitor, visitor_of
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
@@ -62,7 +62,7 @@ def race(service: Service, question: str) -> list[dict]:
 
 
 def at_rest(session: FakeSession, service: Service) -> bool:
-    return session.active == service.users == service.gate.visitors == 0
+    return session.active == service.gate.visitors == 0
 
 
 def wait_until(condition) -> None:
@@ -151,11 +151,11 @@ def test_visitors_on_this_machine_are_told_apart_by_their_browser_only(session, 
     ],
 )
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
-    limits = dataclasses.replace(limits_for(strangers=True), prompt_characters=100, new_tokens=50)
+    limits = dataclasses.replace(SHARED_LIMITS, prompt_characters=100, new_tokens=50)
     with pytest.raises(BadInput, match=said):
         list(LimitedSession(fake, Metrics(), limits).race(question, settings))
     assert fake.settings == []
-    assert list(LimitedSession(fake, Metrics(), limits_for(False)).race(question, settings))
+    assert list(LimitedSession(fake, Metrics()).race(question, settings))
 
 
 def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):

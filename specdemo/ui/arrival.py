@@ -21,16 +21,23 @@ from specdemo.ui.inputs import AUTO
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
-BUTTONS = {"fetching": "Pause", "paused": "Resume", "failed": "Try again", "ready": "Use it now"}
-"""What a click does, by the state. The other two, "changing" and "here", have no button."""
+STATES = {
+    "fetching": ("Pause", "Fetching {}"),
+    "paused": ("Resume", "Paused: {}"),
+    "failed": ("Try again", "{} is not here yet"),
+    "ready": ("Use it now", "{} is here"),
+    "changing": ("", "Loading {}; questions are answered meanwhile"),
+    "here": ("", "{} answers from now on"),
+}
+"""What a click does in each state, and what the line says."""
 
 RETRY_SECONDS = 300.0
 """After which a shared server, where nobody may click, tries again to fetch what it could not."""
 
 
 class Arrival:
-    """The pair `offer.later` on its way. `state` is one of BUTTONS, "changing" or "here"; `error`
-    is the sentence of "failed"."""
+    """The pair `offer.later` on its way. `state` is one of STATES, `error` the sentence of
+    "failed"."""
 
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
@@ -51,7 +58,7 @@ class Arrival:
     def press(self, button: str) -> None:
         """Do what a button says, if it still says so."""
         with self._lock:
-            if BUTTONS.get(self.state) != button:
+            if STATES[self.state][0] != button:
                 return
             if button == "Pause":
                 self.state, self._thread = "paused", None
@@ -95,17 +102,11 @@ class Arrival:
     @property
     def line(self) -> str:
         """HTML of what is going on."""
-        title, bar = self.pair.title, ""
-        said = {
-            "fetching": f"Fetching {title}",
-            "paused": f"Paused: {title}",
-            "failed": f"{title} is not here yet. {self.error}",
-            "ready": f"{title} is here.",
-            "changing": f"Loading {title}; questions are answered meanwhile.",
-            "here": f"{title} answers from now on.",
-        }[self.state]
-        if self.progress and self.state in ("fetching", "paused"):
-            said += f". {self.progress.line}"
+        said, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
+        if self.state == "failed":
+            said += f" {self.error}"
+        elif self.progress and self.state in ("fetching", "paused"):
+            said += f" {self.progress.line}"
             share = self.progress.fraction or 0
             bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
         return f"<span>{html.escape(said)}</span>{bar}"
@@ -132,8 +133,8 @@ class Arrival:
         return [*self._look()[:-1], taken]
 
     def _look(self) -> list[Any]:
-        label = BUTTONS.get(self.state)
-        button = gr.update(visible=bool(label) and not self.shared, value=label or "")
+        label = STATES[self.state][0]
+        button = gr.update(visible=bool(label) and not self.shared, value=label)
         rest = [gr.skip()] * 3
         if self.state == "here":
             status = html.escape(self._service.state.line)

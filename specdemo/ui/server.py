@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
-SESSIONS = 256
-"""Browser sessions whose state Gradio remembers, 0.2 MB each; the longest unused go first."""
+STOP_LOOP = b"""<head><script>{
+  const frame = requestAnimationFrame;
+  window.requestAnimationFrame = (draw) =>
+    window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
+}</script>"""
+"""Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
+5 % of a core. It ends once the page is there. Gradio's own `head` is put in too late for this."""
 
 
 def main(options: PageOptions) -> None:
@@ -143,9 +148,13 @@ def page_app(
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, Response
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
 
     from specdemo.ui import MAX_EVENTS
+
+    def index(request: Request) -> Response:
+        gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
+        return HTMLResponse(gradios(request, None).body.replace(b"<head>", STOP_LOOP, 1))
 
     async def health(request: Request) -> Response:
         found = service.health()
@@ -164,12 +173,12 @@ def page_app(
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
     app = FastAPI(middleware=door.middleware(), openapi_url=None)
-    app.add_route("/health", health)
-    app.add_route("/metrics", figures)
+    for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
+        app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     # Settings that Gradio has no option for when it is mounted.
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
-    blocks.state_session_capacity = SESSIONS
+    blocks.state_session_capacity = 256  # 0.2 MB each; the longest unused go first
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
     # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
     # The first token of a question waits for it, so it is not longer.

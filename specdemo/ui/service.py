@@ -34,8 +34,7 @@ class State:
 
 class Service:
     """One pair at a time. Another is fetched and loaded while the first answers, and then takes its
-    place; what runs at that moment ends on the first. A pair is given up as soon as nobody waits
-    for it, where another is here or wanted.
+    place; what runs at that moment ends on the first.
 
     `fetch` gets a pair's files and says whether there is memory to load it beside another one.
     Where there is not, the one that is here is closed before.
@@ -53,22 +52,16 @@ class Service:
         self._session: Session | None = None
         self._here: State | None = None  # "ready", of the pair that `_session` answers for
         self._load_number = 0
-        self._waiting: Counter[ModelChoice] = Counter()
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(lambda: self._session, lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     @property
-    def users(self) -> int:
-        """The requests that hold a session."""
-        return self._users.total()
-
-    @property
     def update_seconds(self) -> float:
         """Seconds between two updates of a stream. Each takes about 20 ms of processor time from
         the models, in the server and in a browser on the same machine."""
-        return 0.3 if self.users < 2 else 0.5
+        return 0.3 if self._users.total() < 2 else 0.5
 
     def start(self) -> None:
         """Begin loading the first pair."""
@@ -122,35 +115,34 @@ class Service:
         return self._here if self._here and self._here.pair == pair else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
-        sentence, when the pair cannot be loaded or `stop` is set before it is."""
-        seen = None
+        """The states until `pair` is ready; starts loading if need be, in place of another pair
+        that is being loaded. Who leaves before the end ends that, where another pair is here.
+        Raises RequestFailed, in one sentence, when the pair cannot be loaded, or another one is
+        asked for or `stop` is set before it is."""
         with self._changed:
-            self._waiting[pair] += 1
-            if self.state.pair == pair and (self.state.kind == "failed" or not self._load_number):
+            wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
+            if not wanted and not self._answers(pair):
                 self._begin(pair)
+        seen = None
         try:
             while not (here := self._answers(pair)):
-                with self._changed:
-                    # Those who wait for another pair get to use it before it is replaced.
-                    if self.state.pair != pair and not self._waiting[self.state.pair]:
-                        self._begin(pair)
-                    state = self.state
-                if state.pair == pair and state.kind == "failed":
+                state = self.state
+                if state.pair != pair:
+                    raise RequestFailed("Another pair was chosen meanwhile; ask again.")
+                if state.kind == "failed":
                     raise RequestFailed(state.line)
+                if stop is not None and stop.is_set():
+                    raise RequestFailed("Stopped before the models were ready.")
                 if state != seen:
                     seen = state
                     yield state
-                if stop is not None and stop.is_set():
-                    raise RequestFailed("Stopped before the models were ready.")
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
             yield here
         finally:
             with self._changed:
-                self._waiting[pair] -= 1
-                if self._here and not self._waiting[self.state.pair] and self.state != self._here:
-                    self._load_number += 1  # nobody waits for what is being loaded
+                if self._here and self.state.pair == pair and self.state != self._here:
+                    self._load_number += 1
                     self.state = self._here
                     self._changed.notify_all()
 

@@ -249,18 +249,9 @@ const openFirst = async () => {
   if (!still && !opened) stage.start();
 };
 
-/* Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
-   5 % of a core. */
-const endLoop = () => {
-  const frame = requestAnimationFrame;
-  window.requestAnimationFrame = (draw) =>
-    (String(draw).includes("performance.now()") ? 0 : frame(draw));
-};
-
 window.specdemo = {
   mount(element, server) {
     stage = window.specdemo.stage = new Stage(element.querySelector(".sd-stage"), server);
-    endLoop();
     openFirst();
     addEventListener("hashchange", openFirst);
   },
