@@ -21,9 +21,8 @@ from urllib.parse import urlencode
 import pytest
 from fakes import FakeSession, page_server
 
-from specdemo.bench.costs import expected_speedup, measured_costs
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import PairInfo, Trace, summarize, to_json
+from specdemo.trace import PairInfo, Trace, to_json
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -393,17 +392,6 @@ def test_a_run_too_long_for_a_link_says_so_and_gives_the_question(visit):
     }""")
     assert "#run" not in tab.link()
     expect(tab.page.locator(".sd-kept")).to_contain_text("Download the run instead")
-
-
-def test_what_if_expects_what_leviathans_theorem_gives_over_the_costs_of_the_run(saved):
-    trace = hostile_trace()
-    costs, summary = measured_costs([trace]), summarize(trace)
-    expected = "asked => window.specdemo.expectedSpeedup(...asked, specdemo.stage.costs)"
-    for asked in ((0.0, 1), (0.6, 4), (0.9, 15)):
-        there = expected_speedup(*asked, costs, summary.draft_seconds / summary.drafted)
-        assert saved.page.evaluate(expected, asked) == pytest.approx(there)
-    saved.page.locator(".sd-alpha").fill("0")
-    expect(saved.page.locator(".sd-formula")).to_contain_text("α = 0.00 (acceptance rate)")
 
 
 def test_a_token_tells_by_keyboard_what_the_draft_thought(saved):

@@ -186,9 +186,8 @@ def test_the_recorded_race_is_of_a_named_machine_and_finished():
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
     running = runs.Running()
-    with running.run("tab") as first, running.run("other tab") as other:
-        with running.run("tab"):
-            assert first.is_set() and not other.is_set()
+    with running.run("tab") as first, running.run("other tab") as other, running.run("tab"):
+        assert first.is_set() and not other.is_set()
     assert other.is_set()
 
 

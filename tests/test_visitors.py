@@ -28,7 +28,7 @@ from specdemo.errors import (
 from specdemo.metrics import Metrics
 from specdemo.serving.load import Crowd, ask, levels_up_to
 from specdemo.settings import ModelChoice, Settings
-from specdemo.ui import runs
+from specdemo.ui import choice, runs
 from specdemo.ui.limits import SHARED_LIMITS, Gate, LimitedSession, Limits, Visitor, visitor_of
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
@@ -52,8 +52,9 @@ def service(fake) -> Service:
 
 def updates(service: Service, question: str, running: runs.Running | None = None):
     """The envelopes of a race, one by one."""
-    asked = Visitor("tab"), question, EMBEDDED, Settings(max_new_tokens=30)
-    for envelope in runs.run(service, running or runs.Running(), *asked):
+    given = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
+    offer = choice.Offer(EMBEDDED, shared=False)
+    for envelope in runs.run(service, running or runs.Running(), offer, Visitor("tab"), given):
         yield json.loads(envelope)
 
 

@@ -69,28 +69,22 @@ def _pieces(events: Iterator[Round | Trace], service: Service) -> Iterator[dict[
     rounds: list[Round] = []
     sent, sent_at = 0, 0.0
     for event in events:
-        if isinstance(event, Trace):
-            ended = {"text": event.text, "finish_reason": event.finish_reason}
-            yield _piece(rounds, rounds[sent:]) | ended | {"done": True}
-            return
-        rounds.append(event)
-        if time.monotonic() - sent_at >= service.update_seconds:
-            yield _piece(rounds, rounds[sent:])
-            sent, sent_at = len(rounds), time.monotonic()
-
-
-def _piece(rounds: list[Round], new: list[Round]) -> dict[str, Any]:
-    """The figures of the `rounds` so far and the text of the `new` ones."""
-    tokens = sum(len(one.tokens) for one in rounds)
-    accepted = sum(one.accepted for one in rounds)
-    rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
-    spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-    return {
-        "delta": "".join(token.text for one in new for token in one.tokens),
-        "tokens": tokens,
-        "tokens_per_second": over(tokens - 1, spent) or 0.0,
-        "acceptance_rate": over(accepted, accepted + rejected),
-        "done": False,
-        "text": "",
-        "finish_reason": "",
-    }
+        ended = isinstance(event, Trace)
+        if not ended:
+            rounds.append(event)
+            if time.monotonic() - sent_at < service.update_seconds:
+                continue
+        tokens = sum(len(one.tokens) for one in rounds)
+        accepted = sum(one.accepted for one in rounds)
+        rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
+        spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        yield {
+            "delta": "".join(token.text for one in rounds[sent:] for token in one.tokens),
+            "tokens": tokens,
+            "tokens_per_second": over(tokens - 1, spent) or 0.0,
+            "acceptance_rate": over(accepted, accepted + rejected),
+            "done": ended,
+            "text": event.text if ended else "",
+            "finish_reason": event.finish_reason if ended else "",
+        }
+        sent, sent_at = len(rounds), time.monotonic()

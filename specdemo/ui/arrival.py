@@ -83,8 +83,10 @@ class Arrival:
     def _fetch(self) -> str:
         from specdemo.models.load import fetch_pair
 
-        def report(progress: Progress | None) -> None:
-            if self._thread is not threading.current_thread():
+        mine = threading.current_thread()
+
+        def report(progress: Progress | None) -> None:  # called in several threads
+            if self._thread is not mine:
                 raise RequestFailed("Paused.")
             self.progress = progress
 

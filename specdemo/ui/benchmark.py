@@ -24,17 +24,11 @@ from specdemo.ui.wording import error_sentence
 
 MOST_PROMPTS = 32
 
-LEAD = (
-    "<p>Runs built-in prompts with and without drafting and sums them up, with the pair and the "
-    "settings of the first tab. Leave the machine alone meanwhile: anything else is measured too."
-    "</p>"
-)
+LEAD = """<p>Built-in prompts with and without drafting, with the pair and the settings of the first
+tab. Leave the machine alone meanwhile: anything else is measured too.</p>"""
 
-TUNE_LEAD = (
-    "<p>Which draft model makes this pair the fastest here? Each of them, and n-grams alone, "
-    "answers as many prompts as the benchmark, with and without drafting; those that are not here "
-    "are fetched. The fastest is used from then on.</p>"
-)
+TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams alone. Drafts that
+are not here are fetched; the fastest is used from then on.</p>"""
 
 
 class Tab:
@@ -51,20 +45,18 @@ class Tab:
         with gr.Row():
             wide = {"scale": 0, "min_width": 220}
             start = gr.Button("Run the benchmark", variant="primary", **wide)
-            stop = gr.Button("Stop the benchmark", variant="stop", **wide)
+            self.stop = gr.Button("Stop the benchmark", variant="stop", **wide)
         gr.HTML(TUNE_LEAD)
         tune = gr.Button("Find the draft that pays here", **wide)
-        self.progress, self.summary, self.table = gr.HTML(), gr.HTML(), gr.HTML()
+        self.progress, self.table = gr.HTML(), gr.HTML()
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
             kinds = "JSON", "HTML"
             self.files = [gr.DownloadButton(f"Download {kind}", **small) for kind in kinds]
-        shown = [self.progress, self.summary, self.table, *self.files]
-        asked = [limit, *given.values()]
+        shown, asked = [self.progress, self.table, *self.files], [limit, *given.values()]
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         start.click(self.run, asked, shown, **limited)
         self.tuning = tune.click(self.run_tune, asked, shown, **limited)
-        stop.click(self._stop, None, None, queue=False, **PRIVATE)
 
     def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
         """Runs the benchmark."""
@@ -74,15 +66,12 @@ class Tab:
         """Races the drafts of the pair."""
         yield from self._guarded(self._tuned, request, values)
 
-    def _stop(self, request: gr.Request) -> None:
-        self._running.stop(visitor_of(request).name)
-
     def _guarded(
         self, work: Callable[..., Iterator], request: gr.Request, values: Sequence[Any]
     ) -> Iterator[dict[Any, Any]]:
         """What `work` yields; what fails is one sentence in place of the progress."""
         files = {file: gr.update(interactive=False) for file in self.files}
-        yield {self.summary: "", self.table: "", **files}
+        yield {self.table: "", **files}
         prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))
         try:
             if prompts not in range(1, MOST_PROMPTS + 1):
@@ -114,12 +103,12 @@ class Tab:
                     yield {self.progress: progress_html(event.done, event.total, event.text)}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
         if rows:
-            yield {self.summary: table_html("Summary", event.tables()["Summary"])}
+            summary = table_html("Summary", event.tables()["Summary"])
+            yield {self.table: summary + table_html("Prompts", rows)}
             folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
-            for file, name, text in zip(
-                self.files, ("json", "html"), (to_json(event), event.page()), strict=True
-            ):
-                path = folder / f"specdemo-bench.{name}"
+            texts = {"json": to_json(event), "html": event.page()}
+            for file, (kind, text) in zip(self.files, texts.items(), strict=True):
+                path = folder / f"specdemo-bench.{kind}"
                 path.write_text(text, encoding="utf-8")
                 yield {file: gr.update(value=str(path), interactive=True)}
 

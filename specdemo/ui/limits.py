@@ -83,40 +83,36 @@ class Gate:
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
         """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
-        limits = self.limits
+        limits, now = self.limits, monotonic()
         rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
         if visitor.address:  # a program can make up a new name for every question
             most = limits.of_address, limits.of_address_per_minute
             rules["your network", visitor.address] = most
-        names = Counter(rules.keys())
         with self._lock:
-            if refusal := self._refusal(rules, monotonic()):
-                self._refused.inc()
-                raise Busy(refusal)
-            self._at_work += names
+            for name, most in rules.items():
+                if refusal := self._refusal(name, *most, now):
+                    self._refused.inc()
+                    raise Busy(refusal)
+            for name, (_, per_minute) in rules.items():
+                self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
+            self._at_work.update(rules.keys())
         try:
             yield
         finally:
             with self._lock:
-                self._at_work -= names
+                self._at_work -= Counter(rules.keys())
+                if len(self._started) > 1000:  # names cost nothing to make up
+                    seen = self._started.items()
+                    self._started = {name: times for name, times in seen if now - times[-1] < 60}
 
-    def _refusal(self, rules: dict[tuple[str, str], tuple[int, int]], now: float) -> str:
-        """Why a request of these names is over a limit, each with its most requests at once and a
-        minute; "" where it is not, and counts."""
-        if len(self._started) > 1000:  # names cost nothing to make up
-            recent = self._started.items()
-            self._started = {name: times for name, times in recent if now - times[-1] < 60}
-        for name, (at_once, per_minute) in rules.items():
-            if self._at_work[name] >= at_once:
-                words = "are at work already; wait for one to finish, or stop it."
-                return f"{at_once} questions from {name[0]} {words}"
-            times = self._started.get(name, ())
-            if len(times) == per_minute and now - times[0] < 60:
-                rest = math.ceil(60 - (now - times[0]))
-                words = f"came within a minute; ask again in {rest} seconds."
-                return f"{per_minute} questions from {name[0]} {words}"
-        for name, (_, per_minute) in rules.items():
-            self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
+    def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
+        times = self._started.get(name, ())
+        if self._at_work[name] >= at_once:
+            words = f"{at_once} questions from {name[0]} are at work already"
+            return f"{words}; wait for one to finish, or stop it."
+        if len(times) == per_minute and now - times[0] < 60:
+            words = f"{per_minute} questions from {name[0]} came within a minute"
+            return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
         return ""
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import gradio as gr
 
-from specdemo.errors import BadInput
 from specdemo.settings import Settings
 from specdemo.trace import from_json
 from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, inputs, runs
@@ -29,7 +28,6 @@ HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 <p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
 </header>"""
 
-STATUS = '<p class="sd-models" role="status">${value}</p>'
 SCRIPTS = "tokens.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
@@ -67,19 +65,20 @@ def build(
     defaults["draft_tokens"] = inputs.AUTO
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
-        status = gr.HTML("", elem_id="sd-models", html_template=STATUS)
+        line = '<p class="sd-models" role="status">${value}</p>'
+        status = gr.HTML("", elem_id="sd-models", html_template=line)
         if arrival:
             arrival.lay_out()
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
                 tab = RaceTab(service, running, offer, defaults)
             with gr.Tab("Benchmark", id="benchmark"):
-                tuning = benchmark.Tab(service, running, offer, tab.inputs).tuning
+                measuring = benchmark.Tab(service, running, offer, tab.inputs)
             with gr.Tab("How it works", id="how"):
                 drawn = base64.b64encode((STATIC / "round.svg").read_bytes()).decode()
                 picture = f"data:image/svg+xml;base64,{drawn}"
                 gr.HTML(picture, html_template=_static("explain.html"), apply_default_css=False)
-        tab.connect(blocks, status, tuning)
+        tab.connect(blocks, status, measuring)
         if arrival:
             arrival.connect(blocks, status, tab.inputs["pair"])
         api.add(service, offer)
@@ -107,9 +106,7 @@ def _theme() -> gr.themes.Base:
         font_mono=["ui-monospace", "monospace"],
     ).set(
         button_primary_background_fill="#005a8f",
-        button_primary_background_fill_hover="#00497a",
         button_primary_background_fill_dark="#005a8f",
-        button_primary_background_fill_hover_dark="#0072b2",
         button_primary_text_color="white",
         body_text_color_subdued=light,
         body_text_color_subdued_dark=dark,
@@ -185,9 +182,9 @@ class RaceTab:
             put(gr.Textbox, "device", "Device", max_lines=1)
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
-    def connect(self, blocks: gr.Blocks, status: gr.HTML, tuning: Any) -> None:
-        """Connects the events of the tab, and those of opening and leaving the page. After the
-        event `tuning` and a race, as after opening it, `status` says what is here."""
+    def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
+        """Connects the events of the tab, both buttons that stop, and those of opening and leaving
+        the page. After opening it, a race and tuning `status` says what is here."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
         remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
@@ -200,23 +197,16 @@ class RaceTab:
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
         asked = [self.run.click, self.inputs["question"].submit]
         raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
-        self.stop.click(self._stop, None, None, **now)
+        gr.on([self.stop.click, measuring.stop.click], self._stop, None, None, **now)
         blocks.unload(self._stop)
         blocks.load(self._linked_inputs, None, every, **now)
-        for event in (tuning.then, raced.then, blocks.load):
+        for event in (measuring.tuning.then, raced.then, blocks.load):
             event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
         blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
 
     def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
-        given = dict(zip(inputs.NAMES, values, strict=True))
-        try:
-            settings = inputs.settings_of(given)
-            pair = self._offer.resolve(inputs.models_of(given))
-        except BadInput as error:
-            yield runs.failed(error)
-            return
-        asked = visitor_of(request), str(given["question"] or ""), pair, settings
-        yield from runs.run(self._service, self._running, *asked)
+        asked = visitor_of(request), dict(zip(inputs.NAMES, values, strict=True))
+        yield from runs.run(self._service, self._running, self._offer, *asked)
 
     def _stop(self, request: gr.Request) -> None:
         self._running.stop(visitor_of(request).name)

@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,8 +21,10 @@ from typing import Any
 from specdemo.answering import Answering
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
-from specdemo.settings import ModelChoice, Settings
+from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
+from specdemo.ui.choice import Offer
+from specdemo.ui.inputs import models_of, settings_of
 from specdemo.ui.limits import Visitor
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
@@ -111,23 +113,21 @@ def opened(text: str) -> str:
 
 
 def run(
-    service: Service,
-    running: Running,
-    visitor: Visitor,
-    question: str,
-    pair: ModelChoice,
-    settings: Settings,
+    service: Service, running: Running, offer: Offer, visitor: Visitor, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Answer and baseline, update by update. An error ends it with one sentence."""
-    channel = Channel(settings.max_new_tokens)
+    """Answer and baseline for the inputs `given`, update by update. An error ends it with one
+    sentence."""
     with running.run(visitor.name) as stop:
         try:
+            settings, pair = settings_of(given), offer.resolve(models_of(given))
+            channel = Channel(settings.max_new_tokens)
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
                     yield channel.envelope("loading", f"{state.line}. Your question is next.")
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
+                question = str(given["question"] or "")
                 yield from _race(session, channel, question, settings, stop, service)
         except Exception as error:
             yield failed(error)
