@@ -28,11 +28,10 @@ from specdemo.trace import PairInfo, Trace
 from specdemo.ui import arrival as arrivals
 from specdemo.ui import benchmark, choice
 from specdemo.ui.arrival import Arrival
-from specdemo.ui.inputs import AUTO
-from specdemo.ui.limits import Visitor
+from specdemo.ui.choice import AUTO
 from specdemo.ui.options import PageOptions
 from specdemo.ui.runs import Running
-from specdemo.ui.service import Service
+from specdemo.ui.service import Service, Visitor
 
 PAIR = registry.find_pair("dolly-3b")
 TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]

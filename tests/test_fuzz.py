@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Trace, from_json, to_json
-from specdemo.ui import inputs
+from specdemo.ui import choice
 
 FUZZ = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", 200)), deadline=None)
 
@@ -79,7 +79,7 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
 @FUZZ
 @given(
     st.dictionaries(
-        st.sampled_from(inputs.NAMES) | st.text(max_size=8),
+        st.sampled_from(choice.NAMES) | st.text(max_size=8),
         st.text(max_size=40) | st.integers().map(str) | st.floats().map(str),
         max_size=8,
     )
@@ -90,10 +90,10 @@ def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(q
         **dataclasses.asdict(Settings()),
         **dataclasses.asdict(ModelChoice("embedded")),
     }
-    values = inputs.from_link(query, ["embedded", "dolly-3b"], defaults)
-    assert len(values["question"]) <= inputs.LONGEST_LINK_QUESTION
-    assert inputs.settings_of(values)
-    models = inputs.models_of(values)
+    values = choice.from_link(query, ["embedded", "dolly-3b"], defaults)
+    assert len(values["question"]) <= choice.LONGEST_LINK_QUESTION
+    assert choice.settings_of(values)
+    models = choice.models_of(values)
     assert models.pair in ("embedded", "dolly-3b") and not models.target
     assert (models.device, models.draft_device) == ("CPU", "CPU")
 

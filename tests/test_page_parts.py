@@ -18,9 +18,8 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import registry
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Baseline, PairInfo, Trace, from_json, to_json
-from specdemo.ui import choice, inputs, page, runs, wording
-from specdemo.ui.limits import Visitor
-from specdemo.ui.service import Service
+from specdemo.ui import choice, page, runs, wording
+from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
 
@@ -135,7 +134,7 @@ NONSENSE = (
 )
 def test_a_link_restores_question_and_settings_and_nothing_impossible_or_unsafe(query, restored):
     given = {name: str(value) for name, value in query.items()}
-    found = inputs.from_link(given, ["embedded", inputs.OWN], DEFAULTS)
+    found = choice.from_link(given, ["embedded", choice.OWN], DEFAULTS)
     assert found == {**DEFAULTS, **restored}
 
 
@@ -146,11 +145,11 @@ def test_a_link_restores_question_and_settings_and_nothing_impossible_or_unsafe(
         ("draft_tokens", "many", "draft_tokens is 'many'; it must be a whole number or auto."),
         ("temperature", float("nan"), "temperature is nan"),
         ("device", "C\nPU", "device is"),
-        ("pair", inputs.OWN, "Your own pair needs a target"),
+        ("pair", choice.OWN, "Your own pair needs a target"),
     ],
 )
 def test_an_impossible_input_is_refused_in_one_sentence_that_names_it(name, value, said):
-    read = inputs.settings_of if name in inputs.SETTINGS else inputs.models_of
+    read = choice.settings_of if name in choice.SETTINGS else choice.models_of
     with pytest.raises(BadInput, match=said):
         read({**DEFAULTS, name: value})
 
@@ -252,20 +251,20 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
     "wanted",
     [
         {"pair": "gpt2-xl"},
-        {"pair": inputs.OWN, "target": "somebody/model"},
+        {"pair": choice.OWN, "target": "somebody/model"},
         {"kv_cache": "f16"},
         {"device": "AUTO"},
     ],
 )
 def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
-    chosen = inputs.models_of({"pair": "embedded", **wanted})
+    chosen = choice.models_of({"pair": "embedded", **wanted})
     shared, private = choice.Offer(EMBEDDED, shared=True), choice.Offer(EMBEDDED, shared=False)
     with pytest.raises(BadInput, match="This server is shared: its pair is embedded"):
         shared.resolve(chosen)
     assert private.resolve(chosen) == chosen
     assert shared.resolve(EMBEDDED) == EMBEDDED
     assert [name for _, name in shared.pairs()] == ["embedded"]
-    assert inputs.OWN in dict(map(reversed, private.pairs()))
+    assert choice.OWN in dict(map(reversed, private.pairs()))
 
 
 def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
@@ -285,8 +284,8 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monke
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
-    offer = choice.Offer(ModelChoice(inputs.AUTO), shared=True)
-    for name in (inputs.AUTO, "dolly-3b"):
+    offer = choice.Offer(ModelChoice(choice.AUTO), shared=True)
+    for name in (choice.AUTO, "dolly-3b"):
         assert offer.resolve(ModelChoice(name)) == offer.first == ModelChoice("dolly-3b")
     assert why in capsys.readouterr().err
 
@@ -294,9 +293,9 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monke
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with(shared):
     offer = choice.Offer(ModelChoice(target="owner/model"), shared)
-    wanted = inputs.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
+    wanted = choice.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
     assert offer.resolve(wanted) == offer.first
-    assert ("owner/model", inputs.OWN) in offer.pairs()
+    assert ("owner/model", choice.OWN) in offer.pairs()
 
 
 # Endpoints

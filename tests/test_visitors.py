@@ -29,8 +29,15 @@ from specdemo.metrics import Metrics
 from specdemo.serving.load import Crowd, ask, levels_up_to
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import choice, runs
-from specdemo.ui.limits import SHARED_LIMITS, Gate, LimitedSession, Limits, Visitor, visitor_of
-from specdemo.ui.service import Service
+from specdemo.ui.service import (
+    SHARED_LIMITS,
+    Gate,
+    LimitedSession,
+    Limits,
+    Service,
+    Visitor,
+    visitor_of,
+)
 from specdemo.ui.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
@@ -82,7 +89,7 @@ def wait_until(condition) -> None:
 def clock(monkeypatch):
     """The time that limits go by; `clock.now` sets it."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("specdemo.ui.limits.monotonic", lambda: clock.now)
+    monkeypatch.setattr("specdemo.ui.service.monotonic", lambda: clock.now)
     return clock
 
 

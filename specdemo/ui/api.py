@@ -11,10 +11,8 @@ import gradio as gr
 from specdemo.engine.rounds import Round
 from specdemo.trace import Trace, over
 from specdemo.ui import MAX_EVENTS
-from specdemo.ui.choice import Offer
-from specdemo.ui.inputs import settings_of
-from specdemo.ui.limits import visitor_of
-from specdemo.ui.service import Service
+from specdemo.ui.choice import Offer, settings_of
+from specdemo.ui.service import Service, visitor_of
 from specdemo.ui.wording import error_sentence
 
 

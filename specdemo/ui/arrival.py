@@ -16,8 +16,7 @@ import gradio as gr
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.ui import PRIVATE
-from specdemo.ui.choice import Offer
-from specdemo.ui.inputs import AUTO
+from specdemo.ui.choice import AUTO, Offer
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 

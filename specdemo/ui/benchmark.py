@@ -15,11 +15,10 @@ import gradio as gr
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import text as shown
-from specdemo.ui import MAX_EVENTS, PRIVATE, inputs
+from specdemo.ui import MAX_EVENTS, PRIVATE, choice
 from specdemo.ui.choice import Offer
-from specdemo.ui.limits import Visitor, visitor_of
 from specdemo.ui.runs import Running
-from specdemo.ui.service import Service
+from specdemo.ui.service import Service, Visitor, visitor_of
 from specdemo.ui.wording import error_sentence
 
 MOST_PROMPTS = 32
@@ -76,7 +75,7 @@ class Tab:
         try:
             if prompts not in range(1, MOST_PROMPTS + 1):
                 raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
-            pair, settings = self._offer.resolve(inputs.models_of(given)), inputs.settings_of(given)
+            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
             visitor = visitor_of(request)
             with self._running.run(visitor.name) as stop:
                 for state in self._service.states(pair, stop):

@@ -1,18 +1,82 @@
-"""Which models a visitor may choose, what "auto" means here, and how a choice is opened."""
+"""The inputs of a run: their names on the page and in links, how values become settings, and which
+models a visitor may choose. What is allowed is decided by `specdemo.settings`."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from typing import Any, get_args, get_type_hints
 
 from specdemo.answering import Answering
+from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models import ir, machine, registry
+from specdemo.models.progress import size
 from specdemo.models.sources import WORKING_BYTES
-from specdemo.settings import ModelChoice
-from specdemo.ui.inputs import AUTO, MODELS, OWN
-from specdemo.ui.service import Report
+from specdemo.settings import ModelChoice, Settings, parse
+
+AUTO, OWN = "auto", "own"
+"""Two choices of pair beside the names of pairs: the one that suits the machine, and the visitor's
+own."""
+
+DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
+DRAFTERS = ["auto", "model", "lookup"]
+LONGEST_LINK_QUESTION = 2000
+
+SETTINGS = tuple(field.name for field in fields(Settings))
+MODELS = tuple(field.name for field in fields(ModelChoice))
+NAMES = ("question", *SETTINGS, *MODELS)
+"""The inputs of a run, in the order in which the page passes them; also the names in a link."""
+
+HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+_KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
+
+
+def choices(name: str) -> list[str]:
+    """The values that a setting can have."""
+    return list(get_args(_KINDS[name]))
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings among `values`. Raises BadInput."""
+    return parse(Settings, {name: values[name] for name in SETTINGS if name in values})
+
+
+def models_of(values: Mapping[str, Any]) -> ModelChoice:
+    """The models among `values`; the visitor's own have no pair name. Raises BadInput. Whether they
+    exist is found when they are opened."""
+    chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
+    if chosen.pair != OWN:
+        return replace(chosen, target="", draft="", weight_format="int8")
+    if not chosen.target:
+        raise BadInput(
+            "Your own pair needs a target: a folder here or a Hub repository (owner/name).",
+            "target",
+        )
+    return replace(chosen, pair="")
+
+
+def from_link(
+    query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values that a link asks for; whatever is missing or impossible stays at its default.
+
+    Devices and a pair of one's own are not taken from a link: a click must not fetch or run what a
+    stranger named.
+    """
+    values = dict(defaults)
+    if "question" in query:
+        values["question"] = query["question"][:LONGEST_LINK_QUESTION]
+    if query.get("pair") in pairs and query["pair"] != OWN:
+        values["pair"] = query["pair"]
+    for name in {*SETTINGS, "kv_cache"} & set(query):
+        kind = Settings if name in SETTINGS else ModelChoice
+        with suppress(BadInput):
+            values[name] = getattr(parse(kind, {name: query[name]}), name)
+    values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+    return values
 
 
 class Offer:
@@ -25,10 +89,10 @@ class Offer:
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
-        self.defaults = {**dataclasses.asdict(first), "pair": first.pair or OWN}
+        self.defaults = {**asdict(first), "pair": first.pair or OWN}
         if first.pair == AUTO:
             found = registry.default_pair()
-            self.first, self.later = dataclasses.replace(first, pair=found.pair.name), found.later
+            self.first, self.later = replace(first, pair=found.pair.name), found.later
             print(f"pair {found.why}", file=sys.stderr, flush=True)
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
@@ -37,7 +101,7 @@ class Offer:
         here."""
         if chosen.pair and chosen.pair in (AUTO, self.first.pair):
             draft = chosen.draft or self.first.draft
-            chosen = dataclasses.replace(chosen, pair=self.first.pair, draft=draft)
+            chosen = replace(chosen, pair=self.first.pair, draft=draft)
         if chosen != self.first:
             if self.fixed:
                 raise BadInput(
@@ -47,7 +111,7 @@ class Offer:
             _pair(chosen)
         return chosen
 
-    def fetch(self, chosen: ModelChoice, report: Report) -> bool:
+    def fetch(self, chosen: ModelChoice, report: Callable[[str], None]) -> bool:
         """Fetch what is missing of the models. Whether there is memory to load them beside others.
         Raises SpecdemoError."""
         from specdemo.models.load import fetch_pair
@@ -56,7 +120,7 @@ class Offer:
         weights = sum(machine.file_size(one.folder / ir.WEIGHTS) for one in models)
         return machine.available_bytes() > weights + WORKING_BYTES
 
-    def open_session(self, chosen: ModelChoice, report: Report) -> Answering:
+    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
         """Fetch what is missing of the models, compile them, and return their session. Takes
         seconds to hours. Raises SpecdemoError."""
         from specdemo.models.load import load_pair
@@ -67,7 +131,7 @@ class Offer:
 
         session = Session(loaded, **self._capacity)
         if self.later and chosen.pair == self.later.name:
-            self.first = dataclasses.replace(self.first, pair=chosen.pair)
+            self.first = replace(self.first, pair=chosen.pair)
         return session
 
     def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
@@ -107,8 +171,6 @@ class RemoteOffer(Offer):
 
 
 def _surveyed() -> dict[str, str]:
-    from specdemo.models.progress import size
-
     facts = {}
     for found in registry.survey():
         pair = found.pair

@@ -15,12 +15,11 @@ import gradio as gr
 
 from specdemo.settings import Settings
 from specdemo.trace import from_json
-from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, inputs, runs
+from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, choice, runs
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import Offer
-from specdemo.ui.limits import LIMITS, visitor_of
 from specdemo.ui.runs import Running
-from specdemo.ui.service import Service
+from specdemo.ui.service import LIMITS, Service, visitor_of
 
 STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
@@ -62,7 +61,7 @@ def build(
         **asdict(Settings(max_new_tokens=max_new_tokens)),
         **offer.defaults,
     }
-    defaults["draft_tokens"] = inputs.AUTO
+    defaults["draft_tokens"] = choice.AUTO
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
         line = '<p class="sd-models" role="status">${value}</p>'
@@ -116,7 +115,7 @@ def _theme() -> gr.themes.Base:
 
 
 class RaceTab:
-    """The tab's components and its events. `inputs` are by name, in the order of inputs.NAMES."""
+    """The tab's components and its events. `inputs` are by name, in the order of choice.NAMES."""
 
     def __init__(self, service: Service, running: Running, offer: Offer, defaults: dict[str, Any]):
         """Adds the tab to the layout being built; the inputs start with `defaults`."""
@@ -141,7 +140,7 @@ class RaceTab:
         self.inputs = {"question": question}
         with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
             self._add_settings()
-        self.inputs = {name: self.inputs[name] for name in inputs.NAMES}
+        self.inputs = {name: self.inputs[name] for name in choice.NAMES}
         plain = {"apply_default_css": False}
         opens = {"js_on_load": MOUNT, "server_functions": [runs.opened]}
         gr.HTML(html_template=_static("stage.html"), elem_id="sd-stage", **opens, **plain)
@@ -150,23 +149,23 @@ class RaceTab:
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
-            info = inputs.HELP[name]
+            info = choice.HELP[name]
             options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
             options["visible"] = name == "pair" or name not in self._offer.fixed
             self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
 
-        def choice(name: str, label: str, choices: Any = None, **options: Any) -> None:
-            put(gr.Dropdown, name, label, choices=choices or inputs.choices(name), **options)
+        def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
+            put(gr.Dropdown, name, label, choices=choices or choice.choices(name), **options)
 
         with gr.Row():
             info = "The target model and its draft. A pair that is not here yet is downloaded."
-            choice("pair", "Pair", self._offer.pairs(), scale=2, info=info)
-            choice("drafter", "Drafter", inputs.DRAFTERS)
-            choice("draft_tokens", "Draft length", inputs.DRAFT_LENGTHS)
+            choose("pair", "Pair", self._offer.pairs(), scale=2, info=info)
+            choose("drafter", "Drafter", choice.DRAFTERS)
+            choose("draft_tokens", "Draft length", choice.DRAFT_LENGTHS)
         with gr.Row(visible=False) as self.own:
             put(gr.Textbox, "target", "Target", elem_id="sd-own-target", max_lines=1, scale=2)
             put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
-            choice("weight_format", "Weight format")
+            choose("weight_format", "Weight format")
         with gr.Row():
             most = LIMITS.new_tokens
             put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
@@ -175,10 +174,10 @@ class RaceTab:
         with gr.Row():
             put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
             put(gr.Number, "seed", "Seed", precision=0, minimum=0)
-            choice("coupling", "Acceptance rule")
+            choose("coupling", "Acceptance rule")
         with gr.Row():
-            choice("numerics", "Numerics")
-            choice("kv_cache", "KV cache precision")
+            choose("numerics", "Numerics")
+            choose("kv_cache", "KV cache precision")
             put(gr.Textbox, "device", "Device", max_lines=1)
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
@@ -187,11 +186,11 @@ class RaceTab:
         the page. After opening it, a race and tuning `status` says what is here."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
-        remember = REMEMBER_INPUTS % json.dumps(inputs.NAMES)
+        remember = REMEMBER_INPUTS % json.dumps(choice.NAMES)
         # "multiple": the default drops a change that comes while another one is being told.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        show_own = lambda name: gr.update(visible=name == inputs.OWN)  # noqa: E731
+        show_own = lambda name: gr.update(visible=name == choice.OWN)  # noqa: E731
         pair.change(show_own, pair, self.own, preprocess=False, **now)
         # The values are checked as settings are everywhere, and told in a sentence.
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
@@ -205,7 +204,7 @@ class RaceTab:
         blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
 
     def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
-        asked = visitor_of(request), dict(zip(inputs.NAMES, values, strict=True))
+        asked = visitor_of(request), dict(zip(choice.NAMES, values, strict=True))
         yield from runs.run(self._service, self._running, self._offer, *asked)
 
     def _stop(self, request: gr.Request) -> None:
@@ -214,12 +213,12 @@ class RaceTab:
     def _linked_inputs(self, request: gr.Request) -> list[Any]:
         """The question and the settings of a link."""
         query = dict(request.query_params)
-        if not set(inputs.NAMES) & set(query):
-            return [gr.skip()] * len(inputs.NAMES)
+        if not set(choice.NAMES) & set(query):
+            return [gr.skip()] * len(choice.NAMES)
         names = [name for _, name in self._offer.pairs()]
-        values = inputs.from_link(query, names, self._defaults)
+        values = choice.from_link(query, names, self._defaults)
         values |= {name: self._defaults[name] for name in self._offer.fixed}
-        return [values[name] for name in inputs.NAMES]
+        return [values[name] for name in choice.NAMES]
 
     def _loading(self) -> Iterator[str]:
         """Text for the line under the title, until the pair is ready or has failed. Starts

@@ -23,10 +23,8 @@ from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
-from specdemo.ui.choice import Offer
-from specdemo.ui.inputs import models_of, settings_of
-from specdemo.ui.limits import Visitor
-from specdemo.ui.service import Service
+from specdemo.ui.choice import Offer, models_of, settings_of
+from specdemo.ui.service import Service, Visitor
 from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
 
 NOTES = {

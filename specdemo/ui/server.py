@@ -20,7 +20,7 @@ from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
 from specdemo.settings import ModelChoice
-from specdemo.ui.inputs import AUTO
+from specdemo.ui.choice import AUTO
 from specdemo.ui.options import ON_SPACE, PageOptions
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def main(options: PageOptions) -> None:
     from huggingface_hub import constants
 
     from specdemo.ui import choice
-    from specdemo.ui.limits import LIMITS, SHARED_LIMITS
-    from specdemo.ui.service import Service
+    from specdemo.ui.service import LIMITS, SHARED_LIMITS, Service
 
     if options.engine:
         offer = choice.RemoteOffer(options.engine)
