@@ -4,7 +4,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 import gradio as gr
 
@@ -14,18 +14,6 @@ from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer, settings_of
 from specdemo.ui.service import Service, visitor_of
 from specdemo.ui.wording import error_sentence
-
-
-class Piece(TypedDict):
-    """One item of a streamed answer. `text` and `finish_reason` are empty until `done`."""
-
-    delta: str
-    tokens: int
-    tokens_per_second: float
-    acceptance_rate: float | None
-    done: bool
-    text: str
-    finish_reason: str
 
 
 def add(service: Service, offer: Offer) -> None:
@@ -42,12 +30,13 @@ def add(service: Service, offer: Offer) -> None:
         top_k: int = 0,
         seed: int = 0,
         numerics: str = "exact",
-    ) -> Piece:  # of which it yields many: Gradio reads no Iterator
+    ) -> dict:  # of which it yields many: Gradio reads no Iterator
         """Answer an instruction with speculative decoding, streamed as it is generated.
 
-        Each item holds the text that is new since the one before, and the figures so far. The last
-        one has "done": true, the whole answer in "text" and why it ended in "finish_reason". The
-        settings are those of `python -m specdemo run --help`.
+        Each item holds the text that is new since the one before in "delta", and the figures so
+        far: "tokens", "tokens_per_second" and "acceptance_rate". The last one has "done": true, the
+        whole answer in "text" and why it ended in "finish_reason". The settings are those of
+        `python -m specdemo run --help`.
         """
         given, stop, pair = locals(), threading.Event(), offer.first
         try:

@@ -16,7 +16,7 @@ import gradio as gr
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.ui import PRIVATE
-from specdemo.ui.choice import AUTO, Offer
+from specdemo.ui.choice import Offer
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
@@ -122,7 +122,7 @@ class Arrival:
         self._shown = [shown, self._button, gr.Timer(5 if self.shared else 1)]
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, pair: gr.Dropdown) -> None:
-        """`status` says which pair answers; `pair` is set to AUTO by the click that takes it."""
+        """`status` and the list of `pair` say which pair answers."""
         shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
         gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
         if not self.shared:
@@ -130,8 +130,7 @@ class Arrival:
 
     def _press(self, button: str) -> list[Any]:
         self.press(button)
-        taken = gr.update(value=AUTO) if self.state == "changing" else gr.skip()
-        return [*self._look()[:-1], taken]
+        return self._look()
 
     def _look(self) -> list[Any]:
         label = STATES[self.state][0]

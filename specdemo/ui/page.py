@@ -39,12 +39,6 @@ EXAMPLES = (
     "Why is the sky blue?",
 )
 
-REMEMBER_INPUTS = """(...values) => {
-  const names = %s;
-  const pairs = names.map((name, i) => [name, values[i] === null ? "" : String(values[i])]);
-  window.specdemo.settings(new URLSearchParams(pairs).toString());
-}"""
-
 MOUNT = "window.specdemo.mount(element, server)"
 RECEIVE = "watch('value', () => window.specdemo.receive(props.value))"
 
@@ -162,8 +156,8 @@ class RaceTab:
             choose("pair", "Pair", self._offer.pairs(), scale=2, info=info)
             choose("drafter", "Drafter", choice.DRAFTERS)
             choose("draft_tokens", "Draft length", choice.DRAFT_LENGTHS)
-        with gr.Row(visible=False) as self.own:
-            put(gr.Textbox, "target", "Target", elem_id="sd-own-target", max_lines=1, scale=2)
+        with gr.Row():
+            put(gr.Textbox, "target", "Target", max_lines=1, scale=2)
             put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
             choose("weight_format", "Weight format")
         with gr.Row():
@@ -186,12 +180,10 @@ class RaceTab:
         the page. After opening it, a race and tuning `status` says what is here."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
-        remember = REMEMBER_INPUTS % json.dumps(choice.NAMES)
+        remember = f"(...values) => window.specdemo.settings({json.dumps(choice.NAMES)}, values)"
         # "multiple": the default drops a change that comes while another one is being told.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        show_own = lambda name: gr.update(visible=name == choice.OWN)  # noqa: E731
-        pair.change(show_own, pair, self.own, preprocess=False, **now)
         # The values are checked as settings are everywhere, and told in a sentence.
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
         asked = [self.run.click, self.inputs["question"].submit]

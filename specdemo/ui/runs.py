@@ -89,7 +89,7 @@ class Channel:
     def finished(self, trace: Trace, phase: str, note: str) -> str:
         """The last envelope of a run: the whole trace, once, its verdict and what if."""
         self.rounds, self.baseline = [], []
-        told = {"verdict": asdict(verdict(trace)), "what_if": what_if(trace)}
+        told = {"verdict": verdict(trace), "what_if": what_if(trace)}
         return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
 
 

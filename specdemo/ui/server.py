@@ -20,7 +20,7 @@ from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
 from specdemo.settings import ModelChoice
-from specdemo.ui.choice import AUTO
+from specdemo.ui import choice
 from specdemo.ui.options import ON_SPACE, PageOptions
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def main(options: PageOptions) -> None:
 
     from huggingface_hub import constants
 
-    from specdemo.ui import choice
     from specdemo.ui.service import LIMITS, SHARED_LIMITS, Service
 
     if options.engine:
@@ -55,7 +54,7 @@ def main(options: PageOptions) -> None:
     else:
         first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
         if not (first.pair or first.target):
-            first = replace(first, pair=AUTO)
+            first = replace(first, pair=choice.AUTO)
         names = "cache_mb", "exclusive", "learn"
         capacity = {name: getattr(options, name) for name in names}
         offer = choice.Offer(first, options.strangers, active=options.visitors, **capacity)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specdemo.bench.costs import expected_speedup, measured_costs
@@ -22,19 +21,9 @@ NOTICEABLE = 0.03
 """A speed-up within this of 1 is called neither faster nor slower."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`tone` is "faster", "even", "slower" or "stopped" (nothing to compare)."""
-
-    tone: str
-    headline: str
-    sentence: str
-    reason: str = ""
-    identity: str = ""
-
-
-def verdict(trace: Trace) -> Verdict:
-    """The words for a finished or stopped run."""
+def verdict(trace: Trace) -> dict[str, str]:
+    """The words for a run: `tone` ("faster", "even", "slower" or "stopped", with nothing to
+    compare), `headline` and `sentence`; for a finished one `reason` and `identity` too."""
     summary, baseline = summarize(trace), trace.baseline
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
@@ -43,51 +32,44 @@ def verdict(trace: Trace) -> Verdict:
     if stopped or summary.speedup is None:
         pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
-        return Verdict("stopped", "Stopped" if stopped else "Nothing to compare", words)
+        headline = "Stopped" if stopped else "Nothing to compare"
+        return {"tone": "stopped", "headline": headline, "sentence": words}
     gain = summary.speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
     factor = 1.0 / summary.speedup if tone == "slower" else summary.speedup
-    reason = "" if tone == "faster" else _why_not(trace)
+    reason = ""
+    if tone != "faster":
+        cost = summary.tokens_per_round / summary.speedup
+        reason = (
+            f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
+            f"{cost:.2f} tokens of the baseline. "
+        )
     if others := max(trace.shared_with, baseline.shared_with):
         reason += (
-            f" The machine was shared with {_count(others, 'other request')}, "
+            f"The machine was shared with {_count(others, 'other request')}, "
             "so these times are not those of a quiet machine."
         )
     # Both runs are counted from the first token, because both start from the same prefill.
     pace = f"{_count(summary.decoded, 'token')} in {summary.decode_seconds:.3g} s instead of "
     if summary.decoded != summary.baseline_decoded:
         pace += f"{_count(summary.baseline_decoded, 'token')} in "
-    same, identity = (
-        "both answers are identical",
-        "Identical: two independent runs, with and without drafting, gave the same tokens.",
-    )
+    same = "both answers are identical"
+    identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
         same = "the answers differ"
         difference = where(trace.difference) or "one of the two runs ends early"
         identity = f"Not identical: {difference}."
-    return Verdict(
-        tone,
-        "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}",
-        f"{pace}{summary.baseline_decode_seconds:.3g} s; {acceptance}; {same}.",
-        reason.strip(),
-        identity,
-    )
+    return {
+        "tone": tone,
+        "headline": "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}",
+        "sentence": f"{pace}{summary.baseline_decode_seconds:.3g} s; {acceptance}; {same}.",
+        "reason": reason,
+        "identity": identity,
+    }
 
 
 def _count(number: int, name: str) -> str:
     return f"{number} {name}" + ("" if number == 1 else "s")
-
-
-def _why_not(trace: Trace) -> str:
-    """Why speculation did not pay: what a round cost, in tokens of the baseline, and gave."""
-    summary = summarize(trace)
-    if summary.acceptance_rate is None:
-        return "Why: nothing was drafted, so there was nothing to gain."
-    cost = summary.tokens_per_round / summary.speedup
-    return (
-        f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
-        f"{cost:.2f} tokens of the baseline."
-    )
 
 
 def what_if(trace: Trace) -> list[list[str]]:

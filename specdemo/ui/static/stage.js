@@ -256,7 +256,9 @@ window.specdemo = {
     addEventListener("hashchange", openFirst);
   },
   receive(text) { if (text) stage?.receive(text); },
-  settings(text) { query = text; },
+  settings(names, values) {
+    query = new URLSearchParams(names.map((name, at) => [name, values[at] ?? ""])).toString();
+  },
   /* Question and settings. */
   link() { return page + (query ? "?" + query : ""); },
   /* The whole run, with the question and the settings where the run answers that very question. */
