@@ -189,7 +189,7 @@ def page_server(service, files: Path, *, key: str | None = None):
 
     os.environ["GRADIO_TEMP_DIR"] = str(files)
     blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
-    door = server.PageDoor(blocks)
+    door = server.PageDoor()
     listening = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     app = server.page_app(blocks, looks, service, door, key)

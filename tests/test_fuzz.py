@@ -24,12 +24,8 @@ from specdemo.ui import choice
 FUZZ = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", 200)), deadline=None)
 
 
-def sample() -> dict:
-    *_, trace = FakeSession().race("one two three", Settings())
-    return json.loads(to_json(dataclasses.replace(trace, shared_with=3)))
-
-
-SAMPLE = json.dumps(sample())
+*_, TRACE = FakeSession().race("one two three", Settings())
+SAMPLE = to_json(dataclasses.replace(TRACE, shared_with=3))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
@@ -59,7 +55,7 @@ def paths(node, path=()):
 
 
 @FUZZ
-@given(st.sampled_from(list(paths(sample()))), st.just("deleted") | JSON)
+@given(st.sampled_from(list(paths(json.loads(SAMPLE)))), st.just("deleted") | JSON)
 def test_a_trace_with_anything_changed_is_read_or_refused_in_a_sentence(path, value):
     trace = json.loads(SAMPLE)
     node = reduce(getitem, path[:-1], trace)
@@ -99,7 +95,7 @@ def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(q
 
 
 def test_a_saved_run_of_the_first_versions_still_opens():
-    old = sample()
+    old = json.loads(SAMPLE)
     del old["shared_with"], old["baseline"]["shared_with"]
     for token in old["baseline"]["tokens"]:
         del token["margin"]
@@ -109,10 +105,6 @@ def test_a_saved_run_of_the_first_versions_still_opens():
     assert trace.shared_with == trace.baseline.shared_with == 0
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    ["[" * 100_000, '{"a":' * 50_000, "[" * 100_000 + "]" * 100_000, '{"schema": 1e999}'],
-    ids=["open", "objects", "closed", "number"],
-)
+@pytest.mark.parametrize("bomb", ["[" * 100_000, '{"a":' * 50_000, '{"schema": 1e999}'])
 def test_a_nested_bomb_is_refused(bomb):
     assert parses_or_says(bomb) is None

@@ -32,6 +32,23 @@ RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
 
 
+LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
+THEME = gr.themes.Base(
+    primary_hue=gr.themes.colors.blue,
+    neutral_hue=gr.themes.colors.slate,
+    font=["system-ui", "sans-serif"],
+    font_mono=["ui-monospace", "monospace"],
+).set(
+    button_primary_background_fill="#005a8f",
+    button_primary_background_fill_dark="#005a8f",
+    button_primary_text_color="white",
+    body_text_color_subdued=LIGHT,
+    body_text_color_subdued_dark=DARK,
+    block_info_text_color=LIGHT,
+    block_info_text_color_dark=DARK,
+)
+"""Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
+
 EXAMPLES = (
     "Write a Python function that reverses a string",
     "Count from one to fifty in words",
@@ -81,31 +98,12 @@ def build(
     scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
     head = f"<style>{_static('style.css')}</style>"
     head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
-    looks = {"theme": _theme(), "head": head, "footer_links": ["api"]}
+    looks = {"theme": THEME, "head": head, "footer_links": ["api"]}
     return blocks, {**looks, "run_history": False, "ssr_mode": False}
 
 
 def _static(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
-
-
-def _theme() -> gr.themes.Base:
-    """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
-    light, dark = "#475569", "#b6c2d1"  # Base's own have too little contrast
-    return gr.themes.Base(
-        primary_hue=gr.themes.colors.blue,
-        neutral_hue=gr.themes.colors.slate,
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    ).set(
-        button_primary_background_fill="#005a8f",
-        button_primary_background_fill_dark="#005a8f",
-        button_primary_text_color="white",
-        body_text_color_subdued=light,
-        body_text_color_subdued_dark=dark,
-        block_info_text_color=light,
-        block_info_text_color_dark=dark,
-    )
 
 
 class RaceTab:

@@ -102,8 +102,6 @@ def opened(text: str) -> str:
     """The envelope of a run that was measured before, from its JSON (a file's, or a link's), or of
     one sentence on what is wrong with that."""
     try:
-        if not isinstance(text, str):
-            raise BadInput("A run is opened as the text of its file.")
         trace = from_json(text)
     except BadInput as error:
         return failed(error)

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
 from specdemo.settings import ModelChoice
-from specdemo.ui import choice
+from specdemo.ui import MAX_EVENTS, choice
 from specdemo.ui.options import ON_SPACE, PageOptions
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ def main(options: PageOptions) -> None:
         first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
         if not (first.pair or first.target):
             first = replace(first, pair=choice.AUTO)
-        names = "cache_mb", "exclusive", "learn"
-        capacity = {name: getattr(options, name) for name in names}
+        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive", "learn")}
         offer = choice.Offer(first, options.strangers, active=options.visitors, **capacity)
         limits = SHARED_LIMITS if options.strangers else LIMITS
         service = Service(offer.first, offer.open_session, limits, offer.fetch)
@@ -76,7 +76,7 @@ def main(options: PageOptions) -> None:
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
         blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
-        door = PageDoor(blocks, (options.host, *options.allowed_host), options.allow_origin)
+        door = PageDoor((options.host, *options.allowed_host), options.allow_origin)
         app = page_app(blocks, looks, service, door, key_from_environment())
         if options.share:
             door.hosts.add(public_name(options.host, options.port))
@@ -103,9 +103,8 @@ class PageDoor(doors.Door):
 
     endless = ("/gradio_api/heartbeat/",)
 
-    def __init__(self, blocks: gradio.Blocks, *rules: Any):
-        super().__init__(*rules)
-        self._functions = blocks.fns
+    functions: Mapping[int, Any]
+    """Gradio's, by number."""
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
         from gradio_client.utils import is_file_obj_with_meta, traverse
@@ -119,10 +118,10 @@ class PageDoor(doors.Door):
             data, number = asked.get("data"), asked.get("fn_index")
         except (ValueError, AttributeError, RecursionError):
             return 400, "The request's body is no JSON object."
-        named = (one for one in self._functions.values() if one.api_name == path[1])
+        named = (one for one in self.functions.values() if one.api_name == path[1])
         function = next(named, None)
         if isinstance(number, int):
-            function = self._functions.get(number)
+            function = self.functions.get(number)
         if function is None or function.fn is None:
             return 404, "There is no such endpoint; GET /gradio_api/info lists them."
         least = sum(not block.skip_api for block in function.inputs)
@@ -148,8 +147,6 @@ def page_app(
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-    from specdemo.ui import MAX_EVENTS
-
     def index(request: Request) -> Response:
         gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
         return HTMLResponse(gradios(request, None).body.replace(b"<head>", STOP_LOOP, 1))
@@ -170,6 +167,7 @@ def page_app(
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
+    door.functions = blocks.fns
     app = FastAPI(middleware=door.middleware(), openapi_url=None)
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)

@@ -7,7 +7,6 @@ const RUNNING = ["speculative", "plain", "waiting", "loading"];
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
 const UNREACHABLE = "The server does not answer; reload the page.";
 const TOO_LARGE = `The run is larger than ${LARGEST_RUN / 1e6} MB, more than the page opens.`;
-const TICK = 30;   // ms between two drawings of a replay
 
 const table = (head, rows) => {
   const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
@@ -201,15 +200,12 @@ class Stage {
   start() {
     this.play(true);
     this.playSince = performance.now() - 1000 * (this.view < this.duration ? this.view : 0);
-    this.drawn = 0;
     this.tick(performance.now());
   }
 
   tick(now) {
     if (!this.playing) return;
     requestAnimationFrame((later) => this.tick(later));
-    if (now - this.drawn < TICK) return;
-    this.drawn = now;
     const t = Math.max(0, now - this.playSince) / 1000;
     if (t < this.duration) this.show(t);
     else this.jump(Infinity);

@@ -62,9 +62,9 @@ class Runner {
 
   /* Tokens against seconds, in at most 300 points however long the run is. */
   points(span, total) {
-    const step = Math.ceil(this.shown / 300) || 1, points = [];
-    const next = (at) => Math.max(at + 1, Math.min(at + step, this.shown - 1));
-    for (let at = 0; at < this.shown; at = next(at)) {
+    const step = Math.ceil(this.shown / 300), points = [];
+    for (let at = 0; at < this.shown; at += 1) {
+      if (at % step && at < this.shown - 1) continue;
       const x = 100 * this.spent(at + 1) / (span || 1), y = 100 - 76 * this.events[at].tokens / total;
       points.push(`${x.toFixed(1)},${y.toFixed(1)}`);
     }
@@ -84,7 +84,6 @@ const sketch = (find, runners, total, settled) => {
   const ended = settled && runners.every((one) => one.shown && one.shown === one.events.length);
   gain.hidden = !ended || Math.abs(slow - fast) < .01;
   gain.textContent = seconds(Math.abs(slow - fast)) + (slow > fast ? " saved" : " lost");
-  gain.classList.toggle("sd-lost", slow < fast);
   gain.style.left = 100 * Math.min(fast, slow) / span + "%";
   gain.style.width = 100 * Math.abs(slow - fast) / span + "%";
 };
