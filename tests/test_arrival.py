@@ -3,8 +3,6 @@ made-up sessions; and once the whole way, in a browser, with real ones."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +10,6 @@ from types import SimpleNamespace
 
 import gradio as gr
 import pytest
-from conftest import ROOT
 from fakes import FakeSession
 from hub_server import BIN, Hub, Repository, decoder_files
 
@@ -20,7 +17,7 @@ from specdemo.errors import ModelError
 from specdemo.models import embedded, machine, measured, registry
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Progress
-from specdemo.serving.door import bound_socket
+from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace
 from specdemo.ui import arrival as arrivals
@@ -242,16 +239,6 @@ def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
     assert place.ask() == "dolly-3b"
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
-    from specdemo.ui import page
-
-    place = Place(server, monkeypatch, shared)
-    blocks, _ = page.build(place.service, place.offer, arrival=place.arrival)
-    names = [one.fn.__name__ for one in blocks.fns.values() if one.fn]
-    assert ("_press" in names) is not shared
-
-
 def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
     moving = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
     place.arrival.progress = moving
@@ -304,26 +291,19 @@ SETTLED = """before => {
 
 
 @pytest.fixture
-def started(server, tiny, embedded_pair, monkeypatch):
+def page_url(server, tiny, embedded_pair, monkeypatch):
     """The URL of `python app.py` on a machine of 16 GB, with nothing in the Hub's cache."""
     server.add_folder(TARGET, tiny.dolly)
     for draft in DRAFTS:
         server.add_folder(draft, tiny.pythia)
-    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
-    with bound_socket("127.0.0.1", 0) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-c", APP, "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert "The page is up" in running.stdout.readline()
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            running.terminate()
-
-
-def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(started, server, chromium):
-    playwright = pytest.importorskip("playwright.sync_api")
     server.bytes_per_second = 50_000
+    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
+    with started("-c", APP) as running:
+        yield running.url
+
+
+def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(page_url, server, chromium):
+    playwright = pytest.importorskip("playwright.sync_api")
 
     def race() -> dict:
         before = page.evaluate("window.specdemo.stage.run")
@@ -342,7 +322,7 @@ def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(started, s
         page.set_default_timeout(240_000)
         errors, tops = [], set()
         page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
-        page.goto(started + "?max_new_tokens=12")
+        page.goto(page_url + "?max_new_tokens=12")
         page.wait_for_function("window.specdemo && window.specdemo.stage")
         assert race()["pair"]["name"] == "embedded"
         press("Pause", "Paused")

@@ -19,14 +19,13 @@ from specdemo.engine.handle import Waiting
 from specdemo.errors import (
     BadInput,
     Busy,
-    CacheFull,
     DamagedModel,
     FetchError,
     ModelError,
     RequestFailed,
 )
 from specdemo.metrics import Metrics
-from specdemo.serving.load import Crowd, ask, levels_up_to
+from specdemo.serving.load import Crowd, ask
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import choice, runs
 from specdemo.ui.service import (
@@ -65,12 +64,9 @@ def updates(service: Service, question: str, running: runs.Running | None = None
         yield json.loads(envelope)
 
 
-def race(service: Service, question: str) -> list[dict]:
-    return list(updates(service, question))
-
-
-def at_rest(session: FakeSession, service: Service) -> bool:
-    return session.active == service.gate.visitors == 0
+def race(service: Service, question: str) -> dict:
+    """The last envelope of a race."""
+    return list(updates(service, question))[-1]
 
 
 def wait_until(condition) -> None:
@@ -103,29 +99,24 @@ def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
     with gate.request(Visitor("a", "192.0.2.7")), gate.request(Visitor("a", "192.0.2.8")):
         with pytest.raises(Busy, match="2 questions from you are at work"):
             ask_once(gate, "a")
-        with gate.request(Visitor("b", "192.0.2.7")):
-            assert gate.visitors == 2
-            with pytest.raises(Busy, match="2 questions from your network"):
-                ask_once(gate, "c", "192.0.2.7")
-            ask_once(gate, "c", "192.0.2.8")
+        with gate.request(Visitor("b", "192.0.2.7")), pytest.raises(Busy, match="your network"):
+            ask_once(gate, "c", "192.0.2.7")
     ask_once(gate, "a")
     assert gate.visitors == 0
 
 
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
     gate = Gate(Metrics(), Limits(per_minute=3, of_address_per_minute=5))
-    for _ in range(3):
-        ask_once(gate, "a")
-    with pytest.raises(Busy, match="3 questions from you came within a minute.*60 seconds"):
-        ask_once(gate, "a")
     for number in range(5):
         ask_once(gate, f"made up {number}", "192.0.2.7")
     with pytest.raises(Busy, match="5 questions from your network came.*60 seconds"):
         ask_once(gate, "made up too", "192.0.2.7")
-    ask_once(gate, "made up too", "192.0.2.8")
+    for _ in range(3):
+        ask_once(gate, "a")
+    with pytest.raises(Busy, match="3 questions from you came within a minute.*60 seconds"):
+        ask_once(gate, "a")
     clock.now += 61
-    ask_once(gate, "a")
-    ask_once(gate, "made up too", "192.0.2.7")
+    ask_once(gate, "a", "192.0.2.7")
 
 
 def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
@@ -163,7 +154,6 @@ def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question,
     with pytest.raises(BadInput, match=said):
         list(LimitedSession(fake, Metrics(), limits).race(question, settings))
     assert fake.settings == []
-    assert list(LimitedSession(fake, Metrics()).race(question, settings))
 
 
 def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
@@ -183,7 +173,6 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
     "error",
     [
         ModelError("The inference failed: /opt/models/secret.xml broke"),
-        CacheFull("The KV cache is full: 9 blocks wanted"),
         OSError(28, "No space left on device", "/home/user/report.json"),
         FetchError("The file /home/user/.cache/models/model.bin is damaged; fetch it again."),
         RuntimeError("Traceback (most recent call last): File '/srv/x.py'"),
@@ -194,15 +183,6 @@ def test_every_failure_is_one_sentence_without_paths_or_traces(error):
     assert 20 < len(said) < 200
     leaks = "/home", "/opt", "/srv", "Traceback", ".py", "\n"
     assert not any(leak in said for leak in leaks)
-    web = FetchError("Nothing at https://huggingface.co/a/b answers.")
-    assert "https://huggingface.co/a/b" in error_sentence(web)
-
-
-def test_a_question_that_fails_is_told_in_a_sentence_and_the_next_one_is_answered(fake, service):
-    fake.errors.append(OSError(28, "No space"))
-    assert race(service, "one two three four")[-1]["phase"] == "error"
-    assert race(service, "one two three four")[-1]["phase"] == "done"
-    assert at_rest(fake, service)
 
 
 def damaged() -> FakeSession:
@@ -221,10 +201,10 @@ def damaged() -> FakeSession:
 )
 def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(opened, said):
     service = Service(EMBEDDED, Mock(side_effect=[opened, FakeSession()]))
-    last = race(service, "hello there")[-1]
+    last = race(service, "hello there")
     assert last["phase"] == "error" and said in last["note"] and "/models" not in last["note"]
     assert service.health()["status"] == "failed"
-    assert race(service, "hello there")[-1]["phase"] == "done"
+    assert race(service, "hello there")["phase"] == "done"
 
 
 def test_a_visitor_who_waits_reads_a_place_and_a_time(fake, service):
@@ -245,7 +225,7 @@ def test_leaving_the_page_stops_its_run_within_a_round(fake, service):
     running.stop("tab")
     assert list(seen)[-1]["phase"] == "stopped"
     assert fake.rounds_made <= made + 1
-    assert at_rest(fake, service)
+    assert fake.active == service.gate.visitors == 0
 
 
 # Figures for monitors
@@ -287,12 +267,6 @@ def served(tmp_path_factory):
         yield url, session, service
 
 
-@pytest.fixture
-def slowly(served, monkeypatch):
-    """The session takes its time during the test."""
-    monkeypatch.setattr(served[1], "delay", 0.05)
-
-
 def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
     url, _, _ = served
 
@@ -305,8 +279,9 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
             assert got == words
 
 
-def test_one_browser_cannot_take_all_places_over_http(served, slowly):
-    url, _, _ = served
+def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
+    url, session, _ = served
+    monkeypatch.setattr(session, "delay", 0.05)
     values = ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"]
     body = {"data": values, "session_hash": "the same browser"}
     place = f"{url}/gradio_api/queue/data?session_hash=the same browser"
@@ -317,20 +292,16 @@ def test_one_browser_cannot_take_all_places_over_http(served, slowly):
             assert any("2 questions from you are at work" in line for line in stream.iter_lines())
 
 
-def test_a_lost_connection_frees_the_request(served, slowly):
+def test_a_lost_connection_frees_the_request(served, monkeypatch):
     url, session, service = served
+    monkeypatch.setattr(session, "delay", 0.05)
     with httpx.Client(timeout=60) as client:
         assert not ask(client, url, "word " * 400, 400, threading.Event(), leave_after=2).text
-    wait_until(lambda: at_rest(session, service))
+    wait_until(lambda: session.active == service.gate.visitors == 0)
     assert session.rounds_made < 400
 
 
-# The load test, against the same page
-
-
 def test_the_load_test_counts_what_its_visitors_get(served):
-    crowd = Crowd(served[0], ["one two three four five", "six seven eight nine ten eleven"], 20)
-    level, errors = crowd.level(3, 1.0)
+    level, errors = Crowd(served[0], ["one two three four five"], 20).level(3, 1.0)
     assert level["visitors"] == 3 and errors == []
     assert level["tokens_per_s"] > 5 and 0 < level["ttft_p50_s"] <= level["ttft_p95_s"]
-    assert levels_up_to(8) == [1, 4, 8] and levels_up_to(12) == [1, 4, 8, 12]
