@@ -154,6 +154,15 @@ def _round(at: int, text: str) -> Round:
     return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Polls for what other threads bring about; the limit is far from what it takes."""
+    for _ in range(4000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""

@@ -4,42 +4,30 @@ made-up sessions; and once the whole way, in a browser, with real ones."""
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import gradio as gr
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, until
 from hub_server import BIN, Hub, Repository, decoder_files
 
 from specdemo.errors import ModelError
-from specdemo.models import embedded, machine, measured, registry
+from specdemo.models import embedded, machine, registry
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Progress
 from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace
 from specdemo.ui import arrival as arrivals
-from specdemo.ui import benchmark, choice
+from specdemo.ui import choice, page
+from specdemo.ui import server as pages
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import AUTO
 from specdemo.ui.options import PageOptions
-from specdemo.ui.runs import Running
 from specdemo.ui.service import Service, Visitor
 
 PAIR = registry.find_pair("dolly-3b")
 TARGET, DRAFTS = PAIR.target.repo, [draft.repo for draft in PAIR.drafts]
 DRAFT = DRAFTS[0]
-
-
-def until(condition) -> None:
-    """Polls for what other threads bring about; the limit is far from what it takes."""
-    for _ in range(4000):
-        if condition():
-            return
-        time.sleep(0.005)
-    pytest.fail("it never happened")
 
 
 class Place:
@@ -91,18 +79,6 @@ class Place:
 @pytest.fixture
 def place(server, monkeypatch) -> Place:
     return Place(server, monkeypatch)
-
-
-def test_a_question_is_answered_before_the_pair_is_here_and_by_it_afterwards(place):
-    place.hub.bytes_per_second = 500_000
-    place.arrival.start()
-    assert place.ask() == "embedded"
-    place.wait("ready")
-    assert place.ask() == "embedded", "nobody has asked for the change"
-    place.arrival.press("Use it now")
-    place.wait("here")
-    assert place.ask() == "dolly-3b"
-    until(lambda: place.opened["embedded"].closed)
 
 
 def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
@@ -190,25 +166,6 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_embedded_pair_goes_on(
     assert place.weights() == [b"w" * 300_000] * 2
 
 
-def test_tuning_that_cannot_fetch_a_draft_says_so_and_the_pair_goes_on(place):
-    repository = place.hub.repositories[DRAFTS[1]]
-    repository.trouble = lambda: setattr(place.hub, "lost", True)
-    assert place.ask(pair="dolly-3b") == "dolly-3b"
-    with gr.Blocks():
-        tab = benchmark.Tab(place.service, Running(), place.offer, {"pair": gr.Textbox()})
-
-    def tune() -> str:
-        browser = SimpleNamespace(session_hash="one", client=None)
-        shown = list(tab.run_tune(browser, 1, "dolly-3b"))
-        return [one[tab.progress] for one in shown if tab.progress in one][-1]
-
-    assert "cannot be reached" in tune() and measured.read().tuned == {}
-    assert place.ask(pair="dolly-3b") == "dolly-3b"
-    place.hub.lost = False
-    assert "from now on" in tune()
-    assert len(measured.read().tuned["dolly-3b"].rows) == 4
-
-
 def test_a_pair_that_cannot_be_loaded_leaves_the_one_that_answers(place):
     assert place.ask() == "embedded"
     place.arrival.start()
@@ -239,12 +196,17 @@ def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
     assert place.ask() == "dolly-3b"
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_only_the_owner_of_a_server_has_a_button(server, monkeypatch, shared):
+    place = Place(server, monkeypatch, shared)
+    blocks, _ = page.build(place.service, place.offer, arrival=place.arrival)
+    names = [one.fn.__name__ for one in blocks.fns.values() if one.fn]
+    assert ("_press" in names) is not shared
+
+
 def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
-    moving = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
-    place.arrival.progress = moving
+    place.arrival.progress = Progress("Downloading <b>", 1_200_000_000, 3_400_000_000, 20_000_000)
     assert "&lt;b&gt;: 1,200 of 3,400 MB, 20.0 MB/s, 01:50 left<" in place.arrival.line
-    place.arrival.state, place.arrival.error = "failed", "<img src=x>"
-    assert "&lt;img" in place.arrival.line and "<img" not in place.arrival.line
 
 
 @pytest.mark.parametrize(
@@ -259,14 +221,8 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     server, monkeypatch, gigabytes, options, fetched
 ):
-    from specdemo.ui import server as pages
-
     monkeypatch.setattr(machine, "memory_bytes", lambda: gigabytes * 2**30)
-    for place, name in (
-        (Service, "start"),
-        (pages.doors.Server, "run"),
-        (pages, "page_app"),
-    ):
+    for place, name in ((Service, "start"), (pages.doors.Server, "run"), (pages, "page_app")):
         monkeypatch.setattr(place, name, lambda *_: None)
     prepared = {"status": "ready", "preparing": False}
     monkeypatch.setattr(Service, "health", lambda *_: prepared)

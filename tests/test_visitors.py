@@ -6,14 +6,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import httpx
 import pytest
-from fakes import FakeSession, page_server
+from fakes import FakeSession, page_server, until
 
 from specdemo.engine.handle import Waiting
 from specdemo.errors import (
@@ -69,15 +68,6 @@ def race(service: Service, question: str) -> dict:
     return list(updates(service, question))[-1]
 
 
-def wait_until(condition) -> None:
-    """Polls for what other threads bring about; the limit is far from what it takes."""
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    pytest.fail("it never happened")
-
-
 # Limits
 
 
@@ -131,7 +121,6 @@ def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
     ("session", "address", "visitor"),
     [
         ("s1", "127.0.0.1", Visitor("s1")),
-        ("s1", "testclient", Visitor("s1")),
         (None, "192.0.2.7", Visitor("address 192.0.2.7", "192.0.2.7")),
     ],
 )
@@ -185,24 +174,15 @@ def test_every_failure_is_one_sentence_without_paths_or_traces(error):
     assert not any(leak in said for leak in leaks)
 
 
-def damaged() -> FakeSession:
-    session = FakeSession()
-    session.refusal = DamagedModel("openvino_model.bin in target changed.")
-    return session
-
-
-@pytest.mark.parametrize(
-    ("opened", "said"),
-    [
-        (FileNotFoundError(2, "No such file", "/models/gone.xml"), "A file could not be"),
-        (damaged(), "openvino_model.bin in target changed."),
-    ],
-    ids=["gone", "damaged"],
-)
-def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(opened, said):
+@pytest.mark.parametrize("trouble", ["gone", "damaged"])
+def test_models_gone_or_damaged_are_a_sentence_and_are_loaded_again(fake, trouble):
+    fake.refusal = DamagedModel("openvino_model.bin in target changed.")
+    gone = FileNotFoundError(2, "No such file", "/models/gone.xml")
+    opened = gone if trouble == "gone" else fake
     service = Service(EMBEDDED, Mock(side_effect=[opened, FakeSession()]))
     last = race(service, "hello there")
-    assert last["phase"] == "error" and said in last["note"] and "/models" not in last["note"]
+    assert last["phase"] == "error" and "/models" not in last["note"]
+    assert ("A file could not" if trouble == "gone" else "target changed.") in last["note"]
     assert service.health()["status"] == "failed"
     assert race(service, "hello there")["phase"] == "done"
 
@@ -244,8 +224,6 @@ def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, 
     for line in (
         'specdemo_requests_total{kind="baseline",outcome="length"} 1.0',
         'specdemo_requests_total{kind="answer",outcome="refused"} 1.0',
-        'specdemo_tokens_total{kind="answer"} 5.0',
-        "specdemo_draft_tokens_total 4.0",
         'specdemo_cache_blocks_used{cache="target"} 3.0',
     ):
         assert line in text
@@ -297,7 +275,7 @@ def test_a_lost_connection_frees_the_request(served, monkeypatch):
     monkeypatch.setattr(session, "delay", 0.05)
     with httpx.Client(timeout=60) as client:
         assert not ask(client, url, "word " * 400, 400, threading.Event(), leave_after=2).text
-    wait_until(lambda: session.active == service.gate.visitors == 0)
+    until(lambda: session.active == service.gate.visitors == 0)
     assert session.rounds_made < 400
 
 

@@ -39,8 +39,7 @@ class Tab:
         self._service, self._running, self._offer = service, running, offer
         self._names = list(given)
         gr.HTML(LEAD)
-        info = "Spread over the tasks of the built-in set."
-        limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts", info=info)
+        limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts")
         with gr.Row():
             wide = {"scale": 0, "min_width": 220}
             start = gr.Button("Run the benchmark", variant="primary", **wide)
@@ -50,8 +49,8 @@ class Tab:
         self.progress, self.table = gr.HTML(), gr.HTML()
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
-            kinds = "JSON", "HTML"
-            self.files = [gr.DownloadButton(f"Download {kind}", **small) for kind in kinds]
+            labels = "Download JSON", "Download HTML"
+            self.files = [gr.DownloadButton(label, **small) for label in labels]
         shown, asked = [self.progress, self.table, *self.files], [limit, *given.values()]
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         start.click(self.run, asked, shown, **limited)

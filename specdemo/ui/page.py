@@ -31,7 +31,6 @@ SCRIPTS = "tokens.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
 
-
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
 THEME = gr.themes.Base(
     primary_hue=gr.themes.colors.blue,
@@ -55,9 +54,6 @@ EXAMPLES = (
     "Explain the difference between fission and fusion",
     "Why is the sky blue?",
 )
-
-MOUNT = "window.specdemo.mount(element, server)"
-RECEIVE = "watch('value', () => window.specdemo.receive(props.value))"
 
 
 def build(
@@ -134,10 +130,11 @@ class RaceTab:
             self._add_settings()
         self.inputs = {name: self.inputs[name] for name in choice.NAMES}
         plain = {"apply_default_css": False}
-        opens = {"js_on_load": MOUNT, "server_functions": [runs.opened]}
-        gr.HTML(html_template=_static("stage.html"), elem_id="sd-stage", **opens, **plain)
-        channel = {"html_template": "", "visible": "hidden", "js_on_load": RECEIVE}
-        self.channel = gr.HTML("", elem_id="sd-channel", **channel, **plain)
+        plain["js_on_load"] = "window.specdemo.mount(element, server)"
+        opened = {"elem_id": "sd-stage", "server_functions": [runs.opened]}
+        gr.HTML(html_template=_static("stage.html"), **opened, **plain)
+        plain["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
+        self.channel = gr.HTML("", html_template="", visible="hidden", **plain)
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:

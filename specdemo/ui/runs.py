@@ -27,11 +27,6 @@ from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
 from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
 
-NOTES = {
-    "speculative": "Answering with speculative decoding",
-    "plain": "Answering again, one token at a time",
-}
-
 
 class Running:
     """The stop signals of the runs in progress, one for each browser session."""
@@ -153,8 +148,10 @@ def _race(
         answering = isinstance(event, Round)
         (channel.rounds if answering else channel.baseline).append(event)
         if time.monotonic() - sent >= service.update_seconds:
-            phase = "speculative" if answering else "plain"
-            yield channel.envelope(phase, NOTES[phase])
+            phase, note = "plain", "Answering again, one token at a time"
+            if answering:
+                phase, note = "speculative", "Answering with speculative decoding"
+            yield channel.envelope(phase, note)
             sent = time.monotonic()
     stopped = stop.is_set() or event.finish_reason == "cancelled"
     phase, note = ("stopped", "Stopped.") if stopped else ("done", "Measured just now.")

@@ -103,8 +103,7 @@ class PageDoor(doors.Door):
 
     endless = ("/gradio_api/heartbeat/",)
 
-    functions: Mapping[int, Any]
-    """Gradio's, by number."""
+    functions: Mapping[int, Any]  # Gradio's, by number
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
         from gradio_client.utils import is_file_obj_with_meta, traverse
