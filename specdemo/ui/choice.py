@@ -22,7 +22,6 @@ AUTO, OWN = "auto", "own"
 own."""
 
 DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
-DRAFTERS = ["auto", "model", "lookup"]
 LONGEST_LINK_QUESTION = 2000
 
 SETTINGS = tuple(field.name for field in fields(Settings))

@@ -1,5 +1,4 @@
-"""What the page's server is told beside the options of every server. Checked data; `app.py` makes
-options of its fields."""
+"""What the page's server is told beside what every server is; `app.py` has options of it."""
 
 import os
 

@@ -149,7 +149,7 @@ class RaceTab:
         with gr.Row():
             info = "The target model and its draft. A pair that is not here yet is downloaded."
             choose("pair", "Pair", self._offer.pairs(), scale=2, info=info)
-            choose("drafter", "Drafter", choice.DRAFTERS)
+            choose("drafter", "Drafter", ["auto", "model", "lookup"])
             choose("draft_tokens", "Draft length", choice.DRAFT_LENGTHS)
         with gr.Row():
             put(gr.Textbox, "target", "Target", max_lines=1, scale=2)

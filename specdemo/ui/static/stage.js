@@ -5,8 +5,6 @@ const GLYPHS = {
 };
 const RUNNING = ["speculative", "plain", "waiting", "loading"];
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
-const UNREACHABLE = "The server does not answer; reload the page.";
-const TOO_LARGE = `The run is larger than ${LARGEST_RUN / 1e6} MB, more than the page opens.`;
 
 const table = (head, rows) => {
   const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
@@ -72,8 +70,9 @@ class Stage {
 
   /* A run that was measured before, as JSON; the server checks it and says it in words. */
   async envelope(text) {
-    if (text.length > LARGEST_RUN) return failure(TOO_LARGE);
-    return this.server.opened(text).catch(() => failure(UNREACHABLE));
+    if (text.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
+    return this.server.opened(text)
+      .catch(() => failure("The server does not answer; reload the page."));
   }
 
   receive(text) {
@@ -93,9 +92,7 @@ class Stage {
     if (message.run !== this.run) this.reset(message);
     const { rounds, plain } = trace ? { rounds: trace.rounds, plain: trace.baseline?.tokens ?? [] }
       : message;
-    for (const round of fresh(this.spec, rounds, trace ? 0 : message.rounds_from)) {
-      this.addRound(round);
-    }
+    fresh(this.spec, rounds, trace ? 0 : message.rounds_from).forEach((one) => this.addRound(one));
     for (const { shown_at: time, text } of fresh(this.plain, plain, trace ? 0 : message.plain_from)) {
       this.plain.add(time, [make("span", "sd-ptok", text)]);
     }
