@@ -23,7 +23,7 @@ from specdemo.ui.service import Service
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
-PATIENCE = 60_000
+PATIENCE = 120_000
 """Milliseconds to wait for anything: the machine may be busy with something else."""
 
 expect.set_options(timeout=PATIENCE)
@@ -203,20 +203,10 @@ def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
     assert tab.finished()["instruction"] == "What is two plus two?"
 
 
-HOSTILE = [
-    '<img src=x onerror="window.hacked=1">',
-    "<script>window.hacked=1</script>",
-    "**bold**",
-    "$x^2$",
-    "\\(a\\)",
-    "{{value}}",
-    "${window.hacked=1}",
-    "`code`",
-    "\u0000\u001b[31m",
-    "\u202edesrever",
-    "&lt;",
-    "\n# heading",
-]
+HOSTILE = (
+    '<img src=x onerror="window.hacked=1">|<script>window.hacked=1</script>|**bold**|$x^2$|\\(a\\)|'
+    "{{value}}|${window.hacked=1}|`code`|\u0000\u001b[31m|\u202edesrever|&lt;|\n# heading"
+).split("|")
 
 
 def hostile_trace() -> Trace:
@@ -237,8 +227,10 @@ def saved(visit, tmp_path):
     return tab
 
 
-def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(saved):
+def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup(saved, tmp_path):
     page = saved.page
+    again = json.loads(saved.kept("Download this run", tmp_path / "kept.json").read_text("utf-8"))
+    assert again == json.loads(to_json(hostile_trace()))
     shown = page.evaluate("document.querySelector('.sd-text-spec').textContent")
     assert all(text in shown for text in HOSTILE)
     assert page.locator(".sd-stage img, .sd-text script, .sd-text b").count() == 0
@@ -250,20 +242,6 @@ def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup
     page.wait_for_function("document.querySelector('.sd-time').textContent === '0.48 s'")
     expect(page.locator(".sd-play")).to_contain_text("Replay")
     assert time.monotonic() - since > 0.45
-
-
-def test_a_question_with_markup_is_text_everywhere_and_a_run_can_be_kept_and_opened_again(
-    visit, tmp_path
-):
-    tab = visit("max_new_tokens=6")
-    tab.ask(HOSTILE[0] + " <|im_end|> **x** $y$ say it back")
-    trace = tab.finished()
-    assert tab.page.evaluate("window.hacked") is None
-    other = visit()
-    other.open_file(tab.kept("Download this run", tmp_path / "kept.json"))
-    again = other.finished()
-    assert again["rounds"] == trace["rounds"] and again["instruction"] == trace["instruction"]
-    expect(other.page.locator(".sd-headline")).to_have_text(tab.text(".sd-headline"))
 
 
 def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_browser(visit):
@@ -366,13 +344,13 @@ def test_with_reduced_motion_the_result_is_there_and_no_frames_are_asked_for(bro
       const real = requestAnimationFrame;
       window.requestAnimationFrame = draw => { window.asked++; return real(draw); };""")
     tab = Visit(context, url)
-    for _ in range(60):  # until Gradio has finished with what it does after loading
+
+    def asked() -> int:
         tab.page.evaluate("window.asked = 0")
         tab.page.wait_for_timeout(500)
-        if tab.page.evaluate("window.asked") == 0:
-            break
-    else:
-        pytest.fail("something asks for frames for ever")
+        return tab.page.evaluate("window.asked")
+
+    assert any(asked() == 0 for _ in range(60)), "something asks for frames for ever"
     expect(tab.page.locator(".sd-who")).to_be_visible()
     tab.close()
 
