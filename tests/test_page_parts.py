@@ -4,10 +4,7 @@ inputs and links, and the choice of models."""
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import time
-from urllib.parse import parse_qsl
 
 import pytest
 from fakes import FakeSession
@@ -72,54 +69,7 @@ def test_what_if_is_theorem_3_8_over_the_costs_of_the_run():
     assert wording.what_if(dataclasses.replace(TRACE, baseline=None)) == []
 
 
-# Inputs and links
-
-DEFAULTS = {
-    "question": "",
-    **dataclasses.asdict(Settings()),
-    **dataclasses.asdict(EMBEDDED),
-    "draft_tokens": "auto",
-}
-NONSENSE = (
-    "pair=none&target=somebody/model&draft=/etc&device=GPU&weight_format=int4&max_new_tokens=1e99&"
-    "draft_tokens=16&temperature=nan&top_p=x&top_k=3.5&seed=&numerics=<script>"
-)
-
-
-def test_a_link_restores_nothing_impossible_or_unsafe():
-    query = dict(parse_qsl(NONSENSE, keep_blank_values=True)) | {"kv_cache": "f16"}
-    found = choice.from_link(query, ["embedded", choice.OWN], DEFAULTS)
-    assert found == {**DEFAULTS, "kv_cache": "f16"}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("draft_tokens", "many", "draft_tokens is 'many'; it must be a whole number or auto."),
-        ("temperature", float("nan"), "temperature is nan"),
-        ("device", "C\nPU", "device is"),
-        ("pair", choice.OWN, "Your own pair needs a target"),
-    ],
-)
-def test_an_impossible_input_is_refused_in_one_sentence_that_names_it(name, value, said):
-    read = choice.settings_of if name in choice.SETTINGS else choice.models_of
-    with pytest.raises(BadInput, match=said):
-        read({**DEFAULTS, name: value})
-
-
-# Starting
-
-
-@pytest.mark.slow
-def test_the_page_imports_none_of_the_slow_libraries():
-    code = (
-        "import sys; from specdemo.ui import page, server\n"
-        "slow = 'torch', 'transformers', 'openvino', 'plotly'\n"
-        "print([name for name in slow if name in sys.modules])"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+# Runs and pairs
 
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
@@ -154,6 +104,11 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
 
 
 # The choice of models
+
+
+def test_a_pair_of_ones_own_needs_a_target():
+    with pytest.raises(BadInput, match="Your own pair needs a target"):
+        choice.models_of({"pair": choice.OWN})
 
 
 @pytest.mark.parametrize(
