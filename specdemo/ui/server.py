@@ -171,7 +171,6 @@ def page_app(
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
-    # Settings that Gradio has no option for when it is mounted.
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = 256  # 0.2 MB each; the longest unused go first
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
