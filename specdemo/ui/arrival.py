@@ -112,10 +112,8 @@ class Arrival:
             bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
         return f"<span>{html.escape(said)}</span>{bar}"
 
-    # On the page: the line, with a button where the page is its owner's.
-
     def lay_out(self) -> None:
-        """Adds the line to the layout being built."""
+        """Adds the line to the layout being built, with a button where the page is its owner's."""
         with gr.Row(elem_id="sd-arrival"):
             shown = gr.HTML(self.line, elem_classes="sd-arrival")
             self._button = gr.Button("Pause", size="sm", scale=0, visible=not self.shared)

@@ -7,11 +7,10 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from specdemo import metrics
 from specdemo.cli import option_name
@@ -99,16 +98,23 @@ def main(options: PageOptions) -> None:
 
 class PageDoor(doors.Door):
     """The door of the page. It knows which of Gradio's endpoints there are and what they take, so
-    that a wrong call is told so before Gradio fails on it."""
+    that a wrong request is told so before Gradio fails on it."""
 
     endless = ("/gradio_api/heartbeat/",)
 
-    functions: Mapping[int, Any]  # Gradio's, by number
+    blocks: gradio.Blocks
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
         from gradio_client.utils import is_file_obj_with_meta, traverse
 
         path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
+        if scope["method"] == "GET" and (path[0] == "call" or path == ["queue", "data"]):
+            queue, query = self.blocks._queue, parse_qs(scope["query_string"].decode("latin-1"))
+            asked = path[-1] if path[0] == "call" else query.get("session_hash", [""])[0]
+            known = [queue.event_ids_to_events, queue.pending_messages_per_session]
+            known += queue.pending_event_ids_session.values()
+            if not any(asked in names for names in known):
+                return 404, "There is no such event; it ended, or it never began."
         calls = path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]
         if scope["method"] != "POST" or not calls:
             return None
@@ -117,10 +123,10 @@ class PageDoor(doors.Door):
             data, number = asked.get("data"), asked.get("fn_index")
         except (ValueError, AttributeError, RecursionError):
             return 400, "The request's body is no JSON object."
-        named = (one for one in self.functions.values() if one.api_name == path[1])
+        named = (one for one in self.blocks.fns.values() if one.api_name == path[1])
         function = next(named, None)
         if isinstance(number, int):
-            function = self.functions.get(number)
+            function = self.blocks.fns.get(number)
         if function is None or function.fn is None:
             return 404, "There is no such endpoint; GET /gradio_api/info lists them."
         least = sum(not block.skip_api for block in function.inputs)
@@ -166,7 +172,7 @@ def page_app(
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
-    door.functions = blocks.fns
+    door.blocks = blocks
     app = FastAPI(middleware=door.middleware(), openapi_url=None)
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)
