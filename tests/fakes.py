@@ -154,6 +154,15 @@ def _round(at: int, text: str) -> Round:
     return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Polls for what other threads bring about; the limit is far from what it takes."""
+    for _ in range(4000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
@@ -189,7 +198,7 @@ def page_server(service, files: Path, *, key: str | None = None):
 
     os.environ["GRADIO_TEMP_DIR"] = str(files)
     blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
-    door = server.PageDoor(blocks)
+    door = server.PageDoor()
     listening = bound_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     app = server.page_app(blocks, looks, service, door, key)
