@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,29 +19,17 @@ MAX_NEW_TOKENS = 4096
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
-def number(value: Any) -> Any:
-    """Refuses true and false; 5.0 is 5, as JSON Schema has it."""
-    if isinstance(value, bool):
-        raise ValueError("it must be a number")
+def whole(least: int, most: int | None = None) -> Any:
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is 5, as JSON Schema has it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _draft_tokens(value: Any) -> Any:
-    return None if isinstance(value, str) and value.strip().lower() == "auto" else number(value)
-
-
-def _line(value: Any) -> str:
-    if value is not None and not (isinstance(value, str) and value.strip().isprintable()):
-        raise ValueError("it must be one line of printable text")
-    return (value or "").strip()
-
-
-def whole(least: int, most: int | None = None) -> Any:
-    return Annotated[int, Field(ge=least, le=most), BeforeValidator(number)]
-
-
 def real(least: float, most: float) -> Any:
-    return Annotated[float, Field(ge=least, le=most), BeforeValidator(number)]
+    return Annotated[float, Field(ge=least, le=most)]
 
 
 def listed(*names: str) -> Any:
@@ -51,15 +38,19 @@ def listed(*names: str) -> Any:
     return Annotated[tuple[Literal[names], ...], split]
 
 
+def _line(value: Any) -> str:
+    if value is not None and not (isinstance(value, str) and value.strip().isprintable()):
+        raise ValueError("it must be one line of printable text")
+    return (value or "").strip()
+
+
 Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
 def option(default: Any, help: str, **shown: str) -> Any:
-    """A field with its default and the help that the command line and the page show.
-
-    `shown` changes how the command line shows it: the option's `name`, its `metavar`, what it means
-    where it is `unset`, the option that switches a flag `off`.
-    """
+    """A field with its default and the help that the command line and the page show. `shown` changes
+    how the command line shows it: the option's `name`, its `metavar`, what it means where it is
+    `unset`, the option that switches a flag `off`."""
     return field(default=default, metadata={"help": help, **shown})
 
 
@@ -70,7 +61,7 @@ class Settings:
 
     max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
-        int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
+        whole(1, MAX_DRAFT) | None, BeforeValidator(lambda value: None if value == "auto" else value)
     ] = option(
         None,
         "draft length, tokens a round: a number, or auto, which adapts to what it measures",
@@ -83,7 +74,7 @@ class Settings:
     temperature: real(0, 5) = option(
         0.0, "0 takes the likeliest token; above it, tokens are sampled"
     )
-    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(number)] = option(
+    top_p: Annotated[float, Field(gt=0, le=1)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
     top_k: whole(0, 1_000_000) = option(
@@ -136,19 +127,14 @@ class ModelChoice:
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their
-    defaults.
-
-    Raises BadInput naming the first setting that cannot be used, its value and what would be
-    accepted.
-    """
+    defaults. Raises BadInput naming the first setting that cannot be used, its value and what would
+    be accepted."""
     try:
-        return _adapter(kind).validate_python(dict(values))
+        return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
-            raise cause from None
-        name, at = str(first["loc"][0]) if first["loc"] else _place(first), _place(first)
-        raise BadInput(sentence(error).replace(at, name, 1), param=name) from None
+        place = error.errors()[0]["loc"]
+        name = str(place[0]) if place else None
+        raise BadInput(sentence(error), param=name) from None
 
 
 def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
@@ -162,34 +148,10 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
 def sentence(error: ValidationError) -> str:
     """The first finding of a pydantic error as one sentence."""
     first = error.errors()[0]
-    place = _place(first)
+    place = ".".join(map(str, first["loc"])) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
-    if first["type"] == "unexpected_keyword_argument":
-        return f"There is no setting {place!r:.60}."
-    reason = first["msg"].removeprefix("Value error, ")
-    for pydantic_words, words in _WORDS.items():
-        reason = reason.replace(pydantic_words, words)
-    if first["type"].startswith("int_"):
-        reason = "it must be a whole number"
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if place == "draft_tokens":
-        reason += " or auto"
+        reason += ", or auto"
     return f"{place} is {first['input']!r:.60}; {reason}."
-
-
-_WORDS = {
-    "Input should be": "it must be",
-    "Path does not point to": "it is not",
-    "less than or equal to": "at most",
-    "greater than or equal to": "at least",
-    "greater than": "above",
-}
-
-
-def _place(finding: Any) -> str:
-    return ".".join(str(part) for part in finding["loc"]) or "the request"
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter:
-    return TypeAdapter(kind)

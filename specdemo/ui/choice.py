@@ -22,7 +22,7 @@ class Offer:
     `current` names the pair that this stands for now, `why` says why that one, and `later` is one
     that suits the machine better and is not here. On a server that is `shared` by strangers nobody
     may choose what would load or compile models anew: `fixed` names these inputs. `capacity` is
-    what sessions are made for (`active`, `cache_mb`, `exclusive` of Session)."""
+    what sessions are made for (`active`, `cache_mb`, `learn` of Session)."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first = first

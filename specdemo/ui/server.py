@@ -62,10 +62,10 @@ def main(options: PageOptions) -> None:
         models = ModelChoice(**given)
         if not (models.pair or models.target):
             models = replace(models, pair=AUTO)
-        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive")}
-        learn = options.learn_ngrams
-        capacity["learn"] = not strangers if learn is None else learn
-        offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
+        learn = not strangers if options.learn_ngrams is None else options.learn_ngrams
+        capacity = {"cache_mb": options.cache_mb, "learn": learn}
+        capacity["active"] = 1 if options.exclusive else options.visitors
+        offer = choice.Offer(models, strangers, **capacity)
         service = Service(offer.first, offer.open_session, limits_for(strangers), offer.fetch)
     metrics.log_requests()
     service.start()
