@@ -24,7 +24,7 @@ from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
+from specdemo.trace import Baseline, BaselineToken, Certificate, Trace
 
 ACTIVE_REQUESTS = 16
 """Requests that run at once, unless told otherwise."""

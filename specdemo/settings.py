@@ -48,9 +48,9 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
 def option(default: Any, help: str, **shown: str) -> Any:
-    """A field with its default and the help that the command line and the page show. `shown` changes
-    how the command line shows it: the option's `name`, its `metavar`, what it means where it is
-    `unset`, the option that switches a flag `off`."""
+    """A field with its default and the help that command line and page show. `shown` changes the
+    command line's: the option's `name`, its `metavar`, what it means where it is `unset`, the
+    option that switches a flag `off`."""
     return field(default=default, metadata={"help": help, **shown})
 
 
@@ -61,7 +61,8 @@ class Settings:
 
     max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
-        whole(1, MAX_DRAFT) | None, BeforeValidator(lambda value: None if value == "auto" else value)
+        whole(1, MAX_DRAFT) | None,
+        BeforeValidator(lambda value: None if value == "auto" else value),
     ] = option(
         None,
         "draft length, tokens a round: a number, or auto, which adapts to what it measures",

@@ -4,6 +4,8 @@ test that it is lossless, of our pair and of a peer."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -13,14 +15,7 @@ from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
 from specdemo.bench.prompts import PromptOptions
-from specdemo.cli import (
-    FAILURE,
-    answer_options,
-    check_output,
-    load_pair,
-    options_of,
-    write_json,
-)
+from specdemo.cli import answer_options, check_output, load_pair, options_of, write_json
 from specdemo.errors import RequestFailed
 from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
 from specdemo.terminal import printable, say, show, text, where
@@ -28,7 +23,10 @@ from specdemo.trace import as_json
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
+    from specdemo.bench.peers import Peer
     from specdemo.bench.report import Report
+    from specdemo.models.load import LoadedPair
+    from specdemo.session import Session
     from specdemo.settings import Settings
 
 
@@ -90,22 +88,20 @@ def bench(
 
 def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> Report:
     """Prints what `race.bench` yields as it comes, and its report."""
-    from specdemo.bench import peers, race
+    from specdemo.bench import race
     from specdemo.bench.report import Row, Skipped
-    from specdemo.session import Session
 
-    prompts, loaded = asked.read(), load_pair(choice)
+    prompts = asked.read()
     form = "{percentage:3.0f}% |{bar:24}| {desc}"
-    with Session(loaded) as session, tqdm(leave=False, disable=None, bar_format=form) as bar:
-        session.require_intact()
+    with (
+        _opened(asked, choice, settings) as (_, session, peers),
+        tqdm(leave=False, disable=None, bar_format=form) as bar,
+    ):
         say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
-        properties = session.target_properties(settings.numerics)
-        others = peers.peers_of(asked.peers or (), loaded, properties)
-        more = {"repeats": asked.repeats, "peers": list(peers.fitting(others))}
-        for event in race.bench(session, prompts, settings, **more):
+        for event in race.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
             if isinstance(event, race.Step):
                 bar.total, bar.n = event.total, event.done
-                bar.set_description_str(printable(event.text, keep=""))
+                bar.set_description_str(printable(event.text))
             elif isinstance(event, Skipped):
                 say(f"skipped {event.id}: {event.reason}", out)
             elif isinstance(event, Row):
@@ -115,6 +111,21 @@ def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: Te
     for title, table in reversed(event.tables().items()):
         show(title, table, out)
     return event
+
+
+@contextmanager
+def _opened(
+    asked: PromptOptions, choice: ModelChoice, settings: Settings
+) -> Iterator[tuple[LoadedPair, Session, list[Peer]]]:
+    """The chosen pair, which is intact, a session of it, and the peers that are asked for."""
+    from specdemo.bench.peers import peers_of
+    from specdemo.session import Session
+
+    loaded = load_pair(choice)
+    with Session(loaded) as session:
+        loaded.check.require()
+        properties = session.target_properties(settings.numerics)
+        yield loaded, session, list(peers_of(asked.peers or (), loaded, properties))
 
 
 def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
@@ -127,15 +138,11 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     loaded = load_pair(replace(choice, draft=NO_DRAFT if choice.pair else ""))
     compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
-    names = loaded.info.name, compared.info.name
-    measured.remember("agreement", " ".join(names), found.share)
-    say(
-        f"{names[0]} chooses the token of {names[1]} at {100 * found.share:.1f} % of "
-        f"{found.tokens} places; {found.identical} of {found.prompts} answers are the same",
-        out,
-    )
-    pairs = dict(zip(("pair", "reference"), names, strict=True))
-    return pairs | asdict(found) | {"agreement": found.share}
+    names = {"pair": loaded.info.name, "reference": compared.info.name}
+    measured.remember("agreement", " ".join(names.values()), found.share)
+    result = names | asdict(found) | {"agreement": found.share}
+    show("Tokens that both would choose", [result], out)
+    return result
 
 
 def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> list:
@@ -163,33 +170,26 @@ def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: T
 @answer_options
 def audit(
     asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
-) -> int:
+) -> None:
     from specdemo.bench import audit as audits
-    from specdemo.bench import peers
-    from specdemo.session import Session
+    from specdemo.bench.peers import to_audit
 
     chosen = asked.read()
     sampled = audits.sampled_settings(settings)
-    loaded = load_pair(choice)
-    with Session(loaded) as session:
-        session.require_intact()
-        properties = session.target_properties(settings.numerics)
-        others = peers.peers_of(asked.peers or (), loaded, properties)
+    with _opened(asked, choice, settings) as (loaded, session, peers):
         found = audits.audit(
             session,
             chosen,
             settings,
             draws=asked.draws,
             stop_ids=loaded.stop_ids,
-            peers=peers.to_audit(others, sampled.draft_tokens),
+            peers=to_audit(peers, sampled.draft_tokens),
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
         write_json(as_json(found), json_file)
     if not found.lossless:
-        click.echo("specdemo: speculative decoding changes the output of this pair", err=True)
-        return FAILURE
-    return 0
+        raise RequestFailed("Speculative decoding changes the output of this pair.")
 
 
 def _show_audit(audit: Audit, out: TextIO) -> None:
@@ -205,5 +205,4 @@ def _show_audit(audit: Audit, out: TextIO) -> None:
         say(f"{name}: {peer['note']}", out)
     cells = [*audit.sampling_cells, *(peer["sampling"] for peer in audit.peers.values())]
     first = {"drafter": "", "coupling": "", "batched": ""}
-    table = [first | cell for cell in cells if cell]
-    show("Sampling, against the exact distribution", table, out)
+    show("Sampling, against the exact distribution", [first | cell for cell in cells if cell], out)

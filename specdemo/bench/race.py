@@ -10,15 +10,13 @@ from datetime import UTC, datetime
 from statistics import median_low
 from time import perf_counter
 
-from specdemo.bench.energy import Meter
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.bench.report import Measurement, Report, Row, Skipped
-from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import BaselineToken, Trace, combined, over, summarize
+from specdemo.trace import combined, over, summarize
 
 PILOT_PROMPTS = 3
 """Answered by every variant of a peer; the fastest then answers all prompts."""
@@ -51,59 +49,54 @@ def bench(
     the peers run one after another before the next prompt. Setting `stop` ends within one forward
     of ours (or one answer of a peer), with a Report of the prompts finished until then.
     """
-    stop = stop or threading.Event()
-    since, total = perf_counter(), 1 + len(prompts)
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
+    stop, since = stop or threading.Event(), perf_counter()
+    report = Report(**Measurement.here(session, settings), repeats=repeats)
+    total = 1 + len(prompts)
     yield Step(0, total, "warming up")
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     list(session.race(WARM_UP, short, stop=stop))
-    chosen = yield from _pilot(peers, prompts[:PILOT_PROMPTS], settings, stop, skipped, total)
+    chosen = yield from _pilot(peers, prompts[:PILOT_PROMPTS], settings, stop, report, total)
     answers: dict[str, list[Answer]] = {name: [] for name in chosen}
     for done, prompt in enumerate(prompts, start=1):
         yield Step(done, total, f"{prompt.task}: {prompt.id}")
         try:
-            row = _measure(session, prompt, settings, repeats, stop)
+            traces = []
+            for _ in range(repeats):
+                *_, trace = session.race(prompt.instruction, settings, stop=stop)
+                traces.append(trace)
         except BadInput as error:
-            skipped.append(Skipped(prompt.id, str(error)))
-            yield skipped[-1]
+            report.skipped.append(Skipped(prompt.id, str(error)))
+            yield report.skipped[-1]
             continue
-        if row is None:
+        if trace.identical is None:
             break
-        rows.append(row)
-        yield row
-        for name, peer in list(chosen.items()):
+        figures = combined(map(summarize, traces), median_low)
+        report.rows.append(Row(prompt.id, prompt.task, tuple(traces), figures))
+        yield report.rows[-1]
+        for name in list(chosen):
             if stop.is_set():
                 break
             yield Step(done, total, f"{name}: {prompt.id}")
             try:
-                answers[name].append(peer.answer(prompt.instruction, settings))
+                answers[name].append(chosen[name].answer(prompt.instruction, settings))
             except RequestFailed as error:
                 del chosen[name]
-                skipped.append(Skipped(name, str(error)))
-    ours = [row.traces[0].token_ids for row in rows]
-    head = Measurement.here(session, settings)
-    yield Report(
-        **head | ({"pair": rows[0].traces[0].pair} if rows else {}),
-        rows=tuple(rows),
-        peers={
-            name: {
-                "tokens_per_s": _tokens_per_s(answers[name]),
+                report.skipped.append(Skipped(name, str(error)))
+    if report.rows:
+        report.pair = report.rows[0].traces[0].pair
+    ours = [row.traces[0].token_ids for row in report.rows]
+    for name, peer in chosen.items():
+        if theirs := answers[name]:
+            same = all(one == own for (one, _), own in zip(theirs, ours, strict=False))
+            # Two engines draw different random numbers: sampled answers are not compared.
+            report.peers[name] = {
+                "tokens_per_s": _tokens_per_s(theirs),
                 "settings": peer.settings,
-                # Two engines draw different random numbers: sampled answers are not compared.
-                "identical": None
-                if settings.temperature
-                else all(one[0] == own for one, own in zip(answers[name], ours, strict=False)),
+                "identical": None if settings.temperature else same,
             }
-            for name, peer in chosen.items()
-            if answers[name]
-        },
-        skipped=tuple(skipped),
-        repeats=repeats,
-        stopped=stop.is_set(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=perf_counter() - since,
-    )
+    report.stopped, report.seconds = stop.is_set(), perf_counter() - since
+    report.created = datetime.now(UTC).isoformat(timespec="seconds")
+    yield report
 
 
 def _pilot(
@@ -111,45 +104,26 @@ def _pilot(
     prompts: Sequence[BenchPrompt],
     settings: Settings,
     stop: threading.Event,
-    skipped: list[Skipped],
+    report: Report,
     total: int,
 ) -> Iterator[Step]:
-    """Returns the fastest variant of each peer, by name; adds those that failed to `skipped`."""
+    """Returns the fastest variant of each peer, by name; reports those that failed."""
     rates: dict[str, dict[float, Peer]] = defaultdict(dict)
     for peer in peers:
         if stop.is_set():
             break
-        yield Step(0, total, f"{peer.name} ({peer.variant})")
+        variant = f"{peer.name} ({peer.variant})"
+        yield Step(0, total, variant)
         try:
             peer.answer(WARM_UP, replace(settings, max_new_tokens=16))
             answers = [peer.answer(prompt.instruction, settings) for prompt in prompts]
             rates[peer.name][_tokens_per_s(answers)] = peer
         except RequestFailed as error:
-            skipped.append(Skipped(f"{peer.name} ({peer.variant})", str(error)))
-    return {name: variants[max(variants)] for name, variants in rates.items() if variants}
+            report.skipped.append(Skipped(variant, str(error)))
+    return {name: variants[max(variants)] for name, variants in rates.items()}
 
 
 def _tokens_per_s(answers: Sequence[Answer]) -> float:
     """Of decoding: the first token of an answer comes from its prefill."""
     tokens = sum(len(ids) - 1 for ids, _ in answers)
     return over(tokens, sum(seconds for _, seconds in answers)) or 0.0
-
-
-def _measure(
-    session: Session, prompt: BenchPrompt, settings: Settings, repeats: int, stop: threading.Event
-) -> Row | None:
-    """None where it was stopped before its end. Raises BadInput for a prompt that cannot be run."""
-    # A session that runs elsewhere brings a meter of its own.
-    meter = getattr(session, "meter", Meter)()
-    traces, figures = [], []
-    for _ in range(repeats):
-        joules: dict[type, list[float | None]] = {BaselineToken: [], Round: []}
-        for event in session.race(prompt.instruction, settings, stop=stop):
-            if not isinstance(event, Trace):
-                joules[type(event)].append(meter.joules())
-        if event.identical is None:
-            return None
-        spent = [seen[-1] - seen[0] if None not in seen else None for seen in joules.values()]
-        traces.append(event)
-        figures.append(replace(summarize(event), baseline_joules=spent[0], joules=spent[1]))
-    return Row(prompt.id, prompt.task, tuple(traces), combined(figures, median_low))

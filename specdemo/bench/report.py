@@ -7,8 +7,8 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,7 @@ TORCH_PACKAGES = ("torch", "transformers")
 DETAILS = "total skipped repeats stopped created seconds".split()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurement:
     """What was measured, and with what: the head of a report and of an audit."""
 
@@ -87,18 +87,18 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report(Measurement):
     """A whole benchmark, finished or (`stopped`) with what was measured until then. Rates are
     totals over totals, never means of rates. `peers` are as the contract has them."""
 
-    rows: tuple[Row, ...]
-    peers: dict[str, dict[str, Any]]
-    skipped: tuple[Skipped, ...]
-    repeats: int
-    stopped: bool
-    created: str
-    seconds: float
+    repeats: int = 1
+    rows: list[Row] = field(default_factory=list)
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    stopped: bool = False
+    created: str = ""
+    seconds: float = 0.0
 
     @cached_property
     def total(self) -> Summary:
@@ -123,7 +123,7 @@ class Report(Measurement):
         """As the contract has it; what it does not name is in `details`."""
         total = self.total
         return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Measurement)},
+            **{one.name: getattr(self, one.name) for one in dataclasses.fields(Measurement)},
             "rows": [row.as_dict() for row in self.rows],
             "summary": {
                 "speedup": total.speedup,
@@ -137,7 +137,7 @@ class Report(Measurement):
                 "prompts": len(self.rows),
                 "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
                 "cpu_seconds_per_token": {
-                    "autoregressive": total.baseline_cpu_seconds_per_token,
+                    "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
                     "speculative": over(total.cpu_seconds, total.decoded),
                 },
             },
@@ -148,16 +148,10 @@ class Report(Measurement):
 
     def tables(self) -> dict[str, Table]:
         """The report as tables by their titles, the most important one first."""
-        total, data = self.total, json.loads(to_json(self))
-        summary, details = data["summary"], data["details"]
-        by_task, cpu = summary.pop("speedup_by_task"), summary.pop("cpu_seconds_per_token")
-        summary |= {f"speedup, {task}": speedup for task, speedup in by_task.items()}
-        summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
-        plain = over(total.baseline_joules, total.baseline_decoded)
-        summary["joules per token, autoregressive"] = plain
-        summary["joules per token, speculative"] = over(total.joules, total.decoded)
-        facts = {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
-        facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
+        data, total = json.loads(as_json(self.as_dict())), self.total
+        facts = {"machine": self.machine}
+        facts |= {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
+        facts |= {name: data["details"][name] for name in ("repeats", "created", "seconds")}
         peers = []
         for name, peer in self.peers.items():
             # Like is compared with like: a peer's autoregressive decoding with ours.
@@ -166,44 +160,62 @@ class Report(Measurement):
             shown = {"settings": _listed(peer["settings"])}
             shown["ours is"] = over(ours, peer["tokens_per_s"])
             peers.append({"peer": name, **peer, **shown})
+        summary = []
+        for name, value in data["summary"].items():
+            parts = value if isinstance(value, dict) else {"": value}
+            for part, figure in parts.items():
+                title = ", ".join(filter(None, [name.replace("_", " "), part]))
+                summary.append({"": title, "figure": figure})
         return {
-            "Summary": [
-                {"": name.replace("_", " "), "figure": value} for name, value in summary.items()
-            ],
+            "Summary": summary,
             "Other engines": peers,
-            "How this was measured": [
-                {"": name, "value": value}
-                for name, value in ({"machine": self.machine} | facts).items()
-            ],
+            "How this was measured": [{"": name, "value": fact} for name, fact in facts.items()],
             "Prompts": [{**row.as_dict(), "": row.difference} for row in self.rows],
         }
 
+    def charts(self) -> dict[str, dict[str, float]]:
+        """Bar charts by their titles: a value for each label. None where nothing was measured."""
+        total = self.total
+        if not (total.decoded and total.baseline_decoded):
+            return {}
+        examined: Counter[int] = Counter()
+        accepted: Counter[int] = Counter()
+        for round_ in (round_ for row in self.rows for one in row.traces for round_ in one.rounds):
+            for place, token in enumerate(round_.drafted[: round_.accepted + 1], start=1):
+                accepted[place] += token.accepted
+                examined[place] += token.accepted or token.target_probability is not None
+        plain, scale = 1e3 / total.baseline_decoded, 1e3 / total.decoded
+        charts = {
+            "Speed-up over autoregressive decoding, by task": self.speedup_by_task,
+            "Milliseconds a token": {
+                "autoregressive decoding": total.baseline_decode_seconds * plain,
+                "speculative decoding": total.decode_seconds * scale,
+                "of that drafting": total.draft_seconds * scale,
+                "verifying": total.verify_seconds * scale,
+                "outside inference": total.outside_seconds * scale,
+            },
+            "Acceptance rate by position in the draft": {
+                str(place): accepted[place] / seen
+                for place, seen in sorted(examined.items())
+                if seen
+            },
+        }
+        if self.peers:
+            charts["Tokens a second, beside other engines on the same files"] = {
+                "specdemo/autoregressive": total.baseline_tokens_per_second,
+                "specdemo/speculative": total.tokens_per_second,
+                **{name: peer["tokens_per_s"] for name, peer in self.peers.items()},
+            }
+        return charts
+
     def page(self) -> str:
-        """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
-        plotly's own output is escaped."""
-        from jinja2 import Environment, FileSystemLoader
-        from plotly.offline import get_plotlyjs
+        """One self-contained HTML page. Everything is escaped."""
+        from jinja2 import Template
 
-        from specdemo.bench.figures import all_figures
-
-        environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-        environment.filters["text"] = text
-        look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
-        return environment.get_template("report.html.j2").render(
-            report=self,
-            tables=self.tables(),
-            figures=[figure.to_html(**look) for figure in all_figures(self)],
-            plotlyjs=get_plotlyjs(),
-        )
-
-
-def traces_of(rows: Iterable[Row]) -> list[Trace]:
-    return [trace for row in rows for trace in row.traces]
+        source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+        data = {"report": self, "tables": self.tables(), "charts": self.charts(), "text": text}
+        return Template(source, autoescape=True).render(data)
 
 
 def _listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
-
-
-def to_json(report: Report) -> str:
-    return as_json(report.as_dict())
