@@ -17,14 +17,14 @@ from tqdm import tqdm
 from specdemo.bench.prompts import PromptOptions
 from specdemo.cli import answer_options, check_output, load_pair, options_of, write_json
 from specdemo.errors import RequestFailed
+from specdemo.models.progress import Progress
 from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
-from specdemo.terminal import printable, say, show, text, where
+from specdemo.terminal import printable, say, show, where
 from specdemo.trace import as_json
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
     from specdemo.bench.peers import Peer
-    from specdemo.bench.report import Report
     from specdemo.models.load import LoadedPair
     from specdemo.session import Session
     from specdemo.settings import Settings
@@ -76,20 +76,15 @@ def bench(
     elif asked.record or asked.replay:
         result = _replay(asked, choice, settings, out)
     else:
-        report = _bench(asked, choice, settings, out)
-        if not report.rows:
-            raise RequestFailed(f"None of the prompts could be run: {report.skipped[0].reason}")
-        if asked.html:
-            Path(asked.html).write_text(report.page(), encoding="utf-8")
-        result = report.as_dict()
+        result = _bench(asked, choice, settings, out)
     if json_file:
         write_json(as_json(result), json_file)
 
 
-def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> Report:
-    """Prints what `race.bench` yields as it comes, and its report."""
+def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
+    """Measures, prints the report's tables and writes its page."""
     from specdemo.bench import race
-    from specdemo.bench.report import Row, Skipped
+    from specdemo.bench.report import page, tables
 
     prompts = asked.read()
     form = "{percentage:3.0f}% |{bar:24}| {desc}"
@@ -99,17 +94,15 @@ def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: Te
     ):
         say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
         for event in race.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
-            if isinstance(event, race.Step):
+            if isinstance(event, Progress):
                 bar.total, bar.n = event.total, event.done
                 bar.set_description_str(printable(event.text))
-            elif isinstance(event, Skipped):
-                say(f"skipped {event.id}: {event.reason}", out)
-            elif isinstance(event, Row):
-                figures = f"{event.figures.tokens} tokens, speed-up {text(event.figures.speedup)}"
-                same = f"identical: {text(event.identical)}"
-                say(f"{event.task} {event.id}: {figures}, {same}", out)
-    for title, table in reversed(event.tables().items()):
+    for title, table in reversed(tables(event).items()):
         show(title, table, out)
+    if not event["rows"]:
+        raise RequestFailed("None of the prompts could be run.")
+    if asked.html:
+        Path(asked.html).write_text(page(event), encoding="utf-8")
     return event
 
 

@@ -42,7 +42,7 @@ Generate = Callable[[int | None, list[int], Settings], Answer]
 """(draft length, the prompt's token ids, settings)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Peer:
     """One way of an engine to run a pair; `name` is ENGINE/MODE, `kind` tells it from others of
     that name, `load` makes its pipeline when it is first asked, `length` is its draft length."""

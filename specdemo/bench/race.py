@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median_low
 from time import perf_counter
+from typing import Any
 
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
-from specdemo.bench.report import Measurement, Report, Row, Skipped
+from specdemo.bench.report import Measurement, difference, row_of, summary_of
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.models.progress import Progress
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import combined, over, summarize
+from specdemo.trace import Summary, combined, over, summarize
 
 PILOT_PROMPTS = 3
 """Answered by every variant of a peer; the fastest then answers all prompts."""
 
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Progress: `done` of `total` prompts are finished, `text` (may hold user text) is next."""
-
-    done: int
-    total: int
-    text: str
 
 
 def bench(
@@ -41,86 +33,98 @@ def bench(
     repeats: int = 1,
     peers: Sequence[Peer] = (),
     stop: threading.Event | None = None,
-) -> Iterator[Step | Row | Skipped | Report]:
-    """Run `prompts`. Yields a Step before each piece of work; a Row, or a Skipped, after each
-    prompt; last, always, the Report.
+) -> Iterator[Progress | dict[str, Any]]:
+    """Run `prompts`. Yields Progress, in prompts, before each piece of work; after each prompt, and
+    last, the report on what has finished, as the contract has it; what that does not name is in
+    `details`.
 
     The medians of `repeats` runs of a prompt make its row. A prompt's answer, its baseline and then
     the peers run one after another before the next prompt. Setting `stop` ends within one forward
-    of ours (or one answer of a peer), with a Report of the prompts finished until then.
+    of ours (or one answer of a peer).
     """
-    stop, since = stop or threading.Event(), perf_counter()
-    report = Report(**Measurement.here(session, settings), repeats=repeats)
-    total = 1 + len(prompts)
-    yield Step(0, total, "warming up")
+    stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(prompts)
+    rows: list[dict[str, Any]] = []
+    figures: list[Summary] = []
+    ours: list[tuple[int, ...]] = []
+    details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
+    report = {**Measurement.here(session, settings), "rows": rows}
+    answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+    yield Progress("warming up", 0, total)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     list(session.race(WARM_UP, short, stop=stop))
-    chosen = yield from _pilot(peers, prompts[:PILOT_PROMPTS], settings, stop, report, total)
-    answers: dict[str, list[Answer]] = {name: [] for name in chosen}
+    for step in _ask(answers, WARM_UP, short, details["skipped"], stop):
+        yield Progress(step, 0, total)
+    answers = {peer: [] for peer in answers}
     for done, prompt in enumerate(prompts, start=1):
-        yield Step(done, total, f"{prompt.task}: {prompt.id}")
+        yield Progress(f"{prompt.task}: {prompt.id}", done, total)
+        traces = []
         try:
-            traces = []
             for _ in range(repeats):
                 *_, trace = session.race(prompt.instruction, settings, stop=stop)
                 traces.append(trace)
         except BadInput as error:
-            report.skipped.append(Skipped(prompt.id, str(error)))
-            yield report.skipped[-1]
+            details["skipped"][prompt.id] = str(error)
             continue
         if trace.identical is None:
             break
-        figures = combined(map(summarize, traces), median_low)
-        report.rows.append(Row(prompt.id, prompt.task, tuple(traces), figures))
-        yield report.rows[-1]
-        for name in list(chosen):
-            if stop.is_set():
-                break
-            yield Step(done, total, f"{name}: {prompt.id}")
-            try:
-                answers[name].append(chosen[name].answer(prompt.instruction, settings))
-            except RequestFailed as error:
-                del chosen[name]
-                report.skipped.append(Skipped(name, str(error)))
-    if report.rows:
-        report.pair = report.rows[0].traces[0].pair
-    ours = [row.traces[0].token_ids for row in report.rows]
-    for name, peer in chosen.items():
-        if theirs := answers[name]:
-            same = all(one == own for (one, _), own in zip(theirs, ours, strict=False))
-            # Two engines draw different random numbers: sampled answers are not compared.
-            report.peers[name] = {
-                "tokens_per_s": _tokens_per_s(theirs),
-                "settings": peer.settings,
-                "identical": None if settings.temperature else same,
-            }
-    report.stopped, report.seconds = stop.is_set(), perf_counter() - since
-    report.created = datetime.now(UTC).isoformat(timespec="seconds")
-    yield report
+        report["pair"] = trace.pair
+        ours.append(trace.token_ids)
+        figures.append(combined(map(summarize, traces), median_low))
+        rows.append(row_of(prompt, traces, figures[-1]))
+        if parted := difference(traces):
+            details["differences"][prompt.id] = parted
+        yield report
+        for step in _ask(answers, prompt.instruction, settings, details["skipped"], stop):
+            yield Progress(f"{step}: {prompt.id}", done, total)
+        if len(rows) == PILOT_PROMPTS:
+            answers = _fastest(answers)
+    report["summary"] = summary_of(rows, figures)
+    report["peers"] = _peers(_fastest(answers), ours, settings)
+    details |= {"stopped": stop.is_set(), "total": combined(figures)}
+    details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
+    yield report | {"details": details | {"seconds": perf_counter() - since}}
 
 
-def _pilot(
-    peers: Sequence[Peer],
-    prompts: Sequence[BenchPrompt],
+def _ask(
+    answers: dict[Peer, list[Answer]],
+    instruction: str,
     settings: Settings,
+    skipped: dict[str, str],
     stop: threading.Event,
-    report: Report,
-    total: int,
-) -> Iterator[Step]:
-    """Returns the fastest variant of each peer, by name; reports those that failed."""
-    rates: dict[str, dict[float, Peer]] = defaultdict(dict)
-    for peer in peers:
-        if stop.is_set():
-            break
+) -> Iterator[str]:
+    """Adds every peer's answer; one that fails is skipped from then on. Yields what comes next."""
+    for peer in list(answers):
         variant = f"{peer.name} ({peer.variant})"
-        yield Step(0, total, variant)
+        yield variant
+        if stop.is_set():
+            return
         try:
-            peer.answer(WARM_UP, replace(settings, max_new_tokens=16))
-            answers = [peer.answer(prompt.instruction, settings) for prompt in prompts]
-            rates[peer.name][_tokens_per_s(answers)] = peer
+            answers[peer].append(peer.answer(instruction, settings))
         except RequestFailed as error:
-            report.skipped.append(Skipped(variant, str(error)))
-    return {name: variants[max(variants)] for name, variants in rates.items()}
+            del answers[peer]
+            skipped[variant] = str(error)
+
+
+def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:
+    """The fastest variant of each peer that answered anything."""
+    slowest_first = sorted(answers, key=lambda peer: _tokens_per_s(answers[peer]))
+    best = {peer.name: peer for peer in slowest_first if answers[peer]}
+    return {peer: answers[peer] for peer in answers if best.get(peer.name) is peer}
+
+
+def _peers(
+    answers: dict[Peer, list[Answer]], ours: Sequence[tuple[int, ...]], settings: Settings
+) -> dict[str, dict[str, Any]]:
+    found = {}
+    for peer, given in answers.items():
+        same = all(one == own for (one, _), own in zip(given, ours, strict=False))
+        # Two engines draw different random numbers: sampled answers are not compared.
+        found[peer.name] = {
+            "tokens_per_s": _tokens_per_s(given),
+            "settings": peer.settings,
+            "identical": None if settings.temperature else same,
+        }
+    return found
 
 
 def _tokens_per_s(answers: Sequence[Answer]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
@@ -20,9 +20,6 @@ from specdemo.ui.limits import Visitor, visitor_of
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
-
-if TYPE_CHECKING:
-    from specdemo.bench.report import Report
 
 MOST_PROMPTS = 32
 
@@ -114,20 +111,18 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import Step, bench
-        from specdemo.bench.report import Row
+        from specdemo.bench.race import bench
+        from specdemo.models.progress import Progress
 
-        rows: list[dict[str, Any]] = []
         with self._service.session(pair, visitor) as session:
             for event in bench(session, spread(read_prompts(), limit), settings, stop=stop):
-                if isinstance(event, Row):
-                    rows.append(event.as_dict())
-                    yield {self.table: table_html("Prompts", rows)}
-                elif isinstance(event, Step):
+                if isinstance(event, Progress):
                     yield {self.progress: progress_html(event.done, event.total, event.text)}
+                elif event["rows"]:
+                    yield {self.table: table_html("Prompts", event["rows"])}
         words = "Stopped: what had finished is below." if stop.is_set() else "Finished."
         yield {self.progress: progress_html(1, 1, words), self.summary: summary_html(event)}
-        if rows:
+        if event["rows"]:
             paths = zip(self.files, write_files(event), strict=True)
             yield {file: gr.update(value=path, interactive=True) for file, path in paths}
 
@@ -182,27 +177,28 @@ def table_html(label: str, rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def summary_html(report: Report) -> str:
+def summary_html(report: Mapping[str, Any]) -> str:
     """The report in two sentences; one where nothing was finished."""
-    total = report.total
-    if not report.rows or total.speedup is None:
+    summary = report["summary"]
+    if summary["speedup"] is None:
         return "<p>No prompt was finished: there is nothing to sum up.</p>"
-    same = "Every answer" if report.identical else "Not every answer"
+    same = "Every answer" if summary["identical"] else "Not every answer"
     return (
-        f'<p class="sd-bench-summary"><b>{total.speedup:.2f} times the speed</b> over '
-        f"{len(report.rows)} prompts: {total.tokens_per_second:.0f} instead of "
-        f"{total.baseline_tokens_per_second:.0f} tokens/s, the worst prompt "
-        f"{report.worst_prompt_speedup:.2f} times. {same} was identical to its baseline. "
-        f"<span>{html.escape(report.machine)}</span></p>"
+        f'<p class="sd-bench-summary"><b>{summary["speedup"]:.2f} times the speed</b> over '
+        f"{summary['prompts']} prompts: {summary['speculative_tokens_per_s']:.0f} instead of "
+        f"{summary['autoregressive_tokens_per_s']:.0f} tokens/s, the worst prompt "
+        f"{summary['worst_prompt_speedup']:.2f} times. {same} was identical to its baseline. "
+        f"<span>{html.escape(report['machine'])}</span></p>"
     )
 
 
-def write_files(report: Report) -> list[str]:
+def write_files(report: Mapping[str, Any]) -> list[str]:
     """Paths of the report as JSON and HTML, in a new temporary folder."""
-    from specdemo.bench.report import to_json
+    from specdemo.bench.report import page
+    from specdemo.trace import as_json
 
     folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
     paths = [folder / f"specdemo-bench.{kind}" for kind in ("json", "html")]
-    for path, text in zip(paths, (to_json(report), report.page()), strict=True):
+    for path, text in zip(paths, (as_json(report), page(report)), strict=True):
         path.write_text(text, encoding="utf-8")
     return list(map(str, paths))
