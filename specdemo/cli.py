@@ -258,7 +258,7 @@ def check_output(destination: str | None, option: str) -> str | None:
     return destination
 
 
-def write_json(text: str, destination: str) -> None:
-    """Write UTF-8 to the file `destination`, '-' for standard output."""
+def write_json(text: str, destination: str | None) -> None:
+    """Write UTF-8 to the file `destination`, '-' for standard output, None for nowhere."""
     with click.open_file(destination, "wb") as file:
         file.write(text.encode("utf-8", "replace") + b"\n")

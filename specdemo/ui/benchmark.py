@@ -111,7 +111,7 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import bench
+        from specdemo.bench.report import bench
         from specdemo.models.progress import Progress
 
         with self._service.session(pair, visitor) as session:
