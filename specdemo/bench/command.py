@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 from pydantic.dataclasses import dataclass
-from tqdm import tqdm
 
 from specdemo.bench.prompts import PromptOptions
-from specdemo.cli import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.cli import (
+    answer_options,
+    check_output,
+    load_pair,
+    options_of,
+    progress_bar,
+    write_json,
+)
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
-from specdemo.terminal import printable, say, show, where
+from specdemo.terminal import printable, show, where
 from specdemo.trace import as_json
 
 if TYPE_CHECKING:
@@ -83,26 +89,19 @@ def bench(
 
 def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
     """Measures, prints the report's tables and writes its page."""
-    from specdemo.bench import race
-    from specdemo.bench.report import page, tables
+    from specdemo.bench import report
 
     prompts = asked.read()
-    form = "{percentage:3.0f}% |{bar:24}| {desc}"
-    with (
-        _opened(asked, choice, settings) as (_, session, peers),
-        tqdm(leave=False, disable=None, bar_format=form) as bar,
-    ):
-        say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
-        for event in race.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
+    with _opened(asked, choice, settings) as (_, session, peers), progress_bar() as bar:
+        for event in report.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
             if isinstance(event, Progress):
-                bar.total, bar.n = event.total, event.done
-                bar.set_description_str(printable(event.text))
-    for title, table in reversed(tables(event).items()):
+                bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
+    for title, table in reversed(report.tables(event).items()):
         show(title, table, out)
     if not event["rows"]:
         raise RequestFailed("None of the prompts could be run.")
     if asked.html:
-        Path(asked.html).write_text(page(event), encoding="utf-8")
+        Path(asked.html).write_text(report.page(event), encoding="utf-8")
     return event
 
 
@@ -188,14 +187,20 @@ def audit(
 def _show_audit(audit: Audit, out: TextIO) -> None:
     compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
     compared |= {f"{name}, greedy": peer["greedy"] for name, peer in audit.peers.items()}
-    for name, one in compared.items():
-        if one is not None:
-            same = f"{one.identical} of {one.prompts} answers identical"
-            say(f"{name}: {same} to autoregressive decoding ({one.tokens} tokens)", out)
-            for id, difference in one.differences[:10]:
-                say(f"  {id}: {where(difference)}", out)
-    for name, peer in audit.peers.items():
-        say(f"{name}: {peer['note']}", out)
+    rows = [
+        {
+            "": name,
+            **{key: getattr(one, key) for key in ("prompts", "identical", "tokens")},
+            "differences": "; ".join(
+                f"{id}: {where(parted)}" for id, parted in one.differences[:9]
+            ),
+        }
+        for name, one in compared.items()
+        if one
+    ]
+    show("Answers, against autoregressive decoding", rows, out)
+    notes = [{"": name, "note": peer["note"]} for name, peer in audit.peers.items()]
+    show("Other engines", notes, out)
     cells = [*audit.sampling_cells, *(peer["sampling"] for peer in audit.peers.values())]
     first = {"drafter": "", "coupling": "", "batched": ""}
     show("Sampling, against the exact distribution", [first | cell for cell in cells if cell], out)
