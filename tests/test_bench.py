@@ -1,4 +1,4 @@
-"""A benchmark of a scripted session: its prompts, the contract of its JSON, its arithmetic, peers."""
+"""A benchmark of a scripted session: its prompts, its JSON, its arithmetic, its peers."""
 
 from __future__ import annotations
 
