@@ -1,8 +1,5 @@
-"""The command line: the commands, the options they share, and one sentence for every failure.
-
-A command's module is imported only when the command is called or asked for its help: `--help` is
-quick.
-"""
+"""The command line: the commands, imported only when they are called or asked for their help, the
+options they share, and one sentence for every failure."""
 
 from __future__ import annotations
 
@@ -46,11 +43,7 @@ COMMANDS = {
 }
 """Name: the module with the click command of that name (`-` as `_`), and its help."""
 
-CONTEXT = {
-    "max_content_width": 100,
-    "help_option_names": ["-h", "--help"],
-    "show_default": True,
-}
+CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
 
 class _LazyGroup(click.Group):

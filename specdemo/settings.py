@@ -72,15 +72,11 @@ class Settings:
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: real(0, 5) = option(
-        0.0, "0 takes the likeliest token; above it, tokens are sampled"
-    )
+    temperature: real(0, 5) = option(0.0, "0 takes the likeliest token; above, tokens are sampled")
     top_p: Annotated[float, Field(gt=0, le=1)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
-    top_k: whole(0, 1_000_000) = option(
-        0, "sample among this many of the likeliest tokens; 0 for all"
-    )
+    top_k: whole(0, 1_000_000) = option(0, "sample among so many likeliest tokens; 0 for all")
     seed: whole(0, 2**63 - 1) = option(0, "seed of the sampling")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
@@ -107,10 +103,7 @@ class ModelChoice:
         metavar="DIR_OR_REPO",
     )
     draft: Line = option(
-        "",
-        "the draft model that goes with your own target model",
-        name="assistant_model",
-        metavar="DIR_OR_REPO",
+        "", "the draft model beside it", name="assistant_model", metavar="DIR_OR_REPO"
     )
     weight_format: Literal["int8", "int4", "fp16"] = option(
         "int8", "precision that a PyTorch checkpoint is exported to"

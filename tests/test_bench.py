@@ -196,8 +196,8 @@ def test_llama_cpp_runs_in_two_modes_to_the_stop_token_or_the_limit(
     changes = {"target_xml": tmp_path / "openvino_model.xml", "stop_ids": frozenset({9})}
     pair = dataclasses.replace(tiny_llama_pair, **changes)
     found = list(peers.peers_of(["llama-cpp"], pair, {}))
-    assert [peer.variant for peer in found] == ["Q4_1", "K=3", "K=5"]
-    assert [peer.variant for peer in peers.to_audit(found, 4)] == ["Q4_1", "K=4"]
+    assert [peer.settings["variant"] for peer in found] == ["Q4_1", "K=3", "K=5"]
+    assert [peer.length for peer in peers.to_audit(found, 4)] == [None, 4]
     assert found[0].answer("hello", Settings(max_new_tokens=3))[0] == (1, 2, 3)
     assert found[1].answer("hello", SETTINGS)[0] == tuple(range(4, 10))
     monkeypatch.setitem(sys.modules, "llama_cpp", None)

@@ -38,24 +38,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchOptions(PromptOptions):
-    html: str | None = option(
-        None, "write the report as one self-contained page with figures", metavar="FILE"
-    )
+    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
     repeats: whole(1, 99) = option(1, "runs of each prompt; medians count", metavar="R")
     reference: str | None = option(
-        None,
-        "measure how often the target chooses as that of this pair, and nothing else",
-        metavar="PAIR",
+        None, "only count how often the target chooses as this pair's", metavar="PAIR"
     )
-    record: str | None = option(
-        None, "record answers for --replay, and measure nothing", metavar="FILE"
-    )
+    record: str | None = option(None, "only record answers for --replay", metavar="FILE")
     replay: str | None = option(
         None, "decode recorded answers again over cost tables, without a clock", metavar="FILE"
     )
     costs: str | None = option(
         None,
-        "cost table of --replay: of bench/cost_tables.json, or a file like it",
+        "for --replay, of cost_tables.json or a file like it",
         metavar="NAME|FILE",
         unset="all",
     )
@@ -187,17 +181,11 @@ def audit(
 def _show_audit(audit: Audit, out: TextIO) -> None:
     compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
     compared |= {f"{name}, greedy": peer["greedy"] for name, peer in audit.peers.items()}
-    rows = [
-        {
-            "": name,
-            **{key: getattr(one, key) for key in ("prompts", "identical", "tokens")},
-            "differences": "; ".join(
-                f"{id}: {where(parted)}" for id, parted in one.differences[:9]
-            ),
-        }
-        for name, one in compared.items()
-        if one
-    ]
+    rows = []
+    for name, one in compared.items():
+        if one:
+            parted = "; ".join(f"{id}: {where(place)}" for id, place in one.differences)
+            rows.append({"": name, **asdict(one), "differences": parted})
     show("Answers, against autoregressive decoding", rows, out)
     notes = [{"": name, "note": peer["note"]} for name, peer in audit.peers.items()]
     show("Other engines", notes, out)

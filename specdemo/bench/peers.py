@@ -1,8 +1,5 @@
-"""Other engines on the same models and prompts, for `bench` and `audit` to compare with.
-
-An engine is a function of `ENGINES`, which yields the ways in which it can run a pair; its package
-is imported only when it is asked for. docs/reference/benchmark.md says what each of them runs.
-"""
+"""Other engines on the same models and prompts: each is a function of `ENGINES`, which yields the
+ways in which it can run a pair, and imports its package. docs/reference/benchmark.md lists them."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ LENGTHS = {"autoregressive": (None,), "speculative": (2, 3, 5), "prompt-lookup":
 """The modes, and the draft lengths that bench tries with each."""
 
 LOOKUP_NGRAM = 3
-
-MEMORY_PER_WEIGHT_BYTE = 1.6
-"""Of a compiled pipeline of OpenVINO GenAI, over the size of its weights on disk: measured 1.2 to
-1.5."""
+MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline of OpenVINO GenAI: measured 1.2 to 1.5
 
 Answer = tuple[tuple[int, ...], float]
 """Token ids, with the stop token, and the seconds from the first to the last."""
@@ -55,12 +49,9 @@ class Peer:
     length: int | None = None
 
     @property
-    def variant(self) -> str:
-        return f"K={self.length}" if self.length else self.kind
-
-    @property
     def settings(self) -> dict[str, str]:
-        return {"variant": self.variant, **self.properties}
+        variant = f"K={self.length}" if self.length else self.kind
+        return {"variant": variant, **self.properties}
 
     def answer(self, instruction: str, settings: Settings) -> Answer:
         """Raises RequestFailed with what the engine says."""
@@ -68,8 +59,8 @@ class Peer:
         try:
             return self.load()(self.length, list(ids), settings)
         except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise RequestFailed(f"{self.name} failed: {lines[-1].strip()[:200]}") from error
+            last = repr(error) if not str(error).strip() else str(error).strip().splitlines()[-1]
+            raise RequestFailed(f"{self.name} failed: {last[:200]}") from error
 
     def close(self) -> None:
         """Free the memory of the pipeline."""
@@ -100,10 +91,7 @@ def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """OpenVINO GenAI on the same IR files: each mode with our target's `properties`, then
     (`/default`) with the plugin's own."""
     if isinstance(loaded.target_xml, Checkpoint) or isinstance(loaded.draft_xml, Checkpoint):
-        raise BadInput(
-            "--peers openvino-genai runs IR; this pair is on a torch device: choose --peers "
-            "transformers, or devices of OpenVINO's."
-        )
+        raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
     ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
     if loaded.draft_xml:
         ways.append(("speculative", "PA"))
@@ -118,25 +106,25 @@ def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
 def _load_genai(
     loaded: LoadedPair, mode: str, properties: dict[str, str], backend: str
 ) -> Generate:
+    """Seconds are those of GenAI's own metrics."""
     import openvino_genai as genai
 
-    models, options = [loaded.target_xml], {"ATTENTION_BACKEND": backend}
-    if mode == "speculative":
-        models.append(loaded.draft_xml)
-        draft = str(loaded.draft_xml.parent), loaded.draft_device
-        options = {"draft_model": genai.draft_model(*draft, **properties)}
-    elif mode == "prompt-lookup":
-        options = {"prompt_lookup": True}
+    models = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
     size = sum(xml.with_suffix(".bin").stat().st_size for xml in models)
     needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
     if needed > 0.9 * free:
         raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
+    options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
+    if mode == "speculative":
+        draft = str(loaded.draft_xml.parent), loaded.draft_device
+        options = {"draft_model": genai.draft_model(*draft, **properties)}
+    elif mode == "prompt-lookup":
+        options = {"prompt_lookup": True}
     target = str(loaded.target_xml.parent), loaded.device
     pipeline = genai.LLMPipeline(*target, **properties, **options)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
-        """Seconds are those of GenAI's own metrics."""
-        config = genai.GenerationConfig(**_sampling(settings), rng_seed=settings.seed)
+        config = genai.GenerationConfig(**_sampling(settings, 2**64 - 1), rng_seed=settings.seed)
         config.max_new_tokens = settings.max_new_tokens
         config.stop_token_ids = set(loaded.stop_ids)
         if length is not None:
@@ -152,12 +140,13 @@ def _load_genai(
     return generate
 
 
-def _sampling(settings: Settings) -> dict[str, Any]:
-    """The options that OpenVINO GenAI and transformers share."""
+def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
+    """The options that OpenVINO GenAI and transformers share; `unlimited` is their top-k for all
+    tokens."""
     if not settings.temperature:
         return {"do_sample": False}
-    names = ("temperature", "top_p", "top_k") if settings.top_k else ("temperature", "top_p")
-    return {"do_sample": True, **{name: getattr(settings, name) for name in names}}
+    options = {"temperature": settings.temperature, "top_p": settings.top_p}
+    return {"do_sample": True, "top_k": settings.top_k or unlimited, **options}
 
 
 def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
@@ -165,13 +154,10 @@ def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     try:
         import llama_cpp
     except ImportError as error:
-        raise MissingPackage(
-            "--peers llama-cpp needs llama-cpp-python: pip install llama-cpp-python."
-        ) from error
+        message = "--peers llama-cpp needs llama-cpp-python: pip install llama-cpp-python."
+        raise MissingPackage(message) from error
     if not Path(loaded.target_xml).with_name(SOURCE).is_file():
-        raise BadInput(
-            "--peers llama-cpp runs the GGUF file of the embedded pair: --pair embedded."
-        )
+        raise BadInput("--peers llama-cpp runs the embedded pair's GGUF file: --pair embedded.")
     settings = {"llama-cpp-python": llama_cpp.__version__, "threads": str(processors())}
     for mode in ("autoregressive", "prompt-lookup"):
         load = cache(partial(_load_llama, loaded, mode))
@@ -211,10 +197,7 @@ def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pe
     """transformers on the same checkpoints; all modes share one copy of the weights, in the type of
     our target's `properties`. A draft model on no torch device is left out."""
     if not isinstance(loaded.target_xml, Checkpoint):
-        raise BadInput(
-            f"--peers transformers runs checkpoints; --device {loaded.device} runs IR: choose "
-            "--device torch:cpu or another of torch's."
-        )
+        raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     from specdemo.engine import torch_model
 
     target = torch_model.load_module(loaded.target_xml, loaded.device, properties["dtype"])
@@ -229,14 +212,13 @@ def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pe
     settings = {"dtype": str(target.dtype), "device": str(target.device)}
     kind = settings["dtype"].removeprefix("torch.")
     for mode, draft in drafts.items():
-        load = cache(partial(partial, _generate, loaded, target, draft))
+        load = cache(partial(partial, _generate, loaded, (target, draft)))
         yield Peer(loaded, f"transformers/{mode}", kind, settings, load)
 
 
 def _generate(
     loaded: LoadedPair,
-    target: Any,
-    draft: Any,
+    models: tuple[Any, Any],
     length: int | None,
     ids: list[int],
     settings: Settings,
@@ -245,7 +227,8 @@ def _generate(
     favour."""
     import torch
 
-    options: dict[str, Any] = {"top_k": 0, **_sampling(settings)}
+    target, draft = models
+    options = _sampling(settings, 0)
     if draft is not None:
         options["assistant_model"] = draft
         draft.generation_config.num_assistant_tokens = length
@@ -269,8 +252,4 @@ def _generate(
     return tuple(answer[0, len(ids) :].tolist()), seconds
 
 
-ENGINES = {
-    "openvino-genai": _genai,
-    "llama-cpp": _llama,
-    "transformers": _transformers,
-}
+ENGINES = {"openvino-genai": _genai, "llama-cpp": _llama, "transformers": _transformers}

@@ -65,8 +65,7 @@ class PromptOptions:
     limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
     peers: listed("openvino-genai", "llama-cpp", "transformers") | None = option(
         None,
-        "also run other engines on the same files: openvino-genai and llama-cpp, or on torch "
-        "devices transformers",
+        "also run openvino-genai and llama-cpp, or on torch devices transformers",
         metavar="NAME[,NAME]",
     )
 

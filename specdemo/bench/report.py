@@ -127,7 +127,7 @@ def _ask(
 ) -> Iterator[str]:
     """Adds every peer's answer; one that fails is skipped from then on. Yields what comes next."""
     for peer in list(answers):
-        variant = f"{peer.name} ({peer.variant})"
+        variant = f"{peer.name} ({peer.settings['variant']})"
         yield variant
         if stop.is_set():
             return
