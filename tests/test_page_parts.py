@@ -171,8 +171,8 @@ def test_a_link_restores_question_and_settings_and_nothing_impossible_or_unsafe(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("max_new_tokens", 0, "max_new_tokens is 0; it must be at least 1"),
-        ("draft_tokens", "many", "draft_tokens is 'many'; it must be a whole number or auto."),
+        ("max_new_tokens", 0, "max_new_tokens is 0; it must be"),
+        ("draft_tokens", "many", "draft_tokens is 'many'; it must be"),
         ("temperature", float("nan"), "temperature is nan"),
         ("device", "C\nPU", "device is"),
         ("pair", inputs.OWN, "Your own pair needs a target"),
