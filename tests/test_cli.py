@@ -27,15 +27,6 @@ from specdemo.trace import from_json
 QUESTION = "Explain the difference between fission and fusion"
 
 
-def refused(capsys, *arguments: str) -> str:
-    """The one line on stderr of a command that exits with 2."""
-    assert cli.main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert len(output.err.splitlines()) == 1
-    return output.err
-
-
 def test_help_imports_nothing_that_takes_long():
     code = "import sys; from specdemo import cli; cli.main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -59,6 +50,7 @@ def test_every_command_has_help(capsys, command):
         (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "equal to 1"]),
         (["run", "Hi", "--draft-tokens", "some"], ["--draft-tokens", "'some'", "auto"]),
         (["run", "Hi", "--temperature", "nan"], ["--temperature", "'nan'"]),
+        (["run", "Hi", "--pair", "embedded"], ["SPECDEMO_TOP_P", "'lots'"]),
         (["run", "Hi", "--drafter", "oracle"], ["--drafter", "oracle", "lookup"]),
         (["run", "Hi", "--pair", "unheard-of"], ["--pair", "'unheard-of'", "embedded"]),
         (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU"]),
@@ -68,14 +60,13 @@ def test_every_command_has_help(capsys, command):
         (["rehearse", "embedded"], ["PAIR", "'embedded'", "dolly-3b"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(capsys, arguments, words):
-    said = refused(capsys, *arguments)
-    assert [word for word in words if word not in said] == []
-
-
-def test_a_bad_variable_is_named(capsys, monkeypatch):
-    monkeypatch.setenv("SPECDEMO_MAX_NEW_TOKENS", "lots")
-    assert "SPECDEMO_MAX_NEW_TOKENS" in refused(capsys, "run", "Hi", "--pair", "embedded")
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, arguments, words):
+    if "TOP_P" in words[0]:
+        monkeypatch.setenv(words[0], "lots")
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert [word for word in words if word not in err] == []
 
 
 def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch):
@@ -196,33 +187,29 @@ def test_progress_is_a_line_a_step_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().err == "Downloading X\nConverting X\n"
 
 
-def raced(differs_at: int | None = None):
-    session = FakeSession()
-    session.differs_at = differs_at
-    return list(session.race("a b\u202e c\x1b d", Settings()))
-
-
 @pytest.mark.parametrize(
-    ("differs_at", "words"),
-    [(2, r"differ: token 3 is .* 'other ', margin 0.25 logits"), (None, "identical")],
-)
-def test_the_comparison_with_the_baseline_is_reported(differs_at, words):
-    *_, trace = raced(differs_at)
-    assert re.search(words, report(trace)[-1])
-
-
-@pytest.mark.parametrize(
-    ("stream", "shown"),
+    ("stream", "differs_at", "shown", "words"),
     [
-        (Terminal(), "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m"),
-        (io.StringIO(), "a b\\u202e c\\x1b d \n\nautoregressive decoding:\na b\\u202e c\\x1b d "),
+        (
+            Terminal(),
+            2,
+            "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m",
+            "differ: token 3 is .* 0.25 ",
+        ),
+        (io.StringIO(), None, "a b\\u202e c\\x1b d \n\nautoregressive decoding:", "identical"),
     ],
 )
-def test_an_answer_has_colours_on_a_terminal_and_no_control_characters(monkeypatch, stream, shown):
+def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
+    monkeypatch, stream, differs_at, shown, words
+):
     monkeypatch.setenv("TERM", "xterm")
-    events = raced()
-    assert show(events, Console(file=stream, soft_wrap=True)) is events[-1]
+    session = FakeSession()
+    session.differs_at = differs_at
+    trace = show(
+        session.race("a b\u202e c\x1b d", Settings()), Console(file=stream, soft_wrap=True)
+    )
     assert stream.getvalue().startswith(shown)
+    assert re.search(words, report(trace)[-1])
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
