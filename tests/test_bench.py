@@ -97,11 +97,15 @@ def test_speedups_are_total_time_over_total_time():
     assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
 
 
-def test_a_prompt_that_cannot_be_used_is_skipped_with_a_reason():
-    empty = SimpleNamespace(id="empty", task="qa", instruction=" ")
-    report = report_of([empty, PROMPTS[0]])
-    assert [row["id"] for row in report["rows"]] == ["one"]
+def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where():
+    session = FakeSession()
+    session.differs_at = 5
+    report = report_of([SimpleNamespace(id="empty", task="qa", instruction=" "), *PROMPTS], session)
+    assert [row["id"] for row in report["rows"]] == [prompt.id for prompt in PROMPTS]
+    assert report["rows"][0]["identical"] is False
     assert "is empty" in report["details"]["skipped"]["empty"]
+    said = report["details"]["differences"]["one"]
+    assert all(part in said for part in ("token 6", "'other '", "0.25 logits"))
 
 
 def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
@@ -114,15 +118,6 @@ def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
     summary = report["summary"]
     assert [summary[name] for name in ("speedup", "identical", "prompts")] == [None, None, 0]
     assert "No prompt was finished" in page(report)
-
-
-def test_a_row_that_is_not_identical_says_where_both_tokens_and_the_margin():
-    session = FakeSession()
-    session.differs_at = 5
-    report = report_of(PROMPTS[:1], session=session)
-    assert report["rows"][0]["identical"] is False
-    said = report["details"]["differences"]["one"]
-    assert all(part in said for part in ("token 6", "'other '", "0.25 logits"))
 
 
 def test_page_draws_bars_and_loads_and_runs_nothing(report, chromium, tmp_path):
@@ -146,13 +141,15 @@ def test_page_draws_bars_and_loads_and_runs_nothing(report, chromium, tmp_path):
 # Peers
 
 
-def test_a_peer_is_identical_only_with_our_very_tokens():
+def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token():
     ids = tuple(range(1, 10))
-    fakes = [FakePeer(tokens=ids), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
-    found = report_of(PROMPTS[:1], peers=fakes)["peers"]
+    fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
+    others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
+    found = report_of(PROMPTS[:1], peers=[*others, fast])["peers"]
+    assert found["fake/speculative"]["settings"] == {"variant": "fast"}
+    assert found["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
     assert found["fake/speculative"]["identical"] is True
     assert found["fake/other"]["identical"] is False
-    assert found["fake/other"]["tokens_per_s"] == pytest.approx(8 / 0.5)
 
 
 @pytest.mark.parametrize("failing", [0, 3])
@@ -162,13 +159,6 @@ def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(faili
     report = report_of(prompts, peers=fakes)
     assert len(report["rows"]) == 4 and list(report["peers"]) == ["fake/good"]
     assert "no reason" in report["details"]["skipped"]["fake/speculative (K=2)"]
-
-
-def test_the_fastest_variant_of_a_peer_is_reported():
-    fast, slow = FakePeer(variant="fast", seconds=0.1), FakePeer(variant="slow", seconds=1.0)
-    [found] = report_of(peers=[slow, fast])["peers"].values()
-    assert found["settings"] == {"variant": "fast"}
-    assert found["tokens_per_s"] == pytest.approx(20)
 
 
 class FakeLlama:
@@ -251,27 +241,17 @@ def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("content", "says"),
     [
-        ("{", "Invalid JSON"),
-        ("[" * 100_000, "Invalid JSON"),
-        ('{"id": 1, "task": "qa"}', "instruction is missing"),
-        (line(instruction=" "), "instruction is ' '"),
-        (line(id=True), "id is True"),
-        (line(id="first"), "repeats the id 'first'"),
+        (b"", "holds no prompts"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\n" + b"[" * 100_000, "line 2: .*Invalid JSON"),
+        (b'{"id": 1, "task": "qa"}', "line 1: instruction is missing"),
+        (line(instruction=" ").encode(), "line 1: instruction is ' '"),
+        (f"{line(id='first')}\n{line(id='first')}".encode(), "line 2 repeats the id 'first'"),
     ],
 )
-def test_a_bad_line_is_refused_by_number(tmp_path, bad, says):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f"{line(id='first')}\n{bad}")
-    with pytest.raises(BadInput, match=f"line 2:? .*{says}"):
-        read_prompts(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"", "holds no prompts"), (b"\xff\xfe\x00", "cannot be read")]
-)
-def test_files_without_prompts_or_text_are_refused(tmp_path, content, says):
+def test_a_bad_file_of_prompts_is_refused_by_line(tmp_path, content, says):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(BadInput, match=f"--prompts .*file {says}"):
         read_prompts(tmp_path / "file")
