@@ -103,7 +103,10 @@ class ModelChoice:
         metavar="DIR_OR_REPO",
     )
     draft: Line = option(
-        "", "the draft model that goes with it, or one of a pair's", name="assistant_model", metavar="DIR_OR_REPO"
+        "",
+        "the draft model that goes with it, or one of a pair's",
+        name="assistant_model",
+        metavar="DIR_OR_REPO",
     )
     weight_format: Literal["int8", "int4", "fp16"] = option(
         "int8", "precision that a PyTorch checkpoint is exported to"

@@ -17,8 +17,6 @@ from specdemo.settings import Settings, sentence
 
 MAX_JSON_BYTES = 20_000_000
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
-
 
 @dataclass(frozen=True, slots=True)
 class BaselineToken:
@@ -82,10 +80,8 @@ class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` what running it took. `cpu_seconds` (of all threads) and `outside_seconds`
     (wall time that was not inference) are those of decoding, prefill and certificate left out;
-    where `shared_with` others' requests at most were at work meanwhile, seconds are those of the
-    machine for all of them.
-
-    `identical` compares two runs that were decoded independently: the answer, and the baseline."""
+    where `shared_with` others' requests at most were at work meanwhile, seconds are those of all of
+    them. `identical` compares answer and baseline, which were decoded independently."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -96,7 +92,7 @@ class Trace:
     settings: Settings
     prefill_seconds: float
     rounds: tuple[Round, ...]
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length", "context", "cancelled"]
     cpu_seconds: float
     outside_seconds: float
     certificate: Certificate | None = None

@@ -213,22 +213,16 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     total, cpu = details["total"], summary.pop("cpu_seconds_per_token")
     by_task = summary.pop("speedup_by_task").items()
     summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
-    spent = {
-        "autoregressive decoding": (total["baseline_decode_seconds"], total["baseline_decoded"]),
-        "speculative decoding": (total["decode_seconds"], total["decoded"]),
-        "drafting": (total["draft_seconds"], total["decoded"]),
-        "verifying": (total["verify_seconds"], total["decoded"]),
-        "outside inference": (total["outside_seconds"], total["decoded"]),
-    }
+    ways = ("autoregressive", "speculative")
+    spent = {f"{way} decoding": over(1.0, summary[f"{way}_tokens_per_s"]) for way in ways}
+    parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}
+    for name, part in parts.items():
+        spent[name] = over(total[f"{part}_seconds"], total["decoded"])
+    own = {"settings": {}, "identical": None}
     ours = {
-        f"specdemo/{way}": {
-            "tokens_per_s": summary[f"{way}_tokens_per_s"],
-            "settings": {},
-            "identical": None,
-        }
-        for way in ("autoregressive", "speculative")
+        f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in ways
     }
-    peers = (ours | data["peers"]).items() if data["peers"] else ()
+    peers = ours | data["peers"] if data["peers"] else {}
     facts = {"machine": data["machine"]}
     facts |= {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
     facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
@@ -237,11 +231,11 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
         "Summary": [{"": name.replace("_", " "), "is": value} for name, value in summary.items()],
         "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
         "Time of a token": [
-            {"": name, "milliseconds": (over(seconds, tokens) or 0.0) * 1e3}
-            for name, (seconds, tokens) in spent.items()
+            {"": name, "milliseconds": seconds and 1e3 * seconds} for name, seconds in spent.items()
         ],
         "Other engines on the same files": [
-            {"": name, **peer, "settings": _listed(peer["settings"])} for name, peer in peers
+            {"": name, **peer, "settings": _listed(peer["settings"])}
+            for name, peer in peers.items()
         ],
         "How this was measured": [{"": name, "is": value} for name, value in facts.items()],
         "Prompts": [{**row, "": parted.get(row["id"], "")} for row in data["rows"]],
