@@ -53,7 +53,6 @@ def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
     ("options", "says"),
     [
         (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
-        (["bench", "--limit", "0"], "--limit"),
         (["bench", "--peers", "vllm"], "--peers"),
         (["bench", "--html", "/no/such/folder/b.html"], "--html"),
         (["bench", "--replay", "none.json"], "--replay none.json cannot be read"),

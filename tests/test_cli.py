@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import signal
@@ -86,18 +85,6 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
-
-
-def test_pairs_lists_the_embedded_pair_and_fetching_it_again_says_so(embedded_pair):
-    done = specdemo("pairs", "--json", "-")
-    assert done.returncode == 0
-    row = {row["name"]: row for row in json.loads(done.stdout)}["embedded"]
-    assert (row["target"], row["ready"], row["fits"]) == ("SmolLM2-135M-Instruct", True, True)
-    assert row["download_bytes"] == 92_871_040
-    assert row["memory_bytes"] > 0
-    done = specdemo("fetch", "embedded")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "embedded is ready" in done.stdout
 
 
 def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(

@@ -112,16 +112,6 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
     assert ones[7] == theirs[7].id, "the baseline goes on from its own token"
 
 
-def test_a_certificate_is_made_for_a_greedy_answer_where_it_is_asked_for(embedded):
-    settings = Settings(max_new_tokens=24)
-    trace = answered(embedded, PROMPTS[0], settings, certify=True)
-    assert trace.certificate.certified
-    assert trace.certificate.checked == len(trace.token_ids) == 24
-    assert answered(embedded, PROMPTS[0], settings).certificate is None
-    sampled = dataclasses.replace(settings, temperature=0.7)
-    assert answered(embedded, PROMPTS[0], sampled, certify=True).certificate is None
-
-
 # Prompts
 
 
