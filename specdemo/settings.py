@@ -131,7 +131,7 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     except ValidationError as error:
         place = error.errors()[0]["loc"]
         name = str(place[0]) if place else None
-        raise BadInput(sentence(error), param=name) from None
+        raise BadInput(sentence(error, name), param=name) from None
 
 
 def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
@@ -142,10 +142,10 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
         raise BadInput(f"{message} which offers {offered}.", param)
 
 
-def sentence(error: ValidationError) -> str:
-    """The first finding of a pydantic error as one sentence."""
+def sentence(error: ValidationError, place: str | None = None) -> str:
+    """The first finding of a pydantic error as one sentence, about what it names or `place`."""
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"])) or "the request"
+    place = place or ".".join(map(str, first["loc"])) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")

@@ -41,7 +41,7 @@ class BenchOptions(PromptOptions):
     html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
     repeats: whole(1, 99) = option(1, "runs of each prompt; medians count", metavar="R")
     reference: str | None = option(
-        None, "only count how often the target chooses as this pair's", metavar="PAIR"
+        None, "only compare the target's choices with those of this pair", metavar="PAIR"
     )
     record: str | None = option(None, "only record answers for --replay", metavar="FILE")
     replay: str | None = option(
@@ -142,10 +142,8 @@ def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: T
     loaded = load_pair(choice)
     if asked.record:
         with Session(loaded) as session:
-            records = list(replay.record(session, asked.read(), settings))
-        replay.write_records(records, asked.record)
-        if not asked.replay:
-            return []
+            recorded = list(replay.record(session, asked.read(), settings))
+        replay.write_records(recorded, asked.record)
     rows = list(replay.replay_all(records, tables, loaded, asked.without or ()))
     show("Speed-up by cost table", rows, out)
     return rows
