@@ -58,8 +58,8 @@ class Peer:
         ids = self.loaded.template.render(instruction, self.loaded.tokenizer)
         try:
             return self.load()(self.length, list(ids), settings)
-        except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-            last = repr(error) if not str(error).strip() else str(error).strip().splitlines()[-1]
+        except Exception as error:
+            last = (str(error).strip() or repr(error)).splitlines()[-1]
             raise RequestFailed(f"{self.name} failed: {last[:200]}") from error
 
     def close(self) -> None:

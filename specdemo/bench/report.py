@@ -66,9 +66,8 @@ def bench(
     peers: Sequence[Peer] = (),
     stop: threading.Event | None = None,
 ) -> Iterator[Progress | dict[str, Any]]:
-    """Run `prompts`. Yields Progress, in prompts, before each piece of work; after each prompt, and
-    last, the report on what has finished, as the contract has it; what that does not name is in
-    `details`.
+    """Run `prompts`. Yields Progress, in prompts, before each piece of work; after each prompt the
+    report with the `rows` so far; last, always, the whole report, which also has `details`.
 
     The medians of `repeats` runs of a prompt make its row. A prompt's answer, its baseline and then
     the peers run one after another before the next prompt. Setting `stop` ends within one forward
