@@ -395,5 +395,5 @@ def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(url
     parts = list(client.submit("Explain why the sky is blue", 60, api_name="/generate"))
     assert len(parts) > 1 and parts[-1]["done"] and parts[-1]["tokens"] == 60
     assert "".join(part["delta"] for part in parts) == parts[-1]["text"]
-    with pytest.raises(AppError, match="max_new_tokens is 0; it must be at least 1"):
+    with pytest.raises(AppError, match="max_new_tokens is 0; it must be"):
         client.predict("Hello", 0, api_name="/generate")

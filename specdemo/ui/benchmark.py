@@ -88,23 +88,22 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.race import Step, bench
-        from specdemo.bench.report import Row, to_json
+        from specdemo.bench.report import bench, page, tables
+        from specdemo.models.progress import Progress
+        from specdemo.trace import as_json
 
-        rows: list[dict[str, Any]] = []
         with self._service.session(pair, visitor) as session:
             for event in bench(session, spread(read_prompts(), limit), settings, stop=stop):
-                if isinstance(event, Row):
-                    rows.append(event.as_dict())
-                    yield {self.table: table_html("Prompts", rows)}
-                elif isinstance(event, Step):
+                if isinstance(event, Progress):
                     yield {self.progress: progress_html(event.done, event.total, event.text)}
+                elif event["rows"]:
+                    yield {self.table: table_html("Prompts", event["rows"])}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
-        if rows:
-            summary = table_html("Summary", event.tables()["Summary"])
-            yield {self.table: summary + table_html("Prompts", rows)}
+        if event["rows"]:
+            summary = table_html("Summary", tables(event)["Summary"])
+            yield {self.table: summary + table_html("Prompts", event["rows"])}
             folder = Path(tempfile.mkdtemp(prefix="specdemo-bench-"))
-            texts = {"json": to_json(event), "html": event.page()}
+            texts = {"json": as_json(event), "html": page(event)}
             for file, (kind, text) in zip(self.files, texts.items(), strict=True):
                 path = folder / f"specdemo-bench.{kind}"
                 path.write_text(text, encoding="utf-8")

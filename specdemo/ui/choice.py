@@ -83,7 +83,7 @@ class Offer:
     the pair AUTO has one that stands for it there; `later` suits the machine better and is not
     here, and takes its place once it is opened. Where strangers share the server nobody may choose
     what would load or compile models anew: `fixed` names these inputs. `capacity` is what sessions
-    are made for (`active`, `cache_mb`, `exclusive`, `learn` of Session)."""
+    are made for (`active`, `cache_mb`, `learn` of Session)."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity

@@ -55,8 +55,9 @@ def main(options: PageOptions) -> None:
         first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
         if not (first.pair or first.target):
             first = replace(first, pair=choice.AUTO)
-        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive", "learn")}
-        offer = choice.Offer(first, options.strangers, active=options.visitors, **capacity)
+        capacity = {"cache_mb": options.cache_mb, "learn": options.learn}
+        capacity["active"] = 1 if options.exclusive else options.visitors
+        offer = choice.Offer(first, options.strangers, **capacity)
         limits = SHARED_LIMITS if options.strangers else LIMITS
         service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
