@@ -21,20 +21,10 @@ def few_forwards(monkeypatch) -> None:
     monkeypatch.setattr(rehearsal, "TOKENS", (1, 2))
 
 
-LLAMA = {
-    "inner": 384,
-    "rotary": 1.0,
-    "parallel": False,
-    "tied": True,
-    "biased": False,
-    "llama": True,
-}
-
-
-@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["NeoX", "Llama"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, kind):
-    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, **kind)
+@pytest.mark.parametrize("llama", [False, True], ids=["NeoX", "Llama"])
+def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
+    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, tied=llama, llama=llama)
     write_made_up(shape, bits, tmp_path)
     figures = rehearse("tiny", tmp_path)
     assert len(figures.step_seconds) == 2
@@ -70,9 +60,6 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     milliseconds = 1000 * target["step_seconds"][0]
     assert find_pair("dolly-3b").facts == f"{milliseconds:.0f} ms a token"
     assert list(machine.cache_home().glob("rehearsal/scratch-*")) == []
-    assert cli.main(["rehearse", "dolly-3b"]) == 0
-    shown = capsys.readouterr().out
-    assert "made-up weights" in shown
 
 
 def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(
@@ -83,14 +70,6 @@ def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(
     assert draft.model == "SmolLM2-135M-Instruct" and draft.weights_bytes > 90_000_000
     assert target.model == "SmolLM2-1.7B-Instruct-int4"
     assert rounded.weights_bytes > target.weights_bytes
-
-
-def test_no_two_matrices_share_their_bytes_or_their_memory(tmp_path):
-    shape = Shape(hidden=1024, layers=4, heads=8, vocabulary=1000)
-    write_made_up(shape, 8, tmp_path)
-    figures = rehearse("tiny", tmp_path)
-    assert figures.weights_bytes == pytest.approx(shape.bytes(8), rel=0.05)
-    assert 0.9 * shape.bytes(8) < figures.own_bytes < 1.5 * shape.bytes(8) + 100_000_000
 
 
 def test_every_dolly_and_smollm2_pair_is_rehearsed_with_the_sizes_of_the_real_files():
