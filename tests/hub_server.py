@@ -1,6 +1,6 @@
 """A Hub on 127.0.0.1 for the huggingface_hub client, which misbehaves on demand.
 
-Model metadata, HEAD and GET of files, ETags, ranges, redirects, error codes.
+Model metadata, HEAD and GET of files, ETags, ranges, error codes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ XML, BIN = "openvino_model.xml", "openvino_model.bin"
 
 @dataclass
 class Repository:
-    """Files by name. `error` makes every request fail: (HTTP status, the Hub's X-Error-Code). In
-    the middle of its first large file `trouble` is called, once, and the connection breaks off."""
+    """Files by name. In the middle of its first large file `trouble` is called, once, and the
+    connection breaks off."""
 
     files: dict[str, bytes | memoryview]
     commit: str = COMMIT
-    error: tuple[int, str] | None = None
-    moved_to: str = ""
     trouble: Callable[[], None] | None = None
     _digests: dict[str, str] = field(default_factory=dict)
 
@@ -127,10 +125,6 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.hub.repositories.get(repo)
         if repository is None:
             self.fail(401, "RepoNotFound")
-        elif repository.error:
-            self.fail(*repository.error)
-        elif repository.moved_to:
-            self.head(307, 0, {"Location": self.path.replace(repo, repository.moved_to)})
         elif revision not in (None, "main", repository.commit):
             self.fail(404, "RevisionNotFound")
         elif not name:

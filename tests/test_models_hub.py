@@ -153,6 +153,15 @@ def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, m
 # Each failure, in one sentence.
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [("made-up/nowhere", "no model .*HF_TOKEN"), (f"{REPO}@v9", "no revision 'v9'")],
+)
+def test_what_the_hub_does_not_have_is_one_sentence(decoder, spec, words):
+    with pytest.raises(BadInput, match=rf"{words}.*\.\Z"):
+        fetch(spec)
+
+
 def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):
     folder = fetch().folder
     Check([folder]).require()
