@@ -40,7 +40,7 @@ COMMANDS = {
     "load": ("specdemo.serving.load", "Measure a server under load."),
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
     "train-draft": ("specdemo.training.command", "Train a draft head for a target model."),
-    "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),
+    "serve": ("specdemo.serving.server", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
     "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
     "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),

@@ -78,8 +78,6 @@ class FakeSession(Answering):
             raise self.refusal
         if prompt is None and not instruction.strip():
             raise BadInput("The prompt is empty; write a question or a task.")
-        if self.limit is not None and self.active >= self.limit:
-            raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         self.prompts.append(prompt)
         self.settings.append(question.settings)
         question = dataclasses.replace(question, stop=question.stop or threading.Event())
@@ -87,6 +85,8 @@ class FakeSession(Answering):
 
     def _answer(self, question: Question) -> Iterator[Round | Trace]:
         instruction, settings, stop = question.instruction, question.settings, question.stop
+        if self.limit is not None and self.active >= self.limit:
+            raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         rounds: list[Round] = []
         error = self.errors.pop(0) if self.errors else None
         pieces = self.text or [word + " " for word in instruction.split()]
@@ -158,12 +158,12 @@ def _round(at: int, text: str) -> Round:
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
     from specdemo.serving.api import application
-    from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.backend import LocalBackend
     from specdemo.serving.door import Server, bound_socket
     from specdemo.serving.options import ServeOptions
 
     options = ServeOptions(max_new_tokens=8)
-    backend = LocalBackend(load or (lambda report: Engine(session, loaded, options)))
+    backend = LocalBackend(options, load or (lambda *_: (session, loaded)))
     app = application(backend, options, key)
     server = Server(app, app.state.door, 5)
     listening = bound_socket("127.0.0.1", 0)

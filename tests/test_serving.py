@@ -15,8 +15,6 @@ from fakes import PIECES, FakeSession, served
 
 from specdemo.errors import BadInput, DamagedModel
 from specdemo.models.templates import CHATML, DOLLY, Message, Template
-from specdemo.serving.backend import Engine
-from specdemo.serving.options import ServeOptions
 from specdemo.trace import PairInfo, from_json
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
@@ -335,10 +333,10 @@ def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
 def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, embedded_pair):
     go_on = threading.Event()
 
-    def load(report):
+    def load(options, report):
         report("Downloading")
         go_on.wait(10)
-        return Engine(session, embedded_pair, ServeOptions())
+        return session, embedded_pair
 
     with served(session, embedded_pair, load=load) as server:
         client = client_of(server)

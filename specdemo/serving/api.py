@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -23,7 +23,7 @@ from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from specdemo import __version__
-from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed, SpecdemoError
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend
 from specdemo.serving.door import Door, error_body, has_key
@@ -35,9 +35,7 @@ from specdemo.trace import Trace, summarize, to_json
 log = logging.getLogger(__name__)
 
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
-RETRY_SECONDS = {429: "1", 503: "5"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-PING_LINE = b": nothing new\n\n"
 
 
 def application(
@@ -98,26 +96,22 @@ def application(
 
     async def answer(asked: CommonRequest, request: Request) -> Response:
         form, text = Form(asked, await model_named(asked.model)), ""
-        events = backend.answer(asked)
-        if not asked.stream:
-            async with aclosing(events):
-                async for event in events:
-                    if await request.is_disconnected():
-                        raise HTTPException(499, "The client closed its connection.")
-                    if event is not None:
-                        text, last = text + event.text, event
-            return JSONResponse(form.whole(text, last))
-        # What is refused is refused before the stream begins.
-        async for first in events:
-            if first is not None:
-                break
-        pieces = server_sent(form, first, events)
-        return StreamingResponse(
-            pieces,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-            media_type="text/event-stream",
-            background=BackgroundTask(pieces.aclose),
-        )
+        async with AsyncExitStack() as stack:
+            events = await stack.enter_async_context(aclosing(backend.answer(asked)))
+            async for event in events:
+                if await request.is_disconnected():
+                    raise HTTPException(499, "The client closed its connection.")
+                if event is None:
+                    continue
+                if asked.stream:  # what is refused was refused before this event
+                    return StreamingResponse(
+                        server_sent(form, event, events),
+                        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+                        media_type="text/event-stream",
+                        background=BackgroundTask(stack.pop_all().aclose),
+                    )
+                text, last = text + event.text, event
+        return JSONResponse(form.whole(text, last.what, last.reason))
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def chat(asked: ChatRequest, request: Request) -> Response:
@@ -142,9 +136,10 @@ def refusal(error: Exception) -> JSONResponse:
     elif isinstance(error, BadInput):
         message, param, code = str(error), error.param, error.code or "invalid_value"
         status = 404 if code == "model_not_found" else 400
-    elif isinstance(error, Busy | CacheFull | RequestFailed):
-        status, message, code = error.http_status, str(error), CODES[error.http_status]
-        headers = {"Retry-After": RETRY_SECONDS[status]} if status in RETRY_SECONDS else None
+    elif isinstance(error, SpecdemoError):
+        status, message = error.http_status, str(error)
+        code = CODES.get(status)
+        headers = {"Retry-After": "1"} if status in (429, 503) else None
     return JSONResponse(error_body(status, message, param, code), status, headers)
 
 
@@ -162,9 +157,7 @@ class Form:
     """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
-        self._chat = isinstance(asked, ChatRequest)
-        self._wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._extension = asked.extension
+        self._asked, self._chat = asked, isinstance(asked, ChatRequest)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -173,32 +166,32 @@ class Form:
             "system_fingerprint": model["target_revision"] or None,
         }
 
-    def whole(self, text: str, last: Event) -> dict[str, Any]:
+    def whole(self, text: str, trace: Trace, reason: str) -> dict[str, Any]:
         """The answer without streaming."""
-        said = {"text": text}
-        if self._chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        more = {"usage": _usage(last.what), "speculative": self._figures(last.what)}
-        return self._written(said, last.reason, more)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        said = {"message": message} if self._chat else {"text": text}
+        more = {"usage": _usage(trace), "speculative": self._figures(trace)}
+        return self._written(said, reason, more)
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """What is sent for an event: some have text, all are sent if rounds were asked for."""
         what, more = event.what, {}
-        if isinstance(what, Trace):
+        begins, ends = isinstance(what, int), isinstance(what, Trace)
+        if ends:
             more = {"speculative": self._figures(what)}
-        elif self._extension.rounds:
+        elif self._asked.extension.rounds:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
-            told = what if isinstance(what, int) else dataclasses.asdict(what)
-            more = {"speculative": {name: told}}
-        if not (event.text or more or isinstance(what, int)):
+            more = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
+        if not (event.text or more or begins):
             return
         said = {"text": event.text}
         if self._chat:
-            role = {"role": "assistant"} if isinstance(what, int) else {}
+            role = {"role": "assistant"} if begins else {}
             said = {"delta": {**role, "content": event.text}}
             more["object"] = "chat.completion.chunk"
         yield self._written(said, event.reason or None, more)
-        if isinstance(what, Trace) and self._wants_usage:
+        options = self._asked.stream_options
+        if ends and options and options.include_usage:
             yield {**self._head, **more, "choices": [], "usage": _usage(what)}
 
     def _written(self, said: dict, reason: str | None, more: dict) -> dict[str, Any]:
@@ -222,9 +215,11 @@ class Form:
             "draft_s": summary.draft_seconds,
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
-            "certified": trace.certificate.certified if trace.certificate else None,
+            "certified": trace.certificate and trace.certificate.certified,
         }
-        return {**found, "trace": json.loads(to_json(trace))} if self._extension.trace else found
+        if self._asked.extension.trace:
+            found["trace"] = json.loads(to_json(trace))
+        return found
 
 
 def _usage(trace: Trace) -> dict[str, int]:
@@ -233,23 +228,20 @@ def _usage(trace: Trace) -> dict[str, int]:
 
 
 async def server_sent(
-    form: Form, event: Event | None, events: AsyncIterator[Event | None]
+    form: Form, event: Event, events: AsyncIterator[Event | None]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error in the middle is one too, and
     the last. Where there is no event a comment is sent: its reader may want to stop, and looks up
     only when something comes."""
     try:
         while True:
-            for chunk in form.chunks(event) if event else ():
+            for chunk in form.chunks(event):
                 yield f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n".encode()
-            if event is None:
-                yield PING_LINE
-            event = await anext(events)
+            while (event := await anext(events)) is None:
+                yield b": nothing new\n\n"
     except StopAsyncIteration:
         yield b"data: [DONE]\n\n"
     except Exception as error:
         if not isinstance(error, SpecdemoError):
             log.error("A request failed.", exc_info=error)
         yield b"data: %b\n\n" % refusal(error).body
-    finally:
-        await events.aclose()

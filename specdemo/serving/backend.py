@@ -9,10 +9,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from specdemo.answering import Question
@@ -52,9 +53,9 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a request: the tokens of its prompt once it is accepted, then what its
-    session yields, the Trace last. `text` is certain to be part of the answer; `reason` is why it
-    ended: "stop", "length" or "cancelled"."""
+    """What happens to a request: the tokens of its prompt, and what its session yields, the Trace
+    last. `text` is certain to be part of the answer; `reason` is why it ended: "stop" or
+    "length"."""
 
     what: int | Waiting | Round | BaselineToken | Trace
     text: str = ""
@@ -66,7 +67,7 @@ class StopText:
 
     def __init__(self, strings: tuple[str, ...]):
         self._strings = strings
-        self._starts = {string[:size] for string in strings for size in range(1, len(string))}
+        self._starts = tuple({string[:size] for string in strings for size in range(len(string))})
         self.held = ""
         self.found = False
 
@@ -76,23 +77,61 @@ class StopText:
             return ""
         text = self.held + text
         places = [at for string in self._strings if (at := text.find(string)) >= 0]
-        if places:
-            self.found, self.held = True, ""
-            return text[: min(places)]
-        ends = (text[at:] for at in range(len(text)))
-        self.held = next((end for end in ends if end in self._starts), "")
-        return text[: len(text) - len(self.held)]
+        self.found = bool(places)
+        starts = [start for start in self._starts if text.endswith(start)]
+        self.held = "" if places else max(starts, key=len, default="")
+        return text[: min(places, default=len(text) - len(self.held))]
 
 
-class Engine:
-    """A session with its tokenizer and template. `model` is its entry in /v1/models."""
+def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
+    """Fetch what is missing of the pair, compile it, and return its session, ready for full speed.
 
-    def __init__(self, session: Session, loaded: LoadedPair, options: ServeOptions):
-        self.session = session
-        self._template, self._tokenizer = loaded.template, loaded.tokenizer
-        self._numerics = ("exact",) if options.strangers else ("exact", "fast")
-        info, limit = session.info, session.context_limit
-        self.model = {
+    Takes from seconds to as long as a download. Raises SpecdemoError with one sentence.
+    """
+    from specdemo.models.load import load_pair
+    from specdemo.models.registry import chosen_pair
+    from specdemo.session import Session
+
+    loaded = load_pair(
+        chosen_pair(options), choice=options, progress=lambda progress: report(progress.line)
+    )
+    report("Compiling the models for this processor")
+    session = Session(
+        loaded,
+        threads=options.cpus_per_replica,
+        active=options.ongoing,
+        waiting=options.waiting,
+        cache_mb=options.cache_mb,
+        learn=not options.strangers if options.learn_ngrams is None else options.learn_ngrams,
+    )
+    session.prepare()
+    return session, loaded
+
+
+class LocalBackend:
+    """One pair in this process. Until `load` has opened it every request raises NotReady.
+
+    A request that the session cannot take on raises Busy: its queue is the only limit.
+    """
+
+    def __init__(self, options: ServeOptions, opener: Callable = open_pair):
+        self._options, self._opener = options, opener
+        self._session: Session | None = None
+        self._line = "The model is being loaded"
+        self._stops: set[threading.Event] = set()  # of requests in threads that may be ending
+        self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
+        self.failed: str | None = None
+
+    def load(self) -> None:
+        """Load now. A failure is what every request gets from then on; it is not raised here."""
+        try:
+            session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
+        except Exception as error:
+            log.error("The model cannot be loaded.", exc_info=error)
+            self.failed = str(error)
+            return
+        info, context = session.info, session.context_limit
+        self._model = {
             "id": info.target,
             "object": "model",
             "created": int(time.time()),
@@ -101,129 +140,37 @@ class Engine:
             "draft": info.draft,
             "target_revision": info.target_revision,
             "draft_revision": info.draft_revision,
-            "context_length": limit,
-            "max_answer_tokens": min(MAX_NEW_TOKENS, limit - 1),
-            "vocabulary_size": loaded.tokenizer.vocabulary_size,
+            "context_length": context,
+            "max_answer_tokens": min(MAX_NEW_TOKENS, context - 1),
+            "vocabulary_size": self._loaded.tokenizer.vocabulary_size,
             "numerics_found": info.numerics_found,
         }
-        self._default_limit = min(options.max_new_tokens, self.model["max_answer_tokens"])
-
-    def answer(
-        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
-    ) -> None:
-        """Ask the session and `emit` the events. Setting `stop` ends it within a round. Raises
-        BadInput or Busy before the first event."""
-        size, question = self._question(asked, stop, lambda waiting: emit(Event(waiting)))
-        text = StopText(asked.stops)
-        with closing(self.session.ask(question)) as events:
-            emit(Event(size))
-            for event in events:
-                if isinstance(event, Round):
-                    certain = text.push("".join(token.text for token in event.tokens))
-                    if text.found:
-                        stop.set()
-                    emit(Event(event, certain))
-                elif isinstance(event, Trace):
-                    reason = "stop" if text.found else event.finish_reason
-                    reason = "length" if reason == "context" else reason
-                    emit(Event(event, text.held, reason))
-                else:
-                    emit(Event(event))
-
-    def _question(
-        self, asked: CommonRequest, stop: threading.Event, on_wait: Callable[[Waiting], None]
-    ) -> tuple[int, Question]:
-        """The prompt's length in tokens, and what to ask the session."""
-        settings = asked.settings(self._default_limit)
-        require_loaded(settings, self._numerics, "speculative.numerics")
-        longest, context = self.model["max_answer_tokens"], self.model["context_length"]
-        if settings.max_new_tokens > longest:
-            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
-        prompt, title = self._prompt(asked)
-        if len(prompt) >= context:
-            raise BadInput(
-                f"This model's maximum context length is {context} tokens. However, your prompt "
-                f"has {len(prompt)} tokens. Please reduce its length.",
-                "messages" if isinstance(asked, ChatRequest) else "prompt",
-                "context_length_exceeded",
-            )
-        extras = asked.extension
-        # A race answers its instruction, which is all of the prompt.
-        ids = None if extras.baseline else prompt
-        asks = Question(title, settings, ids, extras.certify, extras.baseline, stop, on_wait)
-        return len(prompt), asks
-
-    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the `instruction` of its trace: the last message."""
-        tokenizer = self._tokenizer
-        if isinstance(asked, ChatRequest):
-            roles = {"developer": "system"}
-            turns = [Message(roles.get(one.role, one.role), one.text) for one in asked.messages]
-            return tuple(self._template.render_chat(turns, tokenizer)), turns[-1].content
-        if isinstance(asked.prompt, str):
-            ids, text = tokenizer.encode(asked.prompt, special=False, bos=True), asked.prompt
-        else:
-            ids, last = asked.prompt, tokenizer.vocabulary_size - 1
-            if not all(0 <= id <= last for id in ids):
-                raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-            text = tokenizer.decode(ids)
-        if not ids:
-            raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
-        return tuple(ids), text
-
-
-class LocalBackend:
-    """One engine in this process. `load` makes it; until then every request raises NotReady.
-
-    A request that the session cannot take on raises Busy: its queue is the only limit.
-    """
-
-    def __init__(self, load: Callable[[Callable[[str], None]], Engine]):
-        self._load = load
-        self._engine: Engine | None = None
-        self.failed: str | None = None
-        self._line = "The model is being loaded"
-        self._stops: set[threading.Event] = set()
-        self._metrics = Metrics(
-            lambda: self._engine and self._engine.session, lambda: len(self._stops)
-        )
-
-    def load(self) -> None:
-        """Load now. A failure is what every request gets from then on; it is not raised here."""
-        try:
-            self._engine = self._load(partial(setattr, self, "_line"))
-        except Exception as error:
-            log.error("The model cannot be loaded.", exc_info=error)
-            self.failed = str(error)
+        self._session = session
 
     def close(self) -> None:
         """Stop every answer and release the models."""
         for stop in list(self._stops):
             stop.set()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
-    @property
-    def in_flight(self) -> int:
-        """Requests at work or waiting, in threads that may be ending."""
-        return len(self._stops)
-
-    def ready_engine(self) -> Engine:
-        """The engine. Raises NotReady."""
+    def require_ready(self) -> dict[str, Any]:
+        """The model's entry in /v1/models. Raises NotReady."""
         if self.failed is not None:
             raise NotReady(f"{LOADING_FAILED} {self.failed}")
-        if self._engine is None:
+        if self._session is None:
             raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
-        return self._engine
+        return self._model
 
     async def model(self) -> dict[str, Any]:
-        return self.ready_engine().model
+        return self.require_ready()
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
-        status = "failed" if self.failed else "ready" if self._engine else "loading"
-        found = {"status": status, "replicas": int(status == "ready"), "in_flight": self.in_flight}
+        status = "failed" if self.failed else "ready" if self._session else "loading"
+        found = {"status": status, "replicas": int(status == "ready")}
+        found["in_flight"] = len(self._stops)
         return found if status == "ready" else {**found, "detail": self.failed or self._line}
 
     async def metrics(self) -> str:
@@ -237,47 +184,96 @@ class LocalBackend:
         Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
         thread of its own.
         """
-        engine = self.ready_engine()
+        self.require_ready()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
-        def put(item: Event | BaseException | None) -> None:
-            try:
+        def put(item: Event | BaseException) -> None:
+            with suppress(RuntimeError):  # the loop has closed: nobody reads
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
-            except RuntimeError:  # the loop has closed: nobody reads
-                stop.set()
 
         def run() -> None:
-            end = None
+            last = None
             try:
-                engine.answer(asked, stop, put)
+                with Record(self._metrics) as record:
+                    for last in self._events(asked, stop, put):
+                        if last.reason:
+                            record.end(last.reason, last.what)
+                        else:
+                            record.saw(last.what)
+                            put(last)
+                if last.reason == "cancelled":
+                    raise RequestFailed("The answer was cut off: the server is being stopped.")
             except BaseException as error:
-                end = error
+                last = error
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
             self._stops.discard(stop)
-            put(end)
+            put(last)
 
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
-            with Record(self._metrics) as record:
-                while True:
-                    try:
-                        async with asyncio.timeout(PING):
-                            event = await arrived.get()
-                    except TimeoutError:
-                        yield None
-                        continue
-                    if event is None:
-                        return
-                    if isinstance(event, BaseException):
-                        raise event
-                    if event.reason:
-                        record.end(event.reason, event.what)
-                    if event.reason == "cancelled":
-                        raise RequestFailed("The answer was cut off: the server is being stopped.")
-                    record.saw(event.what)
-                    yield event
+            event = None
+            while event is None or not event.reason:
+                try:
+                    async with asyncio.timeout(PING):
+                        event = await arrived.get()
+                except TimeoutError:
+                    event = None
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
         finally:
             stop.set()
+
+    def _events(
+        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
+    ) -> Iterator[Event]:
+        """Asks the session; while it waits, that is emitted. Setting `stop` ends it within a
+        round. Raises BadInput or Busy before the first event."""
+        longest, extras = self._model["max_answer_tokens"], asked.extension
+        settings = asked.settings(min(self._options.max_new_tokens, longest))
+        numerics = ("exact",) if self._options.strangers else ("exact", "fast")
+        require_loaded(settings, numerics, "speculative.numerics")
+        if settings.max_new_tokens > longest:
+            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
+        prompt, title = self._prompt(asked)
+        question = Question(
+            title,
+            settings,
+            None if extras.baseline else prompt,  # a race answers its instruction
+            extras.certify,
+            extras.baseline,
+            stop,
+            on_wait=lambda waiting: emit(Event(waiting)),
+        )
+        text = StopText(asked.stops)
+        with closing(self._session.ask(question)) as events:
+            first = next(events)
+            yield Event(len(prompt))
+            for event in chain([first], events):
+                certain, reason = "", ""
+                if isinstance(event, Round):
+                    certain = text.push("".join(token.text for token in event.tokens))
+                    if text.found:
+                        stop.set()
+                elif isinstance(event, Trace):
+                    certain, reason = text.held, event.finish_reason
+                    reason = "stop" if text.found else "length" if reason == "context" else reason
+                yield Event(event, certain, reason)
+
+    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
+        """The prompt's ids, and the `instruction` of its trace: the last message."""
+        tokenizer = self._loaded.tokenizer
+        if isinstance(asked, ChatRequest):
+            roles = {"developer": "system"}
+            turns = [Message(roles.get(one.role, one.role), one.text) for one in asked.messages]
+            ids = self._loaded.template.render_chat(turns, tokenizer)
+            return tuple(ids), turns[-1].content
+        if isinstance(asked.prompt, str):
+            return tuple(tokenizer.encode(asked.prompt, special=False, bos=True)), asked.prompt
+        last = tokenizer.vocabulary_size - 1
+        if not all(0 <= id <= last for id in asked.prompt):
+            raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
+        return tuple(asked.prompt), tokenizer.decode(asked.prompt)

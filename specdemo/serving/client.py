@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from specdemo.answering import Answering, Question
-from specdemo.bench.energy import Meter
 from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -37,19 +33,17 @@ CONNECT, SILENCE = 10.0, 60.0
 
 
 class RemoteSession(Answering):
-    """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
+    """Answers by asking the server at `url`, with the key SPECDEMO_API_KEY if set. Thread safe.
 
     Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
     it cannot be reached. Answers raise the same, with their first event.
     """
 
-    exclusive = False
-    meter = partial(Meter, Path(os.devnull))  # this machine's counters do not measure the server's
     load = Load()  # the server's own /metrics has it
 
-    def __init__(self, url: str, key: str | None = None):
+    def __init__(self, url: str):
         self.url = url.rstrip("/")
-        key = key or key_from_environment()
+        key = key_from_environment()
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -80,7 +74,8 @@ class RemoteSession(Answering):
             body["messages"] = [{"role": "user", "content": question.instruction}]
         else:
             path, body["prompt"] = "/v1/completions", list(question.prompt)
-        seen: list[Round | BaselineToken] = []
+        rounds: list[Round] = []
+        shown: list[BaselineToken] = []
         prompt_tokens = 0
         with self._reached(), self._http.stream("POST", path, json=body) as response:
             for line in response.iter_lines():
@@ -92,15 +87,29 @@ class RemoteSession(Answering):
                     return
                 if isinstance(event, int):
                     prompt_tokens = event
-                elif isinstance(event, Round | BaselineToken):
-                    seen.append(event)
-                    yield event
                 elif isinstance(event, Waiting) and question.on_wait is not None:
                     question.on_wait(event)
+                elif isinstance(event, Round | BaselineToken):
+                    (rounds if isinstance(event, Round) else shown).append(event)
+                    yield event
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
-        yield self._cut_off(question, prompt_tokens, seen)
+        prefill = rounds[0].verify_seconds if rounds else 0.0
+        yield Trace(  # what is known of a stopped run: the server's own figures are missing
+            instruction=question.instruction,
+            prompt_tokens=prompt_tokens,
+            prompt_reused=0,
+            pair=self.info,
+            settings=question.settings,
+            prefill_seconds=prefill,
+            rounds=tuple(rounds),
+            finish_reason="stop" if shown else "cancelled",
+            cpu_seconds=0.0,
+            outside_seconds=0.0,
+            baseline=Baseline(tuple(shown), prefill, 0.0) if shown else None,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -110,36 +119,17 @@ class RemoteSession(Answering):
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             message = f"{self.url!r} is not the address of a server; give http://HOST:PORT."
             raise BadInput(message, "engine") from error
-        except httpx.HTTPError as error:
+        except (
+            httpx.HTTPError,
+            json.JSONDecodeError,
+            ValidationError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise RequestFailed(
-                f"The server at {self.url} cannot be reached ({type(error).__name__}); start one "
-                "with `python -m specdemo serve`, or ask again."
+                f"The server at {self.url} cannot be reached, or is none of this version "
+                f"({type(error).__name__}); start one with `python -m specdemo serve`."
             ) from error
-        except (KeyError, TypeError, json.JSONDecodeError, ValidationError) as error:
-            message = f"What answers at {self.url} is not a specdemo server of this version."
-            raise RequestFailed(message) from error
-
-    def _cut_off(
-        self, question: Question, prompt_tokens: int, seen: list[Round | BaselineToken]
-    ) -> Trace:
-        """What is known of a stopped run: the server's own figures are missing."""
-        rounds = tuple(one for one in seen if isinstance(one, Round))
-        shown = tuple(one for one in seen if isinstance(one, BaselineToken))
-        prefill = rounds[0].verify_seconds if rounds else 0.0
-        return Trace(
-            instruction=question.instruction,
-            prompt_tokens=prompt_tokens,
-            prompt_reused=0,
-            pair=self.info,
-            settings=question.settings,
-            prefill_seconds=prefill,
-            rounds=rounds,
-            finish_reason="stop" if shown else "cancelled",
-            cpu_seconds=0.0,
-            outside_seconds=0.0,
-            baseline=Baseline(shown, prefill, 0.0) if shown else None,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
 
 
 def _event(line: str) -> Any:

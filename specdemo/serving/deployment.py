@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,7 +23,7 @@ from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import application
 from specdemo.serving.backend import Event, LocalBackend
-from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
+from specdemo.serving.options import ServeOptions, key_from_environment
 from specdemo.serving.replicas import Failures, ReplicaBackend
 from specdemo.serving.schema import CommonRequest
 from specdemo.settings import parse
@@ -40,10 +41,10 @@ class EngineReplica:
 
     def __init__(self, options: ServeOptions):
         log_requests()
-        threads = options.cpus_per_replica or 1
-        self._backend = LocalBackend(lambda report: open_engine(options, report, threads))
+        options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
+        self._backend = LocalBackend(options)
         self._backend.load()
-        self._backend.ready_engine()  # raises: Serve reports it and tries again
+        self._backend.require_ready()  # raises: Serve reports it and tries again
 
     def __del__(self):
         self._backend.close()

@@ -4,7 +4,6 @@ request may be, and how a server ends. Knows nothing of what is asked."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import ipaddress
 import os
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,8 +34,6 @@ HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
 
 CONNECTIONS = 1000  # open at once; further ones get 503
-
-RETRY_SECONDS = "30"
 
 CUT_SECONDS = 3  # for the last words of an answer that was cut short
 
@@ -133,7 +129,7 @@ class Door:
             raise HTTPException(403, said + "--allow-origin to allow them.")
         if self.closing and (changes or scope["path"] == "/health"):
             said = "The server is being stopped and finishes what has begun; ask again in a moment."
-            raise HTTPException(503, said, {"Retry-After": RETRY_SECONDS})
+            raise HTTPException(503, said, {"Retry-After": "30"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if scope["method"] == "POST" and sent and kind != "application/json":
@@ -206,10 +202,9 @@ class PatientProtocol(H11Protocol):
 
 class Server(uvicorn.Server):
     """For `run(sockets=[...])`: serves until SIGINT or SIGTERM. What has begun may finish within
-    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `busy` says
-    whether something is being answered beside open requests; `finish` ends the responses that would
-    last for ever. X-Forwarded-For counts only where it comes from one of the `trusted_proxies`
-    (addresses and networks, separated by commas).
+    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `finish` ends
+    the responses that would last for ever. X-Forwarded-For counts only where it comes from one of
+    the `trusted_proxies` (addresses and networks, separated by commas).
     """
 
     def __init__(
@@ -220,7 +215,6 @@ class Server(uvicorn.Server):
         *,
         trusted_proxies: str = "",
         finish: Callable[[], None] = lambda: None,
-        busy: Callable[[], object] = lambda: False,
     ):
         super().__init__(
             uvicorn.Config(
@@ -235,23 +229,20 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=CUT_SECONDS,
             )
         )
-        self._door, self._drain_seconds = door, drain_seconds
-        self._finish, self._busy = finish, busy
+        self._door, self._drain_seconds, self._finish = door, drain_seconds, finish
         self._until = 0.0
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._until = 0.0 if self._door.closing else time.monotonic() + self._drain_seconds
-        if self._door.open and not self._door.closing:
+    def handle_exit(self, *_: object) -> None:
+        drains = self._door.open and not self.should_exit
+        self._until = time.monotonic() + self._drain_seconds if drains else 0.0
+        if drains:
             words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
             print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
-        self._door.closing = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to end; asked ten times a second."""
-        busy = time.monotonic() < self._until and (self._busy() or self._door.open)
-        return await super().on_tick(counter) or (self._door.closing and not busy)
+        self._door.closing = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        while self._door.open and time.monotonic() < self._until:
+            await asyncio.sleep(0.1)
         await asyncio.to_thread(self._finish)
         await super().shutdown(sockets)
 
@@ -267,11 +258,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listening.listen(512)
     except OSError as error:
         listening.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            message = f"--host {host!r} is not an address of this machine; try 127.0.0.1."
-            raise BadInput(message, "host") from error
-        message = f"--port {port} cannot be used on {host} ({error.strerror}); choose another."
-        raise BadInput(message, "port") from error
+        message = f"--host {host} --port {port} cannot be listened on ({error.strerror}); choose"
+        raise BadInput(f"{message} others.") from error
     return listening
 
 
