@@ -76,7 +76,7 @@ class _LazyGroup(click.Group):
     context_settings=CONTEXT,
     epilog="Environment variables stand for options: the help of a command and of app.py names "
     "them. SPECDEMO_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
-    "SPECDEMO_LOG=json the form of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
+    "SPECDEMO_LOG the level of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
     "code of its own, SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -26,7 +26,7 @@ from specdemo.errors import (
     RequestFailed,
 )
 from specdemo.metrics import Metrics
-from specdemo.serving.load import Crowd, ask, levels_up_to
+from specdemo.serving.load import ask, level, numbered
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import runs
 from specdemo.ui.limits import Gate, LimitedSession, Limits, Visitor, limits_for, visitor_of
@@ -290,7 +290,8 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
 
     def visit(number: int) -> tuple[str, str]:
         words = " ".join(f"visitor{number}word{at}" for at in range(12))
-        return words, ask(client, url, words, 20, threading.Event()).text.strip()
+        [*_, last] = ask(client, url, words, 20)
+        return words, last["text"].strip()
 
     with ThreadPoolExecutor(10) as pool, httpx.Client(timeout=60) as client:
         for words, got in pool.map(visit, range(20)):
@@ -311,8 +312,8 @@ def test_one_browser_cannot_take_all_places_over_http(served, slowly):
 
 def test_a_lost_connection_frees_the_request(served, slowly):
     url, session, service = served
-    with httpx.Client(timeout=60) as client:
-        assert not ask(client, url, "word " * 400, 400, threading.Event(), leave_after=2).text
+    with httpx.Client() as client, closing(ask(client, url, "word " * 400, 400)) as pieces:
+        next(pieces)
     wait_until(lambda: at_rest(session, service))
     assert session.rounds_made < 400
 
@@ -321,8 +322,7 @@ def test_a_lost_connection_frees_the_request(served, slowly):
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):
-    crowd = Crowd(served[0], ["one two three four five", "six seven eight nine ten eleven"], 20)
-    level, errors = crowd.level(3, 1.0)
-    assert level["visitors"] == 3 and errors == []
-    assert level["tokens_per_s"] > 5 and 0 < level["ttft_p50_s"] <= level["ttft_p95_s"]
-    assert levels_up_to(8) == [1, 4, 8] and levels_up_to(12) == [1, 4, 8, 12]
+    questions = numbered(["one two three four five", "six seven eight nine ten eleven"])
+    figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
+    assert figures["visitors"] == 3 and errors == []
+    assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]

@@ -69,8 +69,8 @@ def application(
         ),
     )
     app.state.door = door
-    scheme = HTTPBearer(auto_error=False)  # for the description
-    guarded = [Depends(scheme), Depends(require_key)] if key else []
+    bearer = Depends(HTTPBearer(auto_error=False))  # for the description
+    guarded = [bearer, Depends(require_key)] if key else []
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -111,7 +111,7 @@ def application(
                         background=BackgroundTask(stack.pop_all().aclose),
                     )
                 text, last = text + event.text, event
-        return JSONResponse(form.whole(text, last.what, last.reason))
+        return JSONResponse(form.whole(text, last.what))
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def chat(asked: ChatRequest, request: Request) -> Response:
@@ -166,37 +166,37 @@ class Form:
             "system_fingerprint": model["target_revision"] or None,
         }
 
-    def whole(self, text: str, trace: Trace, reason: str) -> dict[str, Any]:
+    def whole(self, text: str, trace: Trace) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"role": "assistant", "content": text, "refusal": None}
         said = {"message": message} if self._chat else {"text": text}
-        more = {"usage": _usage(trace), "speculative": self._figures(trace)}
-        return self._written(said, reason, more)
+        return self._written(said, trace, {"usage": _usage(trace)})
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """What is sent for an event: some have text, all are sent if rounds were asked for."""
         what, more = event.what, {}
         begins, ends = isinstance(what, int), isinstance(what, Trace)
-        if ends:
-            more = {"speculative": self._figures(what)}
-        elif self._asked.extension.rounds:
+        if self._asked.extension.rounds and not ends:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
             more = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
-        if not (event.text or more or begins):
+        if not (event.text or more or begins or ends):
             return
         said = {"text": event.text}
         if self._chat:
             role = {"role": "assistant"} if begins else {}
             said = {"delta": {**role, "content": event.text}}
             more["object"] = "chat.completion.chunk"
-        yield self._written(said, event.reason or None, more)
+        yield self._written(said, what if ends else None, more)
         options = self._asked.stream_options
         if ends and options and options.include_usage:
             yield {**self._head, **more, "choices": [], "usage": _usage(what)}
 
-    def _written(self, said: dict, reason: str | None, more: dict) -> dict[str, Any]:
+    def _written(self, said: dict, trace: Trace | None, more: dict) -> dict[str, Any]:
+        """`trace` of what ends the answer."""
+        reason = trace and {"context": "length"}.get(trace.finish_reason, trace.finish_reason)
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        return {**self._head, "choices": [choice], **more}
+        figures = {"speculative": self._figures(trace)} if trace else {}
+        return {**self._head, "choices": [choice], **more, **figures}
 
     def _figures(self, trace: Trace) -> dict[str, Any]:
         """What speculation did for this answer, with the trace if asked for. Times in seconds,

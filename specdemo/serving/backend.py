@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOADING_FAILED = "The model could not be loaded:"
 PING = 0.25  # seconds without an event after which None is yielded in its place
 
 EVENT_KINDS = {
@@ -54,33 +53,20 @@ class NotReady(Busy):
 @dataclass(frozen=True, slots=True)
 class Event:
     """What happens to a request: the tokens of its prompt, and what its session yields, the Trace
-    last. `text` is certain to be part of the answer; `reason` is why it ended: "stop" or
-    "length"."""
+    last. `text` is certain to be part of the answer."""
 
     what: int | Waiting | Round | BaselineToken | Trace
     text: str = ""
-    reason: str = ""
 
 
-class StopText:
-    """Lets text through up to the first stop string; holds back what may be the start of one."""
-
-    def __init__(self, strings: tuple[str, ...]):
-        self._strings = strings
-        self._starts = tuple({string[:size] for string in strings for size in range(len(string))})
-        self.held = ""
-        self.found = False
-
-    def push(self, text: str) -> str:
-        """What of the text so far is certain and new; "" once a string was `found`."""
-        if self.found:
-            return ""
-        text = self.held + text
-        places = [at for string in self._strings if (at := text.find(string)) >= 0]
-        self.found = bool(places)
-        starts = [start for start in self._starts if text.endswith(start)]
-        self.held = "" if places else max(starts, key=len, default="")
-        return text[: min(places, default=len(text) - len(self.held))]
+def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+    """How much of an answer so far is certain, in characters, and whether a stop string ends it:
+    what may be the start of one is held back."""
+    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if places:
+        return min(places), True
+    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return len(text) - max(starts, default=0), False
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
@@ -128,7 +114,7 @@ class LocalBackend:
             session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
         except Exception as error:
             log.error("The model cannot be loaded.", exc_info=error)
-            self.failed = str(error)
+            self.failed = f"The model could not be loaded: {error}"
             return
         info, context = session.info, session.context_limit
         self._model = {
@@ -155,23 +141,18 @@ class LocalBackend:
         if session is not None:
             session.close()
 
-    def require_ready(self) -> dict[str, Any]:
-        """The model's entry in /v1/models. Raises NotReady."""
-        if self.failed is not None:
-            raise NotReady(f"{LOADING_FAILED} {self.failed}")
-        if self._session is None:
-            raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
-        return self._model
-
     async def model(self) -> dict[str, Any]:
-        return self.require_ready()
+        """The model's entry in /v1/models. Raises NotReady."""
+        if self.failed is None and self._session:
+            return self._model
+        raise NotReady(self.failed or f"The model is not ready yet: {self._line.rstrip('.')}.")
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
         status = "failed" if self.failed else "ready" if self._session else "loading"
         found = {"status": status, "replicas": int(status == "ready")}
-        found["in_flight"] = len(self._stops)
-        return found if status == "ready" else {**found, "detail": self.failed or self._line}
+        told = {} if status == "ready" else {"detail": self.failed or self._line}
+        return {**found, "in_flight": len(self._stops), **told}
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
@@ -184,7 +165,7 @@ class LocalBackend:
         Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
         thread of its own.
         """
-        self.require_ready()
+        await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
@@ -193,37 +174,36 @@ class LocalBackend:
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         def run() -> None:
-            last = None
             try:
                 with Record(self._metrics) as record:
-                    for last in self._events(asked, stop, put):
-                        if last.reason:
-                            record.end(last.reason, last.what)
-                        else:
-                            record.saw(last.what)
-                            put(last)
-                if last.reason == "cancelled":
-                    raise RequestFailed("The answer was cut off: the server is being stopped.")
+                    for event in self._events(asked, stop, put):
+                        record.saw(event.what)
+                        put(event)
             except BaseException as error:
-                last = error
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
-            self._stops.discard(stop)
-            put(last)
+                put(error)
+            finally:
+                self._stops.discard(stop)
 
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
-            event = None
-            while event is None or not event.reason:
+            while True:
                 try:
                     async with asyncio.timeout(PING):
                         event = await arrived.get()
                 except TimeoutError:
-                    event = None
+                    yield None
+                    continue
                 if isinstance(event, BaseException):
                     raise event
+                ended = isinstance(event.what, Trace)
+                if ended and event.what.finish_reason == "cancelled":
+                    raise RequestFailed("The answer was cut off: the server is being stopped.")
                 yield event
+                if ended:
+                    return
         finally:
             stop.set()
 
@@ -248,20 +228,23 @@ class LocalBackend:
             stop,
             on_wait=lambda waiting: emit(Event(waiting)),
         )
-        text = StopText(asked.stops)
+        text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
             first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):
-                certain, reason = "", ""
-                if isinstance(event, Round):
-                    certain = text.push("".join(token.text for token in event.tokens))
-                    if text.found:
+                new = ""
+                if isinstance(event, Round) and not found:
+                    text += "".join(token.text for token in event.tokens)
+                    end, found = certain(text, asked.stops)
+                    new, sent = text[sent:end], end
+                    if found:
                         stop.set()
+                elif isinstance(event, Trace) and found:
+                    event = replace(event, finish_reason="stop")
                 elif isinstance(event, Trace):
-                    certain, reason = text.held, event.finish_reason
-                    reason = "stop" if text.found else "length" if reason == "context" else reason
-                yield Event(event, certain, reason)
+                    new = text[sent:]
+                yield Event(event, new)
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         """The prompt's ids, and the `instruction` of its trace: the last message."""

@@ -44,7 +44,8 @@ class EngineReplica:
         options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
         self._backend = LocalBackend(options)
         self._backend.load()
-        self._backend.require_ready()  # raises: Serve reports it and tries again
+        if self._backend.failed:  # Serve reports it and tries again
+            raise RequestFailed(self._backend.failed)
 
     def __del__(self):
         self._backend.close()
@@ -63,7 +64,7 @@ class EngineReplica:
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "pid": os.getpid(),
-            "in_flight": self._backend.in_flight,
+            "in_flight": (await self._backend.health())["in_flight"],
             "metrics": await self._backend.metrics(),
             "model": await self._backend.model(),
         }

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import h11
 import uvicorn
@@ -32,10 +32,6 @@ MAX_BODY = 4_000_000  # bytes; no prompt that a context holds is longer, and not
 
 HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
-
-CONNECTIONS = 1000  # open at once; further ones get 503
-
-CUT_SECONDS = 3  # for the last words of an answer that was cut short
 
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
 """Where the proxies of a Space are: the address before them in X-Forwarded-For is the visitor's."""
@@ -118,37 +114,34 @@ class Door:
 
     def _check(self, scope: Scope) -> None:
         """Raises HTTPException for a request that may not come in."""
-        headers, changes = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        host = headers.get("host", "")
-        name, origin = _name(f"//{host}"), headers.get("origin")
-        if not ({name, "*"} & self.hosts or _address(name)):
+        headers, method = Headers(scope=scope), scope["method"]
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        name, site = _split(f"//{host}").hostname or "", _split(origin)
+        if not ({name.rstrip("."), "*"} & self.hosts or _address(name)):
             said = f"This server does not answer to the name {name!r:.80}; start it with "
             raise HTTPException(403, said + "--allowed-host to allow it.")
-        if origin is not None and not self._own(origin, host):
+        allowed = {origin, "*"} & {"", *self.allow_origins}
+        own = site.netloc == host or site.hostname in self.hosts - {"localhost"}
+        if not (allowed or own):
             said = f"Pages of {origin!r:.80} may not ask this server; start it with "
             raise HTTPException(403, said + "--allow-origin to allow them.")
+        changes = method not in ("GET", "HEAD", "OPTIONS")
         if self.closing and (changes or scope["path"] == "/health"):
             said = "The server is being stopped and finishes what has begun; ask again in a moment."
             raise HTTPException(503, said, {"Retry-After": "30"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if scope["method"] == "POST" and sent and kind != "application/json":
+        if method == "POST" and sent and kind != "application/json":
             said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
             raise HTTPException(415, said)
 
-    def _own(self, origin: str, host: str) -> bool:
-        """Whether a page of this origin is the server's own, or allowed."""
-        same = urlsplit(origin).netloc.lower() == host.lower()
-        allowed = {origin.lower(), "*"} & set(self.allow_origins)
-        return bool(same or allowed or _name(origin) in self.hosts - {"localhost"})
 
-
-def _name(url: str) -> str:
-    """The host's name in an URL, without port; "" where there is none."""
+def _split(url: str) -> SplitResult:
+    """The parts of a URL, all empty where it is none."""
     try:
-        return (urlsplit(url).hostname or "").rstrip(".")
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
@@ -225,8 +218,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=bool(trusted_proxies),
                 forwarded_allow_ips=trusted_proxies,
-                limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=CUT_SECONDS,
+                limit_concurrency=1000,  # connections; further ones get 503
+                timeout_graceful_shutdown=3,  # seconds, for what `finish` cuts short
             )
         )
         self._door, self._drain_seconds, self._finish = door, drain_seconds, finish

@@ -72,61 +72,55 @@ def ask(
         raise RequestFailed(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-class Crowd:
-    """Visitors at `url` who each ask one question after the other."""
+def level(
+    url: str, questions: Iterator[str], max_new_tokens: int, visitors: int, seconds: float
+) -> tuple[dict[str, Any], list[str]]:
+    """What so many visitors get who each ask one question after the other for so long, as the
+    contract of `load` has it, and the messages of all errors. Tokens count that arrive in time."""
+    # Visitors share it: making one takes 30 ms of the processor, which the models would lack.
+    client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+    stop = threading.Event()
+    tokens: list[int] = []
+    firsts: list[float] = []
+    errors: list[str] = []
 
-    def __init__(self, url: str, prompts: Sequence[str], max_new_tokens: int):
-        self.url, self.prompts, self.max_new_tokens = url, prompts, max_new_tokens
-        # Visitors share it: making one takes 30 ms of the processor, which the models would lack.
-        self._client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
-        self._numbers = itertools.count()
+    def visit(_: int) -> None:
+        while not stop.is_set():
+            begun, had = time.monotonic(), 0
+            try:
+                with closing(ask(client, url, next(questions), max_new_tokens)) as pieces:
+                    for piece in itertools.takewhile(lambda _: not stop.is_set(), pieces):
+                        if not had:
+                            firsts.append(time.monotonic() - begun)
+                        had = piece["tokens"]
+            except RequestFailed as error:
+                errors.append(str(error))
+                stop.wait(0.5)
+            tokens.append(had)
 
-    def level(self, visitors: int, seconds: float) -> tuple[dict[str, Any], list[str]]:
-        """What so many visitors got for so long, as the contract of `load` has it, and the messages
-        of all errors. Times are in seconds.
-
-        Tokens count that arrive within that time. No question is asked twice: a prompt that the
-        server has in its prefix cache would cost no prefill.
-        """
-        stop = threading.Event()
-        tokens: list[int] = []
-        firsts: list[float] = []
-        errors: list[str] = []
-
-        def visit(_: int) -> None:
-            while not stop.is_set():
-                number = next(self._numbers)
-                prompt = f"{self.prompts[number % len(self.prompts)]} ({number})"
-                answer = ask(self._client, self.url, prompt, self.max_new_tokens)
-                begun, had = time.monotonic(), 0
-                try:
-                    with closing(answer) as pieces:
-                        for piece in itertools.takewhile(lambda _: not stop.is_set(), pieces):
-                            if not had:
-                                firsts.append(time.monotonic() - begun)
-                            had = piece["tokens"]
-                except RequestFailed as error:
-                    errors.append(str(error))
-                    stop.wait(0.5)
-                tokens.append(had)
-
-        with ThreadPoolExecutor(visitors) as pool:
-            visits = pool.map(visit, range(visitors))
-            time.sleep(seconds)
-            stop.set()
+    with client, ThreadPoolExecutor(visitors) as pool:
+        visits = pool.map(visit, range(visitors))
+        time.sleep(seconds)
+        stop.set()
         list(visits)  # raises what a visitor raised
-        settle(self.url)
-        median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
-        level = {
-            "visitors": visitors,
-            "tokens_per_s": sum(tokens) / seconds,
-            "ttft_p50_s": median,
-            "ttft_p95_s": slow,
-            "errors": len(errors),
-            "requests": len(tokens),
-            "seconds": seconds,
-        }
-        return level, errors
+    settle(url)
+    median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
+    figures = {
+        "visitors": visitors,
+        "tokens_per_s": sum(tokens) / seconds,
+        "ttft_p50_s": median,
+        "ttft_p95_s": slow,
+        "errors": len(errors),
+        "requests": len(tokens),
+        "seconds": seconds,
+    }
+    return figures, errors
+
+
+def numbered(prompts: Sequence[str]) -> Iterator[str]:
+    """The prompts over and over, each with a number of its own, for threads: a prompt that the
+    server has in its prefix cache would cost no prefill."""
+    return map("{} ({})".format, itertools.cycle(prompts), itertools.count())
 
 
 def settle(url: str) -> None:
@@ -148,7 +142,7 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
 
     find_pair(asked.pair)
     prompts = [prompt.instruction for prompt in spread(read_prompts(), None)]
-    prompts = [prompt for prompt in prompts if len(prompt) < 400]
+    questions = numbered([prompt for prompt in prompts if len(prompt) < 400])
     out = sys.stderr if json_file == "-" else sys.stdout
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
@@ -159,10 +153,10 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
         url = asked.url.rstrip("/") if asked.url else running.url
         if not ready(url):
             raise RequestFailed(f"{url} is not ready; start it, or leave --url out.")
-        crowd = Crowd(url, prompts, asked.max_new_tokens)
         for visitors in sorted({1, 4, 8, 16, 32, asked.visitors}):
             if visitors <= asked.visitors:
-                levels[visitors], wrong = crowd.level(visitors, asked.seconds)
+                how = asked.max_new_tokens, visitors, asked.seconds
+                levels[visitors], wrong = level(url, questions, *how)
                 errors += wrong
                 show(None, [levels[visitors]], out)
     one = levels[1]["tokens_per_s"]

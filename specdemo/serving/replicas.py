@@ -20,6 +20,7 @@ from specdemo.engine.handle import Waiting
 from specdemo.errors import Busy, RequestFailed
 from specdemo.serving.backend import Event, NotReady
 from specdemo.serving.schema import CommonRequest
+from specdemo.trace import Trace
 
 ATTEMPTS = 5  # replicas that a request which has not begun is sent to, one after another
 
@@ -85,7 +86,7 @@ class ReplicaBackend:
                         raise event
                     begun = begun or bool(event and not isinstance(event.what, int | Waiting))
                     yield event
-                    if event and event.reason:
+                    if event and isinstance(event.what, Trace):
                         return
                     event = await anext(response)
             except StopAsyncIteration:

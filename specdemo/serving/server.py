@@ -21,6 +21,7 @@ import click
 
 from specdemo.cli import chosen_pair, options_of
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.models.machine import processors
 from specdemo.serving.options import ServeOptions, key_from_environment
 
 RAY_SETTINGS = {
@@ -37,25 +38,22 @@ RAY_SETTINGS = {
 @click.command()
 @options_of(ServeOptions, "options")
 def serve(options: ServeOptions) -> None:
-    if options.no_ray and (options.replicas > 1 or options.max_replicas):
-        raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
-    if not options.no_ray and importlib.util.find_spec("ray") is None:
+    if not options.target:
+        options = replace(options, pair=chosen_pair(options).name)
+    if options.no_ray:
+        serve_locally(options)
+        return
+    if importlib.util.find_spec("ray") is None:
         raise MissingPackage(
             "serve runs its replicas on Ray Serve, which is not installed: pip install -r "
             "requirements-serve.txt, or use --no-ray for one engine in this process."
         )
-    if not options.target:
-        options = replace(options, pair=chosen_pair(options).name)
     # Replicas run in other folders.
     folders = {"target": options.target, "draft": options.draft}
     whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
-    options = replace(options, **whole)
-    if options.no_ray:
-        serve_locally(options)
-        return
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
-    with on_ray(options) as url:
+    with on_ray(replace(options, **whole)) as url:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
         print(f"Ready: {url}/v1", flush=True)
@@ -65,9 +63,11 @@ def serve(options: ServeOptions) -> None:
 
 def serve_locally(options: ServeOptions) -> None:
     """Serve with one engine in this process. Requests get 503 until the model is loaded."""
+    if options.replicas > 1 or options.max_replicas:
+        raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
     from specdemo.metrics import log_requests
     from specdemo.serving.api import application
-    from specdemo.serving.backend import LOADING_FAILED, LocalBackend
+    from specdemo.serving.backend import LocalBackend
     from specdemo.serving.door import Server, bound_socket, url_of
 
     listening = bound_socket(options.host, options.port)
@@ -79,27 +79,16 @@ def serve_locally(options: ServeOptions) -> None:
 
     def load() -> None:
         backend.load()
-        if backend.failed:
-            server.should_exit = True
-        else:
-            print(f"Ready: {backend.require_ready()['id']} at {url}/v1", flush=True)
+        server.should_exit = bool(backend.failed)
+        if not backend.failed:
+            print(f"Ready: {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
     threading.Thread(target=load, daemon=True).start()
     server.run([listening])
     if backend.failed:
-        raise RequestFailed(f"{LOADING_FAILED} {backend.failed}")
+        raise RequestFailed(backend.failed)
     print("Stopped.", file=sys.stderr)
-
-
-def require_cores(options: ServeOptions, cores: int) -> None:
-    """Raises BadInput when the machine has too few cores: Ray would wait for more for ever."""
-    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
-    if most * each > cores:
-        raise BadInput(
-            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
-            f"{cores}; lower --replicas (or --max-replicas) or --cpus-per-replica."
-        )
 
 
 @contextlib.contextmanager
@@ -108,22 +97,24 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
     finished at exit. Raises RequestFailed when it does not come up."""
     from specdemo.serving.door import bound_socket, url_of
 
+    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
+    if most * each > processors():  # Ray would wait for more for ever
+        raise BadInput(
+            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
+            f"{processors()}; lower --replicas (or --max-replicas) or --cpus-per-replica."
+        )
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     bound_socket(options.host, options.port).close()
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    require_cores(options, cores)
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions
 
     from specdemo.serving import deployment
-    from specdemo.serving.backend import LOADING_FAILED
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray.init(
-        num_cpus=cores,
+        num_cpus=processors(),
         include_dashboard=False,
         object_store_memory=100_000_000,  # bytes; what passes between processes is far smaller
         _node_ip_address="127.0.0.1",
@@ -139,7 +130,7 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
             # Serve's report of a replica that did not start is mostly traceback.
             parts = serve.status().applications[deployment.NAME].deployments.values()
             report = "\n".join(one.message for one in parts) or str(error)
-            reason = (re.findall(f"{LOADING_FAILED} (.+)", report) or report.splitlines())[-1]
+            reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
             raise RequestFailed(f"The service did not start: {reason[:400]}") from error
         yield url_of(options.host, options.port)
     finally:
