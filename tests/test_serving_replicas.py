@@ -11,13 +11,11 @@ from specdemo import cli
 from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
-from specdemo.serving import replicas as backends
-from specdemo.serving.backend import Event, NotReady
+from specdemo.serving import backend as backends
+from specdemo.serving.backend import ATTEMPTS, Event, Failures, NotReady, ReplicaBackend
 from specdemo.serving.door import bound_socket
 from specdemo.serving.options import ServeOptions
-from specdemo.serving.replicas import ATTEMPTS, Failures, ReplicaBackend
 from specdemo.serving.schema import CompletionRequest
-from specdemo.serving.server import require_cores
 from specdemo.settings import Settings
 from specdemo.trace import PairInfo, Trace
 
@@ -35,7 +33,7 @@ PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
 BEGUN = Event(3)
 SAID = Event(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
-OVER = Event(TRACE, reason="length")
+OVER = Event(TRACE)
 ASKED = CompletionRequest(model="t", prompt="q")
 
 
@@ -96,7 +94,7 @@ def events(handle: Handle) -> list:
     return asyncio.run(collect())
 
 
-@pytest.mark.parametrize("before", [[Died], [None, Died], [BEGUN, Died]])
+@pytest.mark.parametrize("before", [[Died], [Event(None), Died], [BEGUN, Died]])
 def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
     handle = Handle(before, [BEGUN, SAID, OVER])
     assert events(handle)[-3:] == [BEGUN, SAID, OVER]

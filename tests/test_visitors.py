@@ -4,6 +4,7 @@ and the endpoints under load. A FakeSession answers."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from specdemo.errors import (
     RequestFailed,
 )
 from specdemo.metrics import Metrics
-from specdemo.serving.load import ask, level, numbered
+from specdemo.serving.load import ask, level
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import runs
 from specdemo.ui.limits import Gate, LimitedSession, Limits, Visitor, limits_for, visitor_of
@@ -322,7 +323,7 @@ def test_a_lost_connection_frees_the_request(served, slowly):
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):
-    questions = numbered(["one two three four five", "six seven eight nine ten eleven"])
+    questions = itertools.cycle(["one two three four five", "six seven eight nine ten eleven"])
     figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
     assert figures["visitors"] == 3 and errors == []
     assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]

@@ -25,17 +25,13 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend
-from specdemo.serving.door import Door, error_body, has_key
+from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend, ReplicaBackend
+from specdemo.serving.door import Door, has_key, refusal
 from specdemo.serving.options import ServeOptions
-from specdemo.serving.replicas import ReplicaBackend
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.trace import Trace, summarize, to_json
 
 log = logging.getLogger(__name__)
-
-CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
-FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
 def application(
@@ -101,17 +97,15 @@ def application(
             async for event in events:
                 if await request.is_disconnected():
                     raise HTTPException(499, "The client closed its connection.")
-                if event is None:
-                    continue
-                if asked.stream:  # what is refused was refused before this event
+                if asked.stream and event.what is not None:  # it was not refused
                     return StreamingResponse(
                         server_sent(form, event, events),
                         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
                         media_type="text/event-stream",
                         background=BackgroundTask(stack.pop_all().aclose),
                     )
-                text, last = text + event.text, event
-        return JSONResponse(form.whole(text, last.what))
+                text += event.text
+        return JSONResponse(form.whole(text, event.what))
 
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def chat(asked: ChatRequest, request: Request) -> Response:
@@ -124,35 +118,6 @@ def application(
     return app
 
 
-def refusal(error: Exception) -> JSONResponse:
-    """What a client is told of an exception; an unforeseen one is only named."""
-    status, headers, param, code = 500, None, None, None
-    message = f"The server had an error while processing your request ({type(error).__name__})."
-    if isinstance(error, RequestValidationError):
-        error = _first_finding(error)
-    if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, error.detail, error.headers
-        code = "invalid_api_key" if status == 401 else None
-    elif isinstance(error, BadInput):
-        message, param, code = str(error), error.param, error.code or "invalid_value"
-        status = 404 if code == "model_not_found" else 400
-    elif isinstance(error, SpecdemoError):
-        status, message = error.http_status, str(error)
-        code = CODES.get(status)
-        headers = {"Retry-After": "1"} if status in (429, 503) else None
-    return JSONResponse(error_body(status, message, param, code), status, headers)
-
-
-def _first_finding(error: RequestValidationError) -> BadInput:
-    finding = error.errors()[0]
-    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
-        return cause
-    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
-    where = ".".join(place)[:100] or "The body"
-    code = FINDINGS.get(finding["type"])
-    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
-
-
 class Form:
     """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
@@ -163,46 +128,40 @@ class Form:
             "object": "chat.completion" if self._chat else "text_completion",
             "created": int(time.time()),
             "model": model["id"],
-            "system_fingerprint": model["target_revision"] or None,
         }
 
     def whole(self, text: str, trace: Trace) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"role": "assistant", "content": text, "refusal": None}
         said = {"message": message} if self._chat else {"text": text}
-        return self._written(said, trace, {"usage": _usage(trace)})
+        return {**self._written(said, trace), "usage": _usage(trace)}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """What is sent for an event: some have text, all are sent if rounds were asked for."""
-        what, more = event.what, {}
+        what, told = event.what, {}
         begins, ends = isinstance(what, int), isinstance(what, Trace)
         if self._asked.extension.rounds and not ends:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
-            more = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
-        if not (event.text or more or begins or ends):
+            told = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
+        if not (event.text or told or begins or ends):
             return
-        said = {"text": event.text}
+        said, head = {"text": event.text}, self._head
         if self._chat:
             role = {"role": "assistant"} if begins else {}
             said = {"delta": {**role, "content": event.text}}
-            more["object"] = "chat.completion.chunk"
-        yield self._written(said, what if ends else None, more)
+            head = {**head, "object": "chat.completion.chunk"}
+        yield {**self._written(said, what), **head, **told}
         options = self._asked.stream_options
         if ends and options and options.include_usage:
-            yield {**self._head, **more, "choices": [], "usage": _usage(what)}
+            yield {**head, "choices": [], "usage": _usage(what)}
 
-    def _written(self, said: dict, trace: Trace | None, more: dict) -> dict[str, Any]:
-        """`trace` of what ends the answer."""
-        reason = trace and {"context": "length"}.get(trace.finish_reason, trace.finish_reason)
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        figures = {"speculative": self._figures(trace)} if trace else {}
-        return {**self._head, "choices": [choice], **more, **figures}
-
-    def _figures(self, trace: Trace) -> dict[str, Any]:
-        """What speculation did for this answer, with the trace if asked for. Times in seconds,
-        rates in tokens a second; `certified` None: not asked for."""
-        summary = summarize(trace)
-        found = {
+    def _written(self, said: dict, what: Any) -> dict[str, Any]:
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
+        if not isinstance(what, Trace):
+            return {**self._head, "choices": [choice]}
+        choice["finish_reason"] = {"context": "length"}.get(what.finish_reason, what.finish_reason)
+        summary = summarize(what)
+        figures = {
             "acceptance_rate": summary.acceptance_rate,
             "rounds": summary.rounds,
             "tokens": summary.tokens,
@@ -210,16 +169,16 @@ class Form:
             "draft_tokens": summary.drafted,
             "accepted_tokens": summary.accepted,
             "time_to_first_token_s": summary.time_to_first_token,
-            "prefill_s": trace.prefill_seconds,
+            "prefill_s": what.prefill_seconds,
             "decode_s": summary.decode_seconds,
             "draft_s": summary.draft_seconds,
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
-            "certified": trace.certificate and trace.certificate.certified,
+            "certified": what.certificate and what.certificate.certified,
         }
         if self._asked.extension.trace:
-            found["trace"] = json.loads(to_json(trace))
-        return found
+            figures["trace"] = json.loads(to_json(what))
+        return {**self._head, "choices": [choice], "speculative": figures}
 
 
 def _usage(trace: Trace) -> dict[str, int]:
@@ -228,17 +187,20 @@ def _usage(trace: Trace) -> dict[str, int]:
 
 
 async def server_sent(
-    form: Form, event: Event, events: AsyncIterator[Event | None]
+    form: Form, event: Event, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error in the middle is one too, and
-    the last. Where there is no event a comment is sent: its reader may want to stop, and looks up
+    the last. Where nothing happens a comment is sent: its reader may want to stop, and looks up
     only when something comes."""
     try:
         while True:
-            for chunk in form.chunks(event):
-                yield f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n".encode()
-            while (event := await anext(events)) is None:
+            if event.what is None:
                 yield b": nothing new\n\n"
+            else:
+                for chunk in form.chunks(event):
+                    text = json.dumps(chunk, ensure_ascii=False, allow_nan=False)
+                    yield f"data: {text}\n\n".encode()
+            event = await anext(events)
     except StopAsyncIteration:
         yield b"data: [DONE]\n\n"
     except Exception as error:

@@ -1,6 +1,8 @@
-"""Answers requests with a session in this process: prompts, stop strings, events for asyncio.
+"""Answers requests: with a session in this process (prompts, stop strings, events for asyncio), or
+with replicas, asking another one when one dies.
 
-Knows nothing of HTTP. Events are plain data that can be sent to another process (see `replicas`).
+Knows nothing of HTTP, and of Ray's handle only what its failures look like. Events are plain data
+that can be sent to another process.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from specdemo.answering import Question
 from specdemo.engine.handle import Waiting
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PING = 0.25  # seconds without an event after which None is yielded in its place
+ATTEMPTS = 5  # replicas that a request which has not begun is sent to, one after another
+START_SECONDS = 60.0  # how long a request may wait for a replica to begin
+PING = 0.25  # seconds
 
 EVENT_KINDS = {
     "prompt_tokens": int,
@@ -52,10 +61,10 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a request: the tokens of its prompt, and what its session yields, the Trace
-    last. `text` is certain to be part of the answer."""
+    """What happens to a request: the tokens of its prompt, what its session yields, the Trace last,
+    None after PING seconds without an event. `text` is certain to be part of the answer."""
 
-    what: int | Waiting | Round | BaselineToken | Trace
+    what: int | Waiting | Round | BaselineToken | Trace | None
     text: str = ""
 
 
@@ -158,9 +167,8 @@ class LocalBackend:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | None]:
-        """The events of an answer, and None where none came for PING seconds. Closing it ends the
-        answer within a round.
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+        """The events of an answer. Closing it ends the answer within a round.
 
         Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
         thread of its own.
@@ -194,8 +202,7 @@ class LocalBackend:
                     async with asyncio.timeout(PING):
                         event = await arrived.get()
                 except TimeoutError:
-                    yield None
-                    continue
+                    event = Event(None)
                 if isinstance(event, BaseException):
                     raise event
                 ended = isinstance(event.what, Trace)
@@ -260,3 +267,88 @@ class LocalBackend:
         if not all(0 <= id <= last for id in asked.prompt):
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
         return tuple(asked.prompt), tokenizer.decode(asked.prompt)
+
+
+class Failures(NamedTuple):
+    """The exceptions of a call: a replica `died`, the queue is `full`, there is `none` to ask."""
+
+    died: type[Exception]
+    full: type[Exception]
+    none: tuple[type[Exception], ...]
+
+
+class ReplicaBackend:
+    """`engine` is a handle of Ray Serve: `options`, `METHOD.remote`, `broadcast`."""
+
+    def __init__(self, engine: Any, failures: Failures):
+        self._failures = failures
+        self._engine = engine
+        self._stream = engine.options(stream=True)
+        self._model: dict[str, Any] | None = None
+
+    async def model(self) -> dict[str, Any]:
+        if self._model is None:
+            reports = await self._reports()
+            if not reports:
+                raise NotReady("No replica is ready yet; the model is being loaded.")
+            self._model = reports[0]["model"]
+        return self._model
+
+    async def health(self) -> dict[str, Any]:
+        reports = await self._reports()
+        in_flight = sum(one["in_flight"] for one in reports)
+        status = "ready" if reports else "loading"
+        return {"status": status, "replicas": len(reports), "in_flight": in_flight}
+
+    async def metrics(self) -> str:
+        """As one text; each sample has the label `replica`."""
+        found: dict[str, Metric] = {}
+        for report in await self._reports():
+            for family in text_string_to_metric_families(report["metrics"]):
+                new = Metric(family.name, family.documentation, family.type)
+                one = found.setdefault(family.name, new)
+                for sample in family.samples:
+                    labels = {**sample.labels, "replica": report["replica"]}
+                    one.add_sample(sample.name, labels, sample.value)
+        return generate_latest(SimpleNamespace(collect=found.values)).decode()
+
+    async def _reports(self) -> list[dict[str, Any]]:
+        """What every running replica reports (`deployment.EngineReplica.report`). All are asked,
+        not one: a full replica would let the question wait."""
+        try:
+            asked = self._engine.broadcast("report")
+            told = await asked.results_async(timeout_s=5.0, return_exceptions=True)
+        except (TimeoutError, *self._failures.none):
+            return []
+        return [one for one in told if isinstance(one, dict)]
+
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+        """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
+        begun = False
+        for _ in range(ATTEMPTS):
+            response = self._stream.answer.remote(asked)
+            try:
+                event = await asyncio.wait_for(anext(response), START_SECONDS)
+                while True:
+                    if isinstance(event, Exception):
+                        raise event
+                    begun = begun or not isinstance(event.what, int | Waiting | None)
+                    yield event
+                    if isinstance(event.what, Trace):
+                        return
+                    event = await anext(response)
+            except StopAsyncIteration:
+                raise RequestFailed("The replica ended without an answer.") from None
+            except self._failures.died as error:
+                if begun:
+                    raise RequestFailed(
+                        "The replica that was giving this answer has died; send the request again."
+                    ) from error
+            except self._failures.full as error:
+                raise Busy("The queue is full; try again in a moment.") from error
+            except (TimeoutError, *self._failures.none) as error:
+                raise NotReady("No replica could begin this answer; try again later.") from error
+            finally:
+                with suppress(Exception):  # a failed call raises its failure again
+                    response.cancel()
+        raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.")

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 READERS = {name: TypeAdapter(kind) for name, kind in EVENT_KINDS.items()}
 
-CONNECT, SILENCE = 10.0, 60.0
-"""Seconds to wait for a connection, and for the next line: one comes at least every 0.25 s."""
-
 
 class RemoteSession(Answering):
     """Answers by asking the server at `url`, with the key SPECDEMO_API_KEY if set. Thread safe.
@@ -47,7 +44,8 @@ class RemoteSession(Answering):
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(SILENCE, connect=CONNECT, pool=None),
+            # A line comes at least every 0.25 s.
+            timeout=httpx.Timeout(60, connect=10, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
             event_hooks={"response": [_require_ok]},
         )

@@ -1,7 +1,7 @@
 """The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API.
 
 `app` builds it, for `specdemo serve` and for `serve deploy` alike. Ray places, watches, restarts,
-scales and balances; what happens to a request whose engine dies is decided in `replicas`.
+scales and balances; what happens to a request whose engine dies is decided in `backend`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from ray.serve.handle import DeploymentHandle
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import application
-from specdemo.serving.backend import Event, LocalBackend
+from specdemo.serving.backend import Event, Failures, LocalBackend, ReplicaBackend
 from specdemo.serving.options import ServeOptions, key_from_environment
-from specdemo.serving.replicas import Failures, ReplicaBackend
 from specdemo.serving.schema import CommonRequest
 from specdemo.settings import parse
 
@@ -50,7 +49,7 @@ class EngineReplica:
     def __del__(self):
         self._backend.close()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception | None]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception]:
         """The events. An error comes as data: Ray would wrap an exception in a traceback."""
         try:
             async with aclosing(self._backend.answer(asked)) as events:

@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import h11
 import uvicorn
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,9 +26,12 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, SpecdemoError
 
 MAX_BODY = 4_000_000  # bytes; no prompt that a context holds is longer, and nothing is uploaded
+
+CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
+FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
@@ -99,9 +102,7 @@ class Door:
         except ClientDisconnect:
             pass
         except HTTPException as error:
-            code = "request_too_large" if error.status_code == 413 else None
-            said = error_body(error.status_code, error.detail, code=code)
-            await JSONResponse(said, error.status_code, error.headers)(scope, receive, send)
+            await refusal(error)(scope, receive, send)
         else:
             messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -160,20 +161,43 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
     return bytes(body)
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+def refusal(error: Exception) -> JSONResponse:
+    """What a client is told of an exception, as OpenAI's read it; an unforeseen one is only
+    named."""
+    status, headers, param, code = 500, None, None, None
+    message = f"The server had an error while processing your request ({type(error).__name__})."
+    if isinstance(error, RequestValidationError):
+        error = _first_finding(error)
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, error.detail, error.headers
+        code = {401: "invalid_api_key", 413: "request_too_large"}.get(status)
+    elif isinstance(error, BadInput):
+        message, param, code = str(error), error.param, error.code or "invalid_value"
+        status = 404 if code == "model_not_found" else 400
+    elif isinstance(error, SpecdemoError):
+        status, message = error.http_status, str(error)
+        code = CODES.get(status)
+        headers = {"Retry-After": "1"} if status in (429, 503) else None
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = "requests" if status == 429 else kind
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    told = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": told}, status, headers)
+
+
+def _first_finding(error: RequestValidationError) -> BadInput:
+    finding = error.errors()[0]
+    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
+        return cause
+    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
+    where = ".".join(place)[:100] or "The body"
+    code = FINDINGS.get(finding["type"])
+    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
 
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:
     """Whether the request brought the key, or none is needed; takes as long for every key."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    right = hmac.compare_digest(given.strip().encode(), (key or "").encode())
-    return key is None or (scheme.lower() == "bearer" and right)
+    given = request.headers.get("authorization", "")
+    return key is None or hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
 
 
 class PatientProtocol(H11Protocol):
@@ -251,8 +275,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listening.listen(512)
     except OSError as error:
         listening.close()
-        message = f"--host {host} --port {port} cannot be listened on ({error.strerror}); choose"
-        raise BadInput(f"{message} others.") from error
+        message = f"--host {host} --port {port} cannot be used: {error.strerror}."
+        raise BadInput(message) from error
     return listening
 
 

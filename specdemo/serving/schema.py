@@ -41,22 +41,13 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class Extras(Strict):
-    """What else to run and to send."""
-
-    trace: bool = False
-    certify: bool = False
-    rounds: bool = False
-    baseline: bool = False
-
-
 Speculative = create_model(
     "Speculative",
-    __base__=Extras,
+    __base__=Strict,
     __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
+    **dict.fromkeys(("trace", "certify", "rounds", "baseline"), (bool, False)),
     **{name: (kind, None) for name, kind in SETTINGS.items()},
 )
-
 
 Sampling = create_model(
     "Sampling", __base__=Strict, **{name: (SETTINGS[name] | None, None) for name in SAMPLING}
@@ -85,7 +76,7 @@ class CommonRequest(Sampling):
         return {name: asked[name] for name in asked.keys() - {*UNSUPPORTED, *IGNORED}}
 
     @property
-    def extension(self) -> Extras:
+    def extension(self) -> BaseModel:
         return self.speculative or Speculative()
 
     @property
@@ -94,17 +85,11 @@ class CommonRequest(Sampling):
 
     def settings(self, default_limit: int) -> Settings:
         """How to answer; without a seed, a new one at each call."""
+        limit = self.max_tokens or default_limit
+        start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
-        extension = self.extension
-        return Settings(
-            **{
-                "max_new_tokens": self.max_tokens or default_limit,
-                "temperature": 1.0,
-                "seed": secrets.randbits(32),
-                **given,
-                **extension.model_dump(include=extension.model_fields_set & SETTINGS.keys()),
-            }
-        )
+        extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
+        return Settings(**start | given | extension)
 
 
 class TextPart(Strict):

@@ -27,7 +27,6 @@ from specdemo.serving.options import ServeOptions, key_from_environment
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_enable_metrics_collection": "0",
     # Despite its name this makes Ray listen on the loopback address alone, on every system.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
