@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from specdemo.answering import Answering, Question
 from specdemo.engine.handle import Load, Waiting
@@ -63,10 +63,9 @@ class RemoteSession(Answering):
         self._http.close()
 
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        wanted = {"rounds": True, "trace": True}
-        wanted |= {"baseline": True} if question.baseline else {"certify": question.certify}
-        extension = dataclasses.asdict(question.settings) | wanted
-        body = {"model": self.info.target, "stream": True, "speculative": extension}
+        wanted = {"baseline": question.baseline, "certify": question.certify}
+        wanted |= {"rounds": True, "trace": True, **dataclasses.asdict(question.settings)}
+        body = {"model": self.info.target, "stream": True, "speculative": wanted}
         if question.prompt is None:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": "user", "content": question.instruction}]
@@ -114,16 +113,12 @@ class RemoteSession(Answering):
         """Failures of a connection, and answers of other servers, are raised as one sentence."""
         try:
             yield
+        except BadInput:
+            raise
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             message = f"{self.url!r} is not the address of a server; give http://HOST:PORT."
             raise BadInput(message, "engine") from error
-        except (
-            httpx.HTTPError,
-            json.JSONDecodeError,
-            ValidationError,
-            KeyError,
-            TypeError,
-        ) as error:
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
             raise RequestFailed(
                 f"The server at {self.url} cannot be reached, or is none of this version "
                 f"({type(error).__name__}); start one with `python -m specdemo serve`."

@@ -85,9 +85,8 @@ class Gateway:
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with the `args` of its config file, which must be
     those of ServeOptions; they default to the embedded pair, shared by strangers."""
-    options = args
-    if isinstance(args, dict):
-        options = parse(ServeOptions, {"pair": "embedded", "shared": True, **args})
+    given = {"pair": "embedded", "shared": True}
+    options = parse(ServeOptions, given | args) if isinstance(args, dict) else args
     scaling: dict[str, Any] = {"num_replicas": options.replicas}
     if options.max_replicas:
         limits = {

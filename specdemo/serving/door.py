@@ -7,12 +7,12 @@ import asyncio
 import hmac
 import ipaddress
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from urllib.parse import SplitResult, urlsplit
 
 import h11
 import uvicorn
@@ -43,11 +43,10 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
     """Whether people who do not know each other share a server: as the option says, else on a
     Space, with a public link, or where `host` is not this machine's loopback address."""
-    if option is not None:
-        return option
     address = _address(host)
     own = address.is_loopback if address else host == "localhost"
-    return share or "SPACE_ID" in os.environ or not own
+    found = share or "SPACE_ID" in os.environ or not own
+    return found if option is None else option
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -117,13 +116,12 @@ class Door:
         """Raises HTTPException for a request that may not come in."""
         headers, method = Headers(scope=scope), scope["method"]
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        name, site = _split(f"//{host}").hostname or "", _split(origin)
-        if not ({name.rstrip("."), "*"} & self.hosts or _address(name)):
+        name, site = _name(host), origin.partition("://")[2]
+        if not ({name, "*"} & self.hosts or _address(name)):
             said = f"This server does not answer to the name {name!r:.80}; start it with "
             raise HTTPException(403, said + "--allowed-host to allow it.")
         allowed = {origin, "*"} & {"", *self.allow_origins}
-        own = site.netloc == host or site.hostname in self.hosts - {"localhost"}
-        if not (allowed or own):
+        if not (allowed or site == host or _name(site) in self.hosts - {"localhost"}):
             said = f"Pages of {origin!r:.80} may not ask this server; start it with "
             raise HTTPException(403, said + "--allow-origin to allow them.")
         changes = method not in ("GET", "HEAD", "OPTIONS")
@@ -137,12 +135,9 @@ class Door:
             raise HTTPException(415, said)
 
 
-def _split(url: str) -> SplitResult:
-    """The parts of a URL, all empty where it is none."""
-    try:
-        return urlsplit(url)
-    except ValueError:
-        return urlsplit("")
+def _name(place: str) -> str:
+    """The name or address in HOST:PORT."""
+    return re.sub(r":\d*$", "", place).rstrip(".").strip("[]")
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
@@ -205,15 +200,13 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEAD_SECONDS, self._look, None)
+        self._look(...)
 
     def _look(self, request: object) -> None:
         """Close if no request has come since the last look, when `request` was the latest."""
-        if self.transport.is_closing():
-            return
         if self.conn.their_state is h11.IDLE and self.cycle is request:
             self.transport.close()
-        else:
+        if not self.transport.is_closing():
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
 
