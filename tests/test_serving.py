@@ -55,8 +55,7 @@ def streamed(client, **more) -> list:
 
 def said(chunks) -> str:
     """The text of a stream."""
-    found = (chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
-    return "".join(filter(None, found))
+    return "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
 
 
 def wait_until(condition, seconds: float = 5.0) -> None:
@@ -69,10 +68,16 @@ def wait_until(condition, seconds: float = 5.0) -> None:
 # What clients read
 
 
-def test_the_client_lists_the_model_and_gets_one_by_name(client):
+def test_the_client_lists_the_model_and_gets_it_by_either_name_and_no_other(client):
     [model] = client.models.list().data
     assert (model.id, model.object, model.owned_by) == ("Scripted-1", "model", "specdemo")
     assert client.models.retrieve("Scripted-1").context_length == 512
+    assert chat(client, model="scripted", max_tokens=1).model == "Scripted-1"
+    with pytest.raises(openai.NotFoundError) as caught:
+        chat(client, model="gpt-9")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-9")
 
 
 def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(client, session):
@@ -86,19 +91,24 @@ def test_a_chat_answer_has_text_usage_finish_reason_and_what_speculation_did(cli
     assert "trace" not in figures
 
 
-def test_a_stream_begins_with_the_role_ends_with_a_reason_and_joins_to_the_whole_answer(client):
-    first, *middle, last = streamed(client, max_tokens=6)
+def test_a_stream_begins_with_the_role_joins_to_the_answer_and_ends_with_reason_and_usage(client):
+    asked = {"max_tokens": 6, "stream_options": {"include_usage": True}}
+    first, *middle, last, usage = chunks = streamed(client, **asked)
     assert first.choices[0].delta.role == "assistant"
     assert said(middle) == "".join(PIECES[:6])
     assert last.choices[0].finish_reason == "length"
     assert last.model_extra["speculative"]["rounds"] == 6
-    assert len({chunk.id for chunk in (first, *middle, last)}) == 1
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert usage.choices == [] and usage.usage.completion_tokens == 6
+    assert not any(chunk.usage for chunk in [*middle, last, *streamed(client, max_tokens=3)])
 
 
-def test_usage_comes_in_a_last_chunk_without_choices_if_asked_for(client):
-    *others, last = streamed(client, max_tokens=3, stream_options={"include_usage": True})
-    assert last.choices == [] and last.usage.completion_tokens == 3
-    assert not any(chunk.usage for chunk in [*others, *streamed(client, max_tokens=3)])
+def test_a_stream_is_server_sent_events_without_buffering(server):
+    body = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 2, "stream": True}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
 
 
 def test_rounds_and_baseline_come_in_the_stream_if_asked_for(client):
@@ -128,8 +138,8 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(client, session, embedd
 
 def test_limits_and_sampling_reach_the_engine(client, session):
     extension = {"drafter": "lookup", "draft_tokens": 3, "temperature": 4}
-    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1}
     more = {"top_k": 7, "speculative": extension}
+    sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1}
     chat(client, max_completion_tokens=5, **sampling, extra_body=more)
     asked = session.settings[-1]
     assert (asked.max_new_tokens, asked.top_p, asked.top_k) == (5, 0.9, 7)
@@ -142,27 +152,12 @@ def test_limits_and_sampling_reach_the_engine(client, session):
     assert session.settings[-1].seed != first.seed, "without a seed answers vary"
 
 
-def test_a_stream_is_server_sent_events_without_buffering(server):
-    body = {"model": "Scripted-1", "messages": QUESTION, "max_tokens": 2, "stream": True}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["cache-control"] == "no-store"
-    *chunks, done, end = response.text.split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    assert all(json.loads(chunk.removeprefix("data: "))["choices"] for chunk in chunks)
-
-
 # Stop strings
 
 
 @pytest.mark.parametrize(
     ("stop", "expected"),
-    [
-        ("three", "One two "),
-        (["nothing", "three"], "One two "),
-        ("o three", "One tw"),
-        (["three", "two three"], "One "),
-    ],
+    [("three", "One two "), ("o three", "One tw"), (["three", "two three"], "One ")],
 )
 def test_an_answer_and_decoding_end_with_a_stop_string(client, session, stop, expected):
     before = session.rounds_made
@@ -170,7 +165,6 @@ def test_an_answer_and_decoding_end_with_a_stop_string(client, session, stop, ex
     assert session.rounds_made - before == 3
     assert (answer.message.content, answer.finish_reason) == (expected, "stop")
     assert said(streamed(client, max_tokens=8, stop=stop)) == expected
-    wait_until(lambda: session.active == 0)
 
 
 def test_what_might_have_become_a_stop_string_is_held_back_and_given_out_in_the_end(client):
@@ -210,8 +204,8 @@ def test_a_model_without_turns_gets_one_instruction(embedded_pair):
     tokens = embedded_pair.tokenizer
     asked = [Message("system", "Be brief."), Message("user", "Hi")]
     assert DOLLY.render_chat(asked, tokens) == DOLLY.render("Be brief.\n\nHi", tokens)
-    more = [*asked, Message("assistant", "Hello."), Message("user", "Bye")]
-    said = "Be brief.\n\nUser: Hi\nAssistant: Hello.\nUser: Bye"
+    said = "Be brief.\n\nUser: Hi\nAssistant: Hello."
+    more = [*asked, Message("assistant", "Hello.")]
     assert DOLLY.render_chat(more, tokens) == DOLLY.render(said, tokens)
 
 
@@ -220,9 +214,8 @@ def test_a_model_without_turns_gets_one_instruction(embedded_pair):
 )
 def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja):
     messages = [Message("system", "S"), Message("user", "U")]
-    template = Template("odd", jinja=jinja)
     with pytest.raises(BadInput, match="no system|leaves out the system message"):
-        template.render_chat(messages, embedded_pair.tokenizer)
+        Template("odd", jinja=jinja).render_chat(messages, embedded_pair.tokenizer)
 
 
 # Errors
@@ -234,7 +227,6 @@ TWO = [{"role": "system", "content": "Be brief."}, *QUESTION]
 BASELINE = {"baseline": True, "trace": True}
 REFUSED = [
     ("temperature", VALUE, {"temperature": 6}),
-    ("temperature", VALUE, {"temperature": "warm"}),
     ("top_p", VALUE, {"top_p": True}),
     ("seed", VALUE, {"seed": 2**63}),
     ("max_tokens", VALUE, {"max_tokens": 5000}),
@@ -243,13 +235,11 @@ REFUSED = [
     ("stop", VALUE, {"stop": ["x"] * 17}),
     ("n", VALUE, {"n": 2}),
     ("logprobs", UNSUPPORTED, {"logprobs": True}),
-    ("tools", UNSUPPORTED, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("response_format", UNSUPPORTED, {"response_format": {"type": "json_object"}}),
     ("messages", VALUE, {"messages": []}),
     ("messages", VALUE, {"messages": [IMAGE]}),
     ("messages", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),
     ("temprature", UNKNOWN, {"extra_body": {"temprature": 1}}),
-    ("speculative", UNKNOWN, {"extra_body": {"speculative": {"draftr": 1}}}),
     ("speculative", VALUE, {"extra_body": {"speculative": {"drafter": "oracle"}}}),
     ("speculative", VALUE, {"messages": TWO, "extra_body": {"speculative": BASELINE}}),
 ]
@@ -268,29 +258,10 @@ def test_parameters_that_ask_for_nothing_are_accepted(client):
     assert chat(client, response_format={"type": "text"}, **nothing).choices
 
 
-def test_the_published_schema_describes_every_route_and_its_parameters(session, embedded_pair):
-    with served(session, embedded_pair, key="secret") as running:
-        described = httpx.get(f"{running.url}/openapi.json").json()
-    paths, chat = described["paths"], described["components"]["schemas"]["ChatRequest"]
-    assert {"/health", "/metrics", "/v1/models", "/v1/completions"} < paths.keys()
-    assert "security" in paths["/v1/chat/completions"]["post"]
-    assert chat["properties"].keys() > {"messages", "temperature", "speculative"}
-
-
-def test_the_pairs_own_name_means_the_model_and_an_unknown_one_is_not_found(client):
-    assert chat(client, model="scripted", max_tokens=1).model == "Scripted-1"
-    with pytest.raises(openai.NotFoundError) as caught:
-        chat(client, model="gpt-9")
-    assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-9")
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
         ("POST", "/v1/chat/completions", b"{not json", 400),
-        ("POST", "/v1/chat/completions", b'"text"', 400),
         ("POST", "/v1/chat/completions", b"{}", 400),
         ("POST", "/v1/chat/completions", b'{"model": "\xff"}', 400),
         ("POST", "/v1/completions", b"x" * 4_000_001, 413),
@@ -317,7 +288,7 @@ def test_a_failure_inside_is_an_error_for_the_client_without_its_words(client, s
     assert session.active == 0
 
 
-def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
+def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session, embedded_pair):
     with served(session, embedded_pair, key="s3cret") as server:
         for given in ("wrong", "s3cret2"):
             with pytest.raises(openai.AuthenticationError) as caught:
@@ -326,6 +297,11 @@ def test_a_key_is_asked_for_where_one_is_set(session, embedded_pair):
         assert client_of(server, "s3cret").models.list().data
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
         assert httpx.get(f"{server.url}/metrics").status_code == 401
+        described = httpx.get(f"{server.url}/openapi.json").json()
+    paths, asked = described["paths"], described["components"]["schemas"]["ChatRequest"]
+    assert {"/health", "/metrics", "/v1/models", "/v1/completions"} < paths.keys()
+    assert "security" in paths["/v1/chat/completions"]["post"]
+    assert asked["properties"].keys() > {"messages", "temperature", "speculative"}
 
 
 def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, embedded_pair):
@@ -337,15 +313,15 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
         return session, embedded_pair
 
     with served(session, embedded_pair, load=load) as server:
-        client = client_of(server)
-        wait_until(lambda: "Downloading" in httpx.get(f"{server.url}/health").text)
-        assert httpx.get(f"{server.url}/health").status_code == 503
+        client, health = client_of(server), f"{server.url}/health"
+        wait_until(lambda: "Downloading" in httpx.get(health).text)
+        assert httpx.get(health).status_code == 503
         with pytest.raises(openai.InternalServerError) as caught:
             chat(client)
         assert caught.value.status_code == 503 and caught.value.code == "model_not_ready"
         assert int(caught.value.response.headers["retry-after"]) > 0
         go_on.set()
-        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+        wait_until(lambda: httpx.get(health).status_code == 200)
         assert chat(client).choices
 
 
