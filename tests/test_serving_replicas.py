@@ -14,7 +14,6 @@ from specdemo.metrics import Metrics
 from specdemo.serving import backend as backends
 from specdemo.serving.backend import ATTEMPTS, Event, Failures, NotReady, ReplicaBackend
 from specdemo.serving.door import bound_socket
-from specdemo.serving.options import ServeOptions
 from specdemo.serving.schema import CompletionRequest
 from specdemo.settings import Settings
 from specdemo.trace import PairInfo, Trace
@@ -67,6 +66,7 @@ class Handle:
         figures = {"metrics": Metrics().text().decode(), "model": {"id": "t"}}
         self.told = [{"replica": f"r{at}", "in_flight": at, **figures} for at in range(replicas)]
         self.answer = self
+        self.backend = ReplicaBackend(self, Failures(Died, Full, (Nowhere,)))
 
     def options(self, *, stream):
         return self
@@ -82,14 +82,17 @@ class Handle:
         return [*self.told, Died()]
 
 
-def backend(handle: Handle) -> ReplicaBackend:
-    return ReplicaBackend(handle, Failures(Died, Full, (Nowhere,)))
+def events(handle: Handle, most: int = 100) -> list:
+    """Reads so many and leaves."""
 
-
-def events(handle: Handle) -> list:
     async def collect():
-        async with aclosing(backend(handle).answer(ASKED)) as coming:
-            return [event async for event in coming]
+        async with aclosing(handle.backend.answer(ASKED)) as coming:
+            found = []
+            async for event in coming:
+                found.append(event)
+                if len(found) == most:
+                    break
+            return found
 
     return asyncio.run(collect())
 
@@ -135,35 +138,23 @@ def test_what_a_replica_refuses_is_refused_in_its_words():
 
 def test_leaving_in_the_middle_cancels_the_replicas_work():
     handle = Handle([BEGUN, SAID, OVER])
-
-    async def leave():
-        async with aclosing(backend(handle).answer(ASKED)) as coming:
-            await anext(coming)
-
-    asyncio.run(leave())
+    events(handle, most=1)
     assert handle.streams[0].cancelled
 
 
 def test_health_model_and_metrics_are_those_of_the_replicas_that_answer():
-    async def ask(one):
-        return await one.health(), await one.metrics(), await one.model()
-
-    health, metrics, model = asyncio.run(ask(backend(Handle(replicas=2))))
+    backend = Handle(replicas=2).backend
+    health = asyncio.run(backend.health())
     assert health == {"status": "ready", "replicas": 2, "in_flight": 1}
-    assert 'specdemo_visitors{replica="r1"} 0.0' in metrics
-    assert model["id"] == "t"
+    assert 'specdemo_visitors{replica="r1"} 0.0' in asyncio.run(backend.metrics())
+    assert asyncio.run(backend.model())["id"] == "t"
 
 
 def test_without_a_replica_there_is_no_model_to_describe():
-    assert asyncio.run(backend(Handle(replicas=0)).health())["status"] == "loading"
+    backend = Handle(replicas=0).backend
+    assert asyncio.run(backend.health())["status"] == "loading"
     with pytest.raises(NotReady):
-        asyncio.run(backend(Handle(replicas=0)).model())
-
-
-def test_replicas_that_this_machine_has_no_cores_for_are_refused():
-    require_cores(ServeOptions(replicas=2, cpus_per_replica=2), 4)
-    with pytest.raises(BadInput, match="3 replicas of 2 cores each need 6 cores"):
-        require_cores(ServeOptions(max_replicas=3, cpus_per_replica=2), 4)
+        asyncio.run(backend.model())
 
 
 # The command
@@ -188,9 +179,13 @@ def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
         (("--no-ray", "--replicas", "2"), "--replicas"),
         (("--no-ray", "--max-replicas", "2"), "--max-replicas"),
         (("--no-ray", "--host", "192.0.2.77"), "--host"),
+        (("--replicas", "30", "--cpus-per-replica", "20"), "need 600 cores"),
     ],
 )
-def test_options_of_the_command_that_cannot_be_used_are_named(capsys, arguments, named):
+def test_options_of_the_command_that_cannot_be_used_are_named(
+    capsys, monkeypatch, arguments, named
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     code, said = serve(capsys, *arguments)
     assert code == 2 and named in said
 
