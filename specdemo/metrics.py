@@ -77,11 +77,8 @@ class Metrics:
 
 
 class Record(AbstractContextManager):
-    """Counts one request, an answer or one with a baseline, and logs a line for it.
-
-    `with` it around the request: `saw` every event. What leaves the block ends it, if `end` did
-    not.
-    """
+    """Counts one request, an answer or one with a baseline, and logs a line for it: `with` it
+    around the request, `saw` every event. What leaves the block ends it, if `end` did not."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics

@@ -1,8 +1,5 @@
-"""The API that OpenAI's clients speak, over any Backend: models, chat completions, completions.
-
-Beside it /health, /metrics and /openapi.json. docs/reference/api.md is its description. Generates
-nothing itself.
-"""
+"""The API that OpenAI's clients speak, over either backend; beside it /health, /metrics and
+/openapi.json. docs/reference/api.md is its description. Generates nothing itself."""
 
 from __future__ import annotations
 
@@ -38,11 +35,8 @@ def application(
     backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
 ) -> FastAPI:
     """The endpoints, behind the Door in `state.door`. `key`, unless None, must come with every
-    request but /openapi.json; /health then tells its status alone.
-
-    Where a key is needed, a page of another site can do nothing, whatever name it reaches the
-    server by.
-    """
+    request but /openapi.json; /health then tells its status alone."""
+    # A page of another site has no key, whatever name it reaches the server by.
     names = ("*",) if key else (options.host, *options.allowed_host)
     door = Door(names, options.allow_origin)
 

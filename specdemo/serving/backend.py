@@ -79,10 +79,8 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
-    """Fetch what is missing of the pair, compile it, and return its session, ready for full speed.
-
-    Takes from seconds to as long as a download. Raises SpecdemoError with one sentence.
-    """
+    """Fetch what is missing of the pair, compile it, and return its session, ready for full
+    speed."""
     from specdemo.models.load import load_pair
     from specdemo.models.registry import chosen_pair
     from specdemo.session import Session
@@ -104,10 +102,8 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
 
 
 class LocalBackend:
-    """One pair in this process. Until `load` has opened it every request raises NotReady.
-
-    A request that the session cannot take on raises Busy: its queue is the only limit.
-    """
+    """One pair in this process. Until `load` has opened it every request raises NotReady; what its
+    session's queue does not take raises Busy."""
 
     def __init__(self, options: ServeOptions, opener: Callable = open_pair):
         self._options, self._opener = options, opener
@@ -168,11 +164,8 @@ class LocalBackend:
         return self._metrics.text().decode()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
-        """The events of an answer. Closing it ends the answer within a round.
-
-        Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
-        thread of its own.
-        """
+        """The events of an answer, made in a thread of its own. Closing it ends that within a
+        round. Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()

@@ -57,17 +57,17 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Door:
-    """The rules of one server, as ASGI middleware (`middleware`). Thread safe to read and close.
+    """The rules of one server, as ASGI middleware. Thread safe to read and close.
 
     Requests are answered whose Host is the server's own: localhost, an address, the name of the
     machine or of the Space, or one of `allowed_hosts` ("*" for any); no page of another site can
     then reach it through a name of its own (DNS rebinding). A browser's Origin must be that host or
     one of `allow_origins`. What changes something must be JSON of MAX_BODY bytes at most. Once
-    `closing` is set, nothing new begins.
+    `closing` is set, nothing new begins. Responses of paths that begin with one of `endless` last
+    as long as their client stays.
     """
 
     endless: tuple[str, ...] = ("\0",)
-    """Beginnings of the paths whose responses last as long as their client stays."""
 
     def __init__(self, allowed_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()):
         own = "localhost", socket.gethostname(), os.environ.get("SPACE_HOST", "")
@@ -103,10 +103,10 @@ class Door:
         except HTTPException as error:
             await refusal(error)(scope, receive, send)
         else:
-            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+            whole = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replayed():
-                return next(messages, None) or await receive()
+                return whole.pop() if whole else await receive()
 
             await app(scope, replayed, send)
         finally:
@@ -157,8 +157,7 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def refusal(error: Exception) -> JSONResponse:
-    """What a client is told of an exception, as OpenAI's read it; an unforeseen one is only
-    named."""
+    """What OpenAI's clients are told of an exception; an unforeseen one is only named."""
     status, headers, param, code = 500, None, None, None
     message = f"The server had an error while processing your request ({type(error).__name__})."
     if isinstance(error, RequestValidationError):

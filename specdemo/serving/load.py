@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +42,7 @@ class LoadOptions:
         16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
     )
     seconds: real(1, 600) = option(30.0, "how long each level lasts")
-    url: str | None = option(None, "a server that is running", unset="one is started")
-    pair: Line = option("embedded", "what a started server loads")
+    pair: Line = option("embedded", "what the server loads")
     max_new_tokens: whole(1, 2000) = option(100, "length of the answers")
 
 
@@ -144,15 +143,11 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
     errors: list[str] = []
     # Prompts repeat: a table that learns their answers would be measured instead.
     command = "app.py", "--pair", asked.pair, "--no-learn-ngrams"
-    server = nullcontext() if asked.url else started(*command, SPECDEMO_LOG="WARNING")
-    with server as running:
-        url = asked.url.rstrip("/") if asked.url else running.url
-        if not ready(url):
-            raise RequestFailed(f"{url} is not ready; start it, or leave --url out.")
-        fewer = [at for at in (1, 4, 8, 16, 32) if at < asked.visitors]
+    fewer = [at for at in (1, 4, 8, 16, 32) if at < asked.visitors]
+    with started(*command, SPECDEMO_LOG="WARNING") as server:
         for visitors in (*fewer, asked.visitors):
             how = asked.max_new_tokens, visitors, asked.seconds
-            levels[visitors], wrong = level(url, questions, *how)
+            levels[visitors], wrong = level(server.url, questions, *how)
             errors += wrong
             show(None, [levels[visitors]], out)
     one = levels[1]["tokens_per_s"]
@@ -186,7 +181,7 @@ def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
             return log.read()
 
         try:
-            while not ready(url):
+            while not _ready(url):
                 if process.poll() is not None:
                     last = said().splitlines()[-1:]
                     raise RequestFailed(f"The server ended before it was ready. {' '.join(last)}")
@@ -196,13 +191,11 @@ def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
             process.terminate()
 
 
-def ready(url: str) -> bool:
-    """Whether the server's models are loaded. Raises RequestFailed when they cannot be."""
+def _ready(url: str) -> bool:
     try:
         told = httpx.get(f"{url}/health", timeout=5).json()
-        status, preparing = told["status"], told.get("preparing")
-    except (httpx.HTTPError, ValueError, KeyError):
+    except (httpx.HTTPError, ValueError):
         return False
-    if status == "failed":
+    if told["status"] == "failed":
         raise RequestFailed("The server could not load its models.")
-    return status == "ready" and not preparing
+    return told["status"] == "ready" and not told.get("preparing")

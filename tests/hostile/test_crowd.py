@@ -114,7 +114,3 @@ def attack(url: str, done: threading.Event) -> None:
             for line in itertools.islice(stream.iter_lines(), 20):
                 if done.is_set() or "process_completed" in line:
                     break
-
-
-def test_the_page_still_answers_at_once_after_all_that(public_page):
-    assert httpx.get(f"{public_page.url}/config", timeout=10).status_code == 200
