@@ -12,7 +12,7 @@ from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.serving import backend as backends
-from specdemo.serving.backend import ATTEMPTS, Event, Failures, NotReady, ReplicaBackend
+from specdemo.serving.backend import ATTEMPTS, Event, NotReady, ReplicaBackend
 from specdemo.serving.door import bound_socket
 from specdemo.serving.schema import CompletionRequest
 from specdemo.settings import Settings
@@ -66,7 +66,7 @@ class Handle:
         figures = {"metrics": Metrics().text().decode(), "model": {"id": "t"}}
         self.told = [{"replica": f"r{at}", "in_flight": at, **figures} for at in range(replicas)]
         self.answer = self
-        self.backend = ReplicaBackend(self, Failures(Died, Full, (Nowhere,)))
+        self.backend = ReplicaBackend(self, Died, Full, (Nowhere,))
 
     def options(self, *, stream):
         return self

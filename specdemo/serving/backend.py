@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -28,7 +28,6 @@ from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
-from specdemo.models.templates import Message
 from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.settings import MAX_NEW_TOKENS, require_loaded
 from specdemo.trace import BaselineToken, Trace
@@ -250,8 +249,7 @@ class LocalBackend:
         """The prompt's ids, and the `instruction` of its trace: the last message."""
         tokenizer = self._loaded.tokenizer
         if isinstance(asked, ChatRequest):
-            roles = {"developer": "system"}
-            turns = [Message(roles.get(one.role, one.role), one.text) for one in asked.messages]
+            turns = [one.turn() for one in asked.messages]
             ids = self._loaded.template.render_chat(turns, tokenizer)
             return tuple(ids), turns[-1].content
         if isinstance(asked.prompt, str):
@@ -262,21 +260,13 @@ class LocalBackend:
         return tuple(asked.prompt), tokenizer.decode(asked.prompt)
 
 
-class Failures(NamedTuple):
-    """The exceptions of a call: a replica `died`, the queue is `full`, there is `none` to ask."""
-
-    died: type[Exception]
-    full: type[Exception]
-    none: tuple[type[Exception], ...]
-
-
 class ReplicaBackend:
-    """`engine` is a handle of Ray Serve: `options`, `METHOD.remote`, `broadcast`."""
+    """`engine` is a handle of Ray Serve: `options`, `METHOD.remote`, `broadcast`. Its calls raise:
+    a replica `died`, the queue is `full`, there is `none` to ask."""
 
-    def __init__(self, engine: Any, failures: Failures):
-        self._failures = failures
-        self._engine = engine
-        self._stream = engine.options(stream=True)
+    def __init__(self, engine: Any, died: type, full: type, none: tuple[type, ...]):
+        self._engine, self._stream = engine, engine.options(stream=True)
+        self._died, self._full, self._none = died, full, (TimeoutError, *none)
         self._model: dict[str, Any] | None = None
 
     async def model(self) -> dict[str, Any]:
@@ -311,7 +301,7 @@ class ReplicaBackend:
         try:
             asked = self._engine.broadcast("report")
             told = await asked.results_async(timeout_s=5.0, return_exceptions=True)
-        except (TimeoutError, *self._failures.none):
+        except self._none:
             return []
         return [one for one in told if isinstance(one, dict)]
 
@@ -332,14 +322,14 @@ class ReplicaBackend:
                     event = await anext(response)
             except StopAsyncIteration:
                 raise RequestFailed("The replica ended without an answer.") from None
-            except self._failures.died as error:
+            except self._died as error:
                 if begun:
                     raise RequestFailed(
                         "The replica that was giving this answer has died; send the request again."
                     ) from error
-            except self._failures.full as error:
+            except self._full as error:
                 raise Busy("The queue is full; try again in a moment.") from error
-            except (TimeoutError, *self._failures.none) as error:
+            except self._none as error:
                 raise NotReady("No replica could begin this answer; try again later.") from error
             finally:
                 with suppress(Exception):  # a failed call raises its failure again

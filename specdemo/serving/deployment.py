@@ -22,14 +22,12 @@ from ray.serve.handle import DeploymentHandle
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import application
-from specdemo.serving.backend import Event, Failures, LocalBackend, ReplicaBackend
+from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
 from specdemo.serving.options import ServeOptions, key_from_environment
 from specdemo.serving.schema import CommonRequest
 from specdemo.settings import parse
 
 NAME, ENGINE = "specdemo", "Engine"
-
-FAILURES = Failures(RayActorError, BackPressureError, (DeploymentUnavailableError, RayError))
 
 SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
@@ -75,7 +73,8 @@ class Gateway:
     """The API, in front of the engines. Holds no model; takes next to no memory."""
 
     def __init__(self, engine: DeploymentHandle, options: ServeOptions):
-        self._backend = ReplicaBackend(engine, FAILURES)
+        none = DeploymentUnavailableError, RayError
+        self._backend = ReplicaBackend(engine, RayActorError, BackPressureError, none)
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
+from specdemo.models.templates import Message
 from specdemo.settings import MAX_NEW_TOKENS, Settings, whole
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
@@ -101,10 +102,11 @@ class ChatMessage(Strict, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
 
-    @property
-    def text(self) -> str:
+    def turn(self) -> Message:
+        """As a chat template takes it."""
         content = self.content or ""
-        return content if isinstance(content, str) else "".join(part.text for part in content)
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+        return Message("system" if self.role == "developer" else self.role, "".join(parts))
 
 
 class ChatRequest(CommonRequest):
@@ -117,7 +119,7 @@ class ChatRequest(CommonRequest):
             message = "max_tokens and max_completion_tokens name one limit; give one of them."
             raise BadInput(message, "max_tokens")
         self.max_tokens = self.max_tokens or self.max_completion_tokens
-        if not all(one.text.strip() for one in self.messages if one.role == "user"):
+        if not all(one.turn().content.strip() for one in self.messages if one.role == "user"):
             raise BadInput("A user message is empty; write a question or a task.", "messages")
         roles = [message.role for message in self.messages]
         if self.extension.baseline and (self.stop or roles != ["user"]):

@@ -24,14 +24,13 @@ from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.models.machine import processors
 from specdemo.serving.options import ServeOptions, key_from_environment
 
-RAY_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_enable_metrics_collection": "0",
-    # Despite its name this makes Ray listen on the loopback address alone, on every system.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
-"""Environment of Ray, unless the user has set it otherwise."""
+RAY_OFF = (
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_SERVE_LOG_TO_STDERR",
+    "RAY_enable_metrics_collection",
+    # Despite its name, off makes Ray listen on the loopback address alone, on every system.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+)
 
 
 @click.command()
@@ -102,8 +101,8 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
             f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
             f"{processors()}; lower --replicas (or --max-replicas) or --cpus-per-replica."
         )
-    for name, value in RAY_SETTINGS.items():
-        os.environ.setdefault(name, value)
+    for name in RAY_OFF:
+        os.environ.setdefault(name, "0")
     bound_socket(options.host, options.port).close()
     import ray
     from ray import serve
