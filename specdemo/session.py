@@ -131,7 +131,7 @@ class Session(Answering):
         """Release the models; what is being answered is cancelled."""
         self._engine.close()
         if self._learning:
-            self._learning.save()
+            self._learning.keep()
 
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]

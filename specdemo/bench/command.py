@@ -4,7 +4,7 @@ test that it is lossless, of our pair and of a peer."""
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -128,14 +128,14 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
     names = loaded.info.name, compared.info.name
-    measured.remember("agreement", " ".join(names), found.share)
+    measured.remember("agreement", " ".join(names), found["agreement"])
+    share, same = f"{100 * found['agreement']:.1f} %", f"{found['identical']} of {found['prompts']}"
     say(
-        f"{names[0]} chooses the token of {names[1]} at {100 * found.share:.1f} % of "
-        f"{found.tokens} places; {found.identical} of {found.prompts} answers are the same",
+        f"{names[0]} chooses the token of {names[1]} at {share} of {found['tokens']} places; "
+        f"{same} answers are the same",
         out,
     )
-    pairs = dict(zip(("pair", "reference"), names, strict=True))
-    return pairs | asdict(found) | {"agreement": found.share}
+    return dict(zip(("pair", "reference"), names, strict=True)) | found
 
 
 def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> list:
