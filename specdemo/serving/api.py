@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -70,7 +70,7 @@ def application(
 
     @app.get("/metrics", dependencies=guarded)
     async def metrics() -> Response:
-        return PlainTextResponse(await backend.metrics(), media_type=CONTENT_TYPE)
+        return Response(await backend.metrics(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:

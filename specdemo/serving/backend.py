@@ -154,9 +154,8 @@ class LocalBackend:
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
         status = "failed" if self.failed else "ready" if self._session else "loading"
-        found = {"status": status, "replicas": int(status == "ready")}
-        told = {} if status == "ready" else {"detail": self.failed or self._line}
-        return {**found, "in_flight": len(self._stops), **told}
+        found = {"replicas": 1} if status == "ready" else {"detail": self.failed or self._line}
+        return {"status": status, "replicas": 0, "in_flight": len(self._stops), **found}
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""

@@ -31,10 +31,8 @@ READERS = {name: TypeAdapter(kind) for name, kind in EVENT_KINDS.items()}
 
 class RemoteSession(Answering):
     """Answers by asking the server at `url`, with the key SPECDEMO_API_KEY if set. Thread safe.
-
     Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
-    it cannot be reached. Answers raise the same, with their first event.
-    """
+    it cannot be reached; so do answers, with their first event."""
 
     load = Load()  # the server's own /metrics has it
 
