@@ -242,9 +242,9 @@ class Server(uvicorn.Server):
         self._until = 0.0
 
     def handle_exit(self, *_: object) -> None:
-        drains = self._door.open and not self.should_exit
-        self._until = time.monotonic() + self._drain_seconds if drains else 0.0
-        if drains:
+        self._until = 0.0
+        if self._door.open and not self.should_exit:
+            self._until = time.monotonic() + self._drain_seconds
             words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
             print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
         self._door.closing = self.should_exit = True
