@@ -140,7 +140,7 @@ def test_the_page_races_drafts_for_its_owner_and_shows_the_table(tiny_pair, shar
         tab = benchmark.Tab(served, runs.Running(), offer, {"pair": gr.Textbox()})
     request = SimpleNamespace(session_hash="one", client=None)
     seen = list(tab.run_tune(request, 1, "tiny"))
-    tables = [one[tab.tuned] for one in seen if one.get(tab.tuned)]
+    tables = [one[tab.table] for one in seen if one.get(tab.table)]
     said = [one[tab.progress] for one in seen if tab.progress in one][-1]
     served.close()
     if shared:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
 import openai
 import pytest
-from fakes import PIECES, FakeSession, served
+from fakes import PIECES, FakeSession, served, until
 
 from specdemo.errors import BadInput, DamagedModel
 from specdemo.models.templates import CHATML, DOLLY, Message, Template
@@ -56,13 +55,6 @@ def streamed(client, **more) -> list:
 def said(chunks) -> str:
     """The text of a stream."""
     return "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
-
-
-def wait_until(condition, seconds: float = 5.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not come to that"
-        time.sleep(0.01)
 
 
 # What clients read
@@ -310,14 +302,14 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
 
     with served(session, embedded_pair, load=load) as server:
         client, health = client_of(server), f"{server.url}/health"
-        wait_until(lambda: "Downloading" in httpx.get(health).text)
+        until(lambda: "Downloading" in httpx.get(health).text)
         assert httpx.get(health).status_code == 503
         with pytest.raises(openai.InternalServerError) as caught:
             chat(client)
         assert caught.value.status_code == 503 and caught.value.code == "model_not_ready"
         assert int(caught.value.response.headers["retry-after"]) > 0
         go_on.set()
-        wait_until(lambda: httpx.get(health).status_code == 200)
+        until(lambda: httpx.get(health).status_code == 200)
         assert chat(client).choices
 
 
@@ -340,7 +332,7 @@ def test_one_too_many_is_told_so_and_the_others_are_answered(embedded_pair, stre
         client = client_of(server)
         with ThreadPoolExecutor(3) as pool:
             answers = [pool.submit(chat, client, max_tokens=2) for _ in range(3)]
-            wait_until(lambda: session.active == 3)
+            until(lambda: session.active == 3)
             with pytest.raises(openai.RateLimitError) as caught:
                 chat(client, stream=stream)
             assert caught.value.response.headers["retry-after"]
@@ -367,8 +359,8 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair, stre
         ):
             next(read.iter_lines())
         at_leaving = session.rounds_made
-        wait_until(lambda: session.active == 0, 1.0)
+        until(lambda: session.active == 0)
         assert session.rounds_made - at_leaving <= 3 and session.settings
-        wait_until(lambda: not httpx.get(f"{server.url}/health").json()["in_flight"])
+        until(lambda: not httpx.get(f"{server.url}/health").json()["in_flight"])
         metrics = httpx.get(f"{server.url}/metrics").text
         assert 'specdemo_requests_total{kind="answer",outcome="cancelled"} 1.0' in metrics

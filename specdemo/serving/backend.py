@@ -94,7 +94,7 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
         active=options.ongoing,
         waiting=options.waiting,
         cache_mb=options.cache_mb,
-        learn=not options.strangers if options.learn_ngrams is None else options.learn_ngrams,
+        learn=options.learn,
     )
     session.prepare()
     return session, loaded

@@ -29,6 +29,7 @@ class TrainSettings:
         "the folder to make; repeat the command to continue an interrupted run",
         metavar="DIR",
     )
+    kind: Literal["head"] = option("head", "a draft head, which reads the target's hidden states")
     only: Literal["ngrams"] | None = option(
         None, "make an n-gram table of what the target answers, and no draft", unset="both"
     )

@@ -89,7 +89,7 @@ def _make_head(
     own = heads.Head(network.quantized(rows), network.frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
-    hidden = PRIVATE | {"target", "only", "text"}
+    hidden = PRIVATE | {"target", "kind", "only", "text"}
     card = {
         "target": loaded.info.target,
         "target_revision": loaded.info.target_revision,
