@@ -30,10 +30,10 @@ from specdemo.trace import Trace, summarize, to_json
 
 log = logging.getLogger(__name__)
 
+Backend = LocalBackend | ReplicaBackend
 
-def application(
-    backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
-) -> FastAPI:
+
+def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
     """The endpoints, behind the Door in `state.door`. `key`, unless None, must come with every
     request but /openapi.json; /health then tells its status alone."""
     # A page of another site has no key, whatever name it reaches the server by.
@@ -84,32 +84,36 @@ def application(
             raise BadInput(f"{message} `{model['id']}`.", "model", "model_not_found")
         return model
 
-    async def answer(asked: CommonRequest, request: Request) -> Response:
-        form, text = Form(asked, await model_named(asked.model)), ""
-        async with AsyncExitStack() as stack:
-            events = await stack.enter_async_context(aclosing(backend.answer(asked)))
-            async for event in events:
-                if await request.is_disconnected():
-                    raise HTTPException(499, "The client closed its connection.")
-                if asked.stream and event.what is not None:  # it was not refused
-                    return StreamingResponse(
-                        server_sent(form, event, events),
-                        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-                        media_type="text/event-stream",
-                        background=BackgroundTask(stack.pop_all().aclose),
-                    )
-                text += event.text
-        return JSONResponse(form.whole(text, event.what))
-
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        return await answer(asked, request)
+        return await answer(backend, asked, await model_named(asked.model), request)
 
     @app.post("/v1/completions", dependencies=guarded)
     async def completion(asked: CompletionRequest, request: Request) -> Response:
-        return await answer(asked, request)
+        return await answer(backend, asked, await model_named(asked.model), request)
 
     return app
+
+
+async def answer(
+    backend: Backend, asked: CommonRequest, model: dict[str, Any], request: Request
+) -> Response:
+    """The answer as the request wants it, whole or as a stream."""
+    form, text = Form(asked, model), ""
+    async with AsyncExitStack() as stack:
+        events = await stack.enter_async_context(aclosing(backend.answer(asked)))
+        async for event in events:
+            if await request.is_disconnected():
+                raise HTTPException(499, "The client closed its connection.")
+            if asked.stream and event.what is not None:  # it was not refused
+                return StreamingResponse(
+                    server_sent(form, event, events),
+                    headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+                    media_type="text/event-stream",
+                    background=BackgroundTask(stack.pop_all().aclose),
+                )
+            text += event.text
+    return JSONResponse(form.whole(text, event.what))
 
 
 class Form:
