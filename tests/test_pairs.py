@@ -29,7 +29,7 @@ from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.ngrams import LearningTable, NGramTable
 from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
 from specdemo.models.sources import Source
-from specdemo.serving import options
+from specdemo.serving import backend, options
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import benchmark, choice, runs, service
@@ -199,9 +199,8 @@ def test_a_server_that_strangers_share_learns_only_if_its_owner_says_so(
     session = Mock()
     monkeypatch.setattr("specdemo.models.load.load_pair", Mock())
     monkeypatch.setattr("specdemo.session.Session", session)
-    monkeypatch.setattr("specdemo.serving.backend.Engine", Mock())
     chosen = options.ServeOptions("embedded", shared=shared, learn_ngrams=asked)
-    options.open_engine(chosen, print, None)
+    backend.open_pair(chosen, print)
     assert session.call_args.kwargs["learn"] is learns
 
 
