@@ -17,11 +17,10 @@ from typing import Any
 from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
-from specdemo.engine.handle import Load
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
-from specdemo.engine.scheduler import QUEUED
+from specdemo.engine.scheduler import QUEUED, Load
 from specdemo.errors import BadInput, ModelError
 from specdemo.models import machine, profiles
 from specdemo.models.load import LoadedPair

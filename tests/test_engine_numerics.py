@@ -10,7 +10,8 @@ import openvino as ov
 import pytest
 from test_engine_cache import CLOSE, F32
 
-from specdemo.engine import instance, numerics, profile
+from specdemo.engine import model as models
+from specdemo.engine import numerics, profile
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
@@ -115,7 +116,7 @@ def test_what_was_found_decides_padding_guard_and_what_is_said(found, least, gua
 
 
 def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, monkeypatch):
-    run = instance.Instance.run
+    run = models.Instance.run
     seen = []
 
     def noting(self, inputs, longest, wanted):
@@ -123,7 +124,7 @@ def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, mo
         seen.append((list(begins), list(blocks), inputs.past_lens[-1]))
         return run(self, inputs, longest, wanted)
 
-    monkeypatch.setattr(instance.Instance, "run", noting)
+    monkeypatch.setattr(models.Instance, "run", noting)
     model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
     with model.new_sequence() as one, model.new_sequence() as other:
         model.forward([Run(one, [1, 2, 3], 1)])

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.handle import MERGED_TOKENS, Handle
-from specdemo.engine.scheduler import Scheduler
+from specdemo.engine.prefix_cache import PrefixCache
+from specdemo.engine.profile import MERGED_TOKENS
+from specdemo.engine.scheduler import Handle, Scheduler
 
 
 @pytest.fixture
@@ -118,8 +119,9 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
     scheduler = Scheduler(most_active=most)
     try:
         handles = []
+        cache = PrefixCache(shared["target"])
         for prompt, new, draft, _ in asked:
-            blocks = {shared["target"]: blocks_for(len(prompt), new, draft)}
+            blocks = {cache: blocks_for(len(prompt), new, draft)}
             handles.append(submit(scheduler, shared, prompt, new, draft, blocks=blocks))
         leaving = {at: leave for at, (*_, leave) in enumerate(asked) if leave}
         for (prompt, new, _, leave), got in zip(asked, collect(handles, leaving), strict=True):
@@ -163,7 +165,7 @@ def test_a_long_prompt_does_not_hold_up_other_requests(scheduler, shared):
 
 def test_requests_are_admitted_only_as_far_as_their_worst_cases_fit_the_cache(scheduler):
     shared = models(limit=12)
-    blocks = {shared["target"]: 5}
+    blocks = {PrefixCache(shared["target"]): 5}
     handles = [submit(scheduler, shared, (1, 2, at), 12, blocks=blocks) for at in range(1, 8)]
     assert collect(handles) == [alone(0, (1, 2, at), 12) for at in range(1, 8)]
     assert max(map(len, shared["target"].batches)) == 2, "two worst cases fit"

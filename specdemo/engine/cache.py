@@ -29,10 +29,6 @@ class BlockPool:
             self.references[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
-        assert self.references[block] > 0, "only a used block can be shared"
-        self.references[block] += 1
-
     def give_back(self, block: int) -> None:
         assert self.references[block] > 0, "a block was given back twice"
         self.references[block] -= 1

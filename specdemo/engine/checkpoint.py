@@ -49,12 +49,9 @@ def weights_size(source: Path | Checkpoint) -> int:
 def release_file(path: Path) -> None:
     """Drop the pages of a file that this process has mapped for reading; one that is touched again
     is mapped again. Compiled instances hold their own copy of most weights. Linux only."""
-    name = str(path.resolve())
     with suppress(OSError):
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        libc = ctypes.CDLL(None)
-        for line in maps:
-            bounds, access, *_, mapped = line.split(maxsplit=5)
-            if mapped == name and "w" not in access:
-                begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        libc, name = ctypes.CDLL(None), str(path.resolve())
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith(name) and "w" not in line.split()[1]:
+                begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
                 libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)

@@ -16,14 +16,13 @@ import openvino as ov
 from . import numerics
 from .checkpoint import Checkpoint, release_file, weights_size
 from .errors import BadInput, Busy
-from .handle import Handle, Load, Waiting
 from .head import Head, fractions
 from .model import PREFILL_CHUNK, Model, PagedModel
 from .policy import MAX_DRAFT, Acceptance
 from .prefix_cache import PrefixCache
 from .profile import Profile
-from .request import Request, Target
-from .scheduler import QUEUED, Scheduler
+from .request import Request, Target, models
+from .scheduler import QUEUED, Handle, Load, Scheduler, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class Engine:
     `available_bytes` says how much memory is free; `profile` is what is known of this pair on this
     machine, and `remember` is told what is known later. The rest (fixed-shape instances, the draft
     model where it can come later, a missing cost table) is prepared step by step between requests,
-    with `background`, or when `prepare` asks for it. Raises ModelError when a model
-    cannot be used.
+    with `background`, or when `prepare` asks for it. `drafts` says whether there is a draft model,
+    or a draft head that the target model can feed. Raises ModelError when a model cannot be used.
     """
 
     def __init__(
@@ -94,27 +93,18 @@ class Engine:
         self._draft: PrefixCache | Head | None = None
         self._hidden = fractions(files.head, self.core) if files.head else None
         exact = self._targets["exact"] = self._compile("exact")
+        self._has_head = files.head is not None and isinstance(exact.model, PagedModel)
+        self.drafts = self._has_head or files.draft is not None
         if self.drafts and not files.draft_later:
             self._open_draft(exact)
         self._release_files()
-        self._scheduler = Scheduler(
-            most_active=active, queued=waiting, make_room=self._make_room, background=background
-        )
+        self._scheduler = Scheduler(most_active=active, queued=waiting, background=background)
         self._scheduler.run_in_background(self._preparation(exact))
 
     @property
     def load(self) -> Load:
         """What the scheduler is doing."""
         return self._scheduler.load
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the pair has a draft model, or a draft head that its target model can feed."""
-        return self._reads_hidden or self._files.draft is not None
-
-    @property
-    def _reads_hidden(self) -> bool:
-        return self._hidden is not None and isinstance(self._targets["exact"].model, PagedModel)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""
@@ -162,7 +152,7 @@ class Engine:
         policy = self._targets["exact"].policy
         return Profile(
             self._known.targets | targets,
-            policy.costs.draft_step or self._known.draft_step,
+            policy.costs.draft_step,
             {source: rates.counts for source, rates in dict(policy.acceptance).items()},
         )
 
@@ -179,17 +169,21 @@ class Engine:
         Busy when too many wait."""
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
-        models = target.models(draft)
-        caches = [model for model in models.values() if not isinstance(model, Head)]
-        blocks = {model: _blocks(model, tokens, prompt) for model in caches}
-        if any(count > model.pool.limit for model, count in blocks.items()):
+        caches = [one for one in (target.prefixes, draft) if isinstance(one, PrefixCache)]
+        blocks = {cache: _blocks(cache.model, tokens, prompt) for cache in caches}
+        if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
             )
-        work = partial(request.work, target, draft)
-        handle = Handle(work, models, blocks, target.merged, stop or threading.Event())
+        handle = Handle(
+            partial(request.work, target, draft),
+            models(target, draft),
+            blocks,
+            target.invariance.merged_tokens,
+            stop or threading.Event(),
+        )
         return self._scheduler.submit(handle, first=first)
 
     def close(self) -> None:
@@ -207,11 +201,6 @@ class Engine:
         names = {"exact": "target", "fast": "target fast"}
         caches = {names[name]: one.prefixes for name, one in dict(self._targets).items()}
         return caches | ({"draft": self._draft} if isinstance(self._draft, PrefixCache) else {})
-
-    def _make_room(self, model: Model, blocks: int) -> None:
-        for cache in self._caches().values():
-            if cache.model is model:
-                cache.make_room(blocks)
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
@@ -232,15 +221,15 @@ class Engine:
 
     def _open_draft(self, target: Target) -> None:
         """Compile the draft head or model."""
-        files = self._files
-        if self._reads_hidden:
-            head = self._draft = Head(files.head, self.core)
-            step = self._known.draft_step or head.step_seconds()
+        files, step = self._files, self._known.draft_step
+        if self._has_head:
+            self._draft = Head(files.head, self.core)
+            step = step or self._draft.step_seconds()
         else:
             where = files.draft, files.draft_device, self.core, files.kv_cache
             model = numerics.open_draft(*where, target.model.vocabulary_size)
             self._fix_cache(model)
-            step = self._known.draft_step or numerics.step_seconds(model, target.model)
+            step = step or numerics.step_seconds(model, target.model)
             self._draft = PrefixCache(model)
         for one in list(self._targets.values()):
             one.policy.costs.saw_draft(step)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
@@ -16,8 +17,7 @@ import openvino as ov
 from .cache import BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .errors import ModelError
-from .graph import last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
-from .instance import Inputs, Instance, Logits
+from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 
 if TYPE_CHECKING:
     from .torch_model import TorchModel
@@ -50,6 +50,44 @@ class Run:
     unpadded: bool = False
 
 
+class Logits(NamedTuple):
+    """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `log_sum` float32
+    [n], the log-sum-exp of each, computed in the graph. `state` float32 [n, H] is what a draft head
+    reads: hidden states of a target model compiled for one, of a draft head its own next state."""
+
+    rows: np.ndarray
+    log_sum: np.ndarray
+    state: np.ndarray | None = None
+
+    def best(self, at: int) -> int:
+        """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
+        return int(self.rows[at].argmax())
+
+    def margin(self, at: int) -> float:
+        """By how much the best logit of row `at` exceeds every other."""
+        row, best = self.rows[at], self.best(at)
+        second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
+        return float(row[best] - second)
+
+    def probability(self, at: int, column: int) -> float:
+        """Softmax of row `at` at `column`, temperature 1."""
+        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
+
+    def part(self, begin: int, end: int) -> Logits:
+        """Some of the rows: views."""
+        if begin == 0 and end == len(self.rows):
+            return self
+        return Logits(*(None if one is None else one[begin:end] for one in self))
+
+    def last(self) -> Logits:
+        """A copy of the last row, which later forwards leave alone."""
+        return Logits(*(None if one is None else one[-1:].copy() for one in self))
+
+    def state_of(self, at: int) -> np.ndarray | None:
+        """A copy of one row's state."""
+        return None if self.state is None else self.state[at].copy()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """How a decoder is compiled: `properties` go to the plugin as they are, `fixed_shapes` are
@@ -77,19 +115,89 @@ def open_model(
     return PagedModel(source, settings, vocabulary=vocabulary, core=core)
 
 
-class PagedModel:
-    """An OpenVINO decoder IR (stateful, with SDPA), compiled once, its KV cache in blocks we own.
+@dataclass
+class Inputs:
+    """The inputs of one paged forward by their names, while its sub-sequences are added."""
 
-    `vocabulary` bounds the logits to the ids below it. Used from one thread at a time.
+    input_ids: list[int] = field(default_factory=list)
+    position_ids: list[int] = field(default_factory=list)
+    past_lens: list[int] = field(default_factory=list)
+    subsequence_begins: list[int] = field(default_factory=lambda: [0])
+    block_indices: list[int] = field(default_factory=list)
+    block_indices_begins: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, tokens: list[int], start: int, blocks: list[int]) -> None:
+        """A sub-sequence: `tokens` at the positions from `start` on, over a block table. No tokens:
+        an empty one."""
+        self.input_ids += tokens
+        self.position_ids += range(start, start + len(tokens))
+        self.past_lens.append(start)
+        self.subsequence_begins.append(len(self.input_ids))
+        self.block_indices += blocks
+        self.block_indices_begins.append(len(self.block_indices))
+
+
+class Instance:
+    """One compiled instance of a model and its inputs. `seconds` are of the last inference."""
+
+    def __init__(self, compiled: ov.CompiledModel):
+        self._outputs = range(len(compiled.outputs))
+        self.request = compiled.create_infer_request()
+        inputs = {port.any_name: port for port in compiled.inputs}
+        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
+        self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
+        self._bound: dict[str, list[int]] = {}
+        self.seconds = 0.0
+
+    def run(self, inputs: Inputs, longest: int, wanted: list[int]) -> Logits:
+        """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
+        for name, values in vars(inputs).items():
+            self._bind(name, values)
+        self._bind("max_context_len", [longest])
+        self._bind(ROWS_INPUT, wanted)
+        before = perf_counter()
+        # Without share_outputs the results would be copied into arrays that nobody reads.
+        self.request.infer(share_outputs=True)
+        self.seconds = perf_counter() - before
+        outputs = (self.request.get_output_tensor(index).data for index in self._outputs)
+        rows, log_sum, *state = outputs
+        return Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
+
+    def _bind(self, name: str, values: list[int]) -> None:
+        """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor
+        kept for that size: allocation costs more than this."""
+        bound = self._bound.get(name)
+        if bound == values:
+            return
+        size = len(values)
+        buffer = self._buffers.get((name, size))
+        if buffer is None:
+            port = self._ports[name]
+            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
+            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
+            if len(self._buffers) > 4096:
+                self._buffers.clear()
+            bound = None
+            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1))
+        tensor, view = buffer
+        view[:] = values
+        if bound is None or len(bound) != size:
+            self.request.set_tensor(self._ports[name], tensor)
+        self._bound[name] = values
+
+
+class PagedModel:
+    """An OpenVINO decoder IR (stateful, with SDPA), its KV cache in blocks we own. `vocabulary`
+    bounds the logits to the ids below it. Used from one thread at a time.
 
     Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
     kernel always (docs/reference/numerics.md). Forwards of fewer than `least_tokens` are padded to
     it, but for runs that ask to be `unpadded`.
 
     Another number of tokens than in the forward before makes the plugin prepare every layer anew,
-    which for a small model takes half a step or more, and looking whether the number has changed
-    takes 2 ms. So once `compile_next` has made them, stepwise forwards go to instances of
-    `settings.fixed_shapes`, padded, whose graphs have no other shape. All share the cache.
+    half a step or more for a small model. So once `compile_next` has made them, stepwise forwards
+    go, padded, to instances of `settings.fixed_shapes`. All share the cache.
 
     Raises ModelError when the file is not such a decoder, or the device does not run it.
     """
@@ -106,6 +214,7 @@ class PagedModel:
     ):
         self.settings = settings
         self.least_tokens = 1
+        self.seconds = 0.0
         if settings.device != "CPU":
             raise ModelError(
                 f"IR runs on CPU only, not on {settings.device}, which does not keep a KV cache in "
@@ -125,13 +234,12 @@ class PagedModel:
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
         self._any = Instance(compiled)
-        caches = self._any.cache_ports
-        values = next(port for port in caches if port.any_name.startswith("value_cache."))
-        self.block_size = values.partial_shape[2].get_length()
         self._fixed: list[tuple[int, Instance]] = []
+        ports = self._any.cache_ports
+        values = next(port for port in ports if port.any_name.startswith("value_cache."))
+        self.block_size = values.partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self.resize_cache(-(-CACHE_TOKENS // self.block_size))
-        self.seconds = 0.0
 
     def new_sequence(self) -> Sequence:
         return Sequence(self.pool, self.block_size)
@@ -140,10 +248,10 @@ class PagedModel:
         """A new sequence that starts as the first `length` tokens of `source`. Both share its
         blocks: whoever first writes to one gets a copy of it."""
         fork = self.new_sequence()
+        fork.tokens = source.tokens[:length]
         fork.blocks = source.blocks[: -(-length // self.block_size)]
         for block in fork.blocks:
-            self.pool.share(block)
-        fork.tokens = source.tokens[:length]
+            self.pool.references[block] += 1
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
@@ -200,57 +308,6 @@ class PagedModel:
         for at, token in enumerate(tokens, start):
             inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
 
-    def compile_next(self) -> bool:
-        """Compile the next fixed shapes, side by side; gives whether any was left. An instance that
-        does not give the bits of the first one is left out."""
-        sizes = self._uncompiled[:COMPILED_TOGETHER]
-        del self._uncompiled[:COMPILED_TOGETHER]
-        if sizes:
-            with ThreadPoolExecutor(len(sizes)) as pool:
-                compiled = list(pool.map(self._compile, sizes))
-            for size, one in zip(sizes, compiled, strict=True):
-                self._add_fixed(size, Instance(one))
-        if not self._uncompiled:
-            self._compile = None  # with it goes the graph
-        return bool(sizes)
-
-    def _add_fixed(self, size: int, instance: Instance) -> None:
-        with self.new_sequence() as sequence:
-            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
-            self._bind_cache(instance)
-            others, rows = self._fixed, []
-            for self._fixed in ([], [(size, instance)]):
-                rows.append(self.forward([run])[0].rows.copy())
-                sequence.truncate(0)
-            self._fixed = others
-            if np.array_equal(*rows):
-                self._fixed = sorted([*others, (size, instance)], key=lambda one: one[0])
-
-    @property
-    def block_bytes(self) -> int:
-        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
-        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
-
-    def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks. Only while there are no sequences. The system gives
-        the memory page by page as blocks are used for the first time."""
-        self._caches = []
-        for port in self._any.cache_ports:
-            shape = [port.partial_shape[axis].get_length() for axis in range(1, 4)]
-            # One block more, for padding.
-            size = (blocks + 1) * math.prod(shape) * port.element_type.bitwidth // 8
-            memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-            self._caches.append(
-                ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), port.element_type)
-            )
-        for instance in (self._any, *(instance for _, instance in self._fixed)):
-            self._bind_cache(instance)
-        self.pool = BlockPool(blocks)
-
-    def _bind_cache(self, instance: Instance) -> None:
-        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
-            instance.request.set_tensor(port, cache)
-
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""
         first, kept = divmod(start, self.block_size)
@@ -266,12 +323,57 @@ class PagedModel:
                 sequence.blocks[index] = own
         sequence.reserve(end)
 
+    def compile_next(self) -> bool:
+        """Compile the next fixed shapes, side by side; gives whether any was left. An instance that
+        does not give the bits of the first one is left out."""
+        sizes = self._uncompiled[:COMPILED_TOGETHER]
+        del self._uncompiled[:COMPILED_TOGETHER]
+        with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
+            for size, compiled in zip(sizes, pool.map(self._compile, sizes), strict=True):
+                self._add_fixed(size, Instance(compiled))
+        if not self._uncompiled:
+            self._compile = None  # with it goes the graph
+        return bool(sizes)
 
-def prefill_chunks(
-    tokens: list[int], rows: int, size: int = PREFILL_CHUNK
-) -> list[tuple[list[int], int]]:
+    def _add_fixed(self, size: int, instance: Instance) -> None:
+        self._bind_cache(instance)
+        others, rows = self._fixed, []
+        with self.new_sequence() as sequence:
+            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
+            for self._fixed in ([], [(size, instance)]):
+                rows.append(self.forward([run])[0].rows.copy())
+                sequence.truncate(0)
+        if np.array_equal(*rows):
+            others = sorted([*others, (size, instance)], key=lambda one: one[0])
+        self._fixed = others
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
+        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
+
+    def resize_cache(self, blocks: int) -> None:
+        """Bound the cache to `blocks` blocks. Only while there are no sequences. The system gives
+        the memory page by page as blocks are used for the first time."""
+        self._caches = []
+        for port in self._any.cache_ports:
+            # One block more, for padding.
+            shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
+            memory = mmap.mmap(-1, math.prod(shape) * port.element_type.bitwidth // 8)
+            view = np.frombuffer(memory, np.uint8)
+            self._caches.append(ov.Tensor(view, ov.Shape(shape), port.element_type))
+        for instance in (self._any, *(instance for _, instance in self._fixed)):
+            self._bind_cache(instance)
+        self.pool = BlockPool(blocks)
+
+    def _bind_cache(self, instance: Instance) -> None:
+        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
+            instance.request.set_tensor(port, cache)
+
+
+def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
     """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no
     chunk is of one token unless there is only one in all."""
-    if len(tokens) <= size + max(1, rows):
+    if len(tokens) <= PREFILL_CHUNK + max(1, rows):
         return [(tokens, rows)]
-    return [(tokens[:size], 0), *prefill_chunks(tokens[size:], rows, size)]
+    return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

@@ -31,7 +31,7 @@ FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a target model is compiled once for each fixed shape: a larger one's
 forwards take so long that a change of their size does not matter; a smaller one's matter little."""
 
-CHECKED_SIZES = (2, 3, 5, 6, 8, 12, 16, 32, 64)
+CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -46,8 +46,7 @@ def candidates(
     source: Path | Checkpoint, device: str, kv_cache: str, exact: bool
 ) -> list[Properties]:
     """Properties to try for exact numerics, the best first, or those of fast ones: the plugin's own
-    choice. Any `kv_cache` but "auto" is taken as asked for: whether logits are invariant with it is
-    what the measurement is for."""
+    choice. Any `kv_cache` but "auto" is taken as asked for."""
     if isinstance(source, Checkpoint):
         from . import torch_model
 
@@ -71,24 +70,24 @@ def open_target(
     exact: bool = True,
     known: TargetProfile | None = None,
     hidden: tuple[float, ...] | None = None,
-) -> tuple[Model, Invariance | None]:
+) -> tuple[Model, Invariance]:
     """Compile a target model: for fast numerics in the plugin's own setting, for `exact` ones in
     the first candidate in which forwards of LEAST_USEFUL tokens agree and single tokens do, or
     differ by no more than a guard makes up for; in the last one if none is. With `known` in the
     setting that was found before. Raises ModelError."""
     fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
     settings = ModelSettings(device, (), FIXED_SHAPES if fixed else (), hidden)
+    tried = candidates(source, device, kv_cache, exact)
+    found = Invariance(0, 0.0, 0, merging=True)
     if exact and known is not None:
-        settings = replace(settings, properties=known.properties)
-        return open_model(source, settings, core=core), known.invariance
-    for properties in candidates(source, device, kv_cache, exact):
+        tried, found = [known.properties], known.invariance
+    for properties in tried:
         model = None  # before the next is made: two at once may not fit into memory
         model = open_model(source, replace(settings, properties=properties), core=core)
-        if not exact:
-            return model, None
-        found = measure_invariance(model)
-        if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
-            break
+        if exact and known is None:
+            found = measure_invariance(model)
+            if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
+                break
     return model, found
 
 
@@ -105,10 +104,9 @@ def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
     as there are threads, and compare the logits bitwise; then in a forward of several requests.
     Sets `model.least_tokens`. A second or so."""
-    threads = model.threads
-    sizes = sorted({*CHECKED_SIZES, *([threads] if 1 < threads <= max(CHECKED_SIZES) else [])})
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(sizes)).tolist()
+    threads, most = model.threads, max(CHECKED_SIZES)
+    sizes = sorted(CHECKED_SIZES | ({threads} & set(range(2, most))))
+    text = np.random.default_rng(0).integers(0, model.vocabulary_size, _CONTEXT + most).tolist()
     context, rest = text[:_CONTEXT], text[_CONTEXT:]
     model.least_tokens = 1
     with model.new_sequence() as base:
@@ -154,16 +152,14 @@ def measure_invariance(model: Model) -> Invariance:
 def step_seconds(model: Model, target: Model) -> float:
     """Median seconds of a draft step at a short context, after a forward of `target` each time,
     which pushes the draft model's weights out of the processor's cache, as in decoding."""
+    times = []
     with model.new_sequence() as sequence, target.new_sequence() as other:
-        for tokens in ([1] * 32, [1]):  # the first forward of a size compiles
-            model.forward([Run(sequence, tokens, 1, stepwise=True)])
-        times = []
-        for _ in range(5):
+        for tokens in ([1] * 32, *[[1]] * 6):
             target.forward([Run(other, [1, 1], 2, stepwise=True)])
             before = perf_counter()
-            model.forward([Run(sequence, [1], 1, stepwise=True)])
+            model.forward([Run(sequence, tokens, 1, stepwise=True)])
             times.append(perf_counter() - before)
-    return statistics.median(times)
+    return statistics.median(times[2:])  # the first forward of a size compiles
 
 
 def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
@@ -172,14 +168,13 @@ def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
     as the guard runs it."""
     seconds = dict.fromkeys(WARM_UP_SIZES, math.inf)
     with model.new_sequence() as sequence:
-        for size in WARM_UP_SIZES * 4:  # the first ones compile
-            run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
-            # Both run on the first instance, which in decoding rarely sees another size before.
-            for _ in range(2 if size in (1, WARM_UP_SIZES[-1]) else 1):
-                before = perf_counter()
-                model.forward([run])
-                took = perf_counter() - before
-                sequence.release()
-            seconds[size] = min(took, seconds[size])
+        for _ in range(3):  # the first ones compile
+            for size in WARM_UP_SIZES:
+                run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
+                for _ in range(2):  # in decoding an instance rarely changes its size
+                    before = perf_counter()
+                    model.forward([run])
+                    seconds[size] = min(perf_counter() - before, seconds[size])
+                    sequence.release()
             yield
     costs.learn(seconds)

@@ -31,21 +31,18 @@ class PrefixCache:
     def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
         """A new sequence that holds as much of a text as is kept, to read the rest on; with the
         Prompt where all of it was kept as one."""
-        kept = self._kept.pop(tokens, None)
-        if kept is not None:
-            self._kept[tokens] = kept  # last, as the most recently used
+        if tokens in self._kept:
+            kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
             return self.model.fork(kept[0], len(tokens)), kept[1]
         opening = self.opening_of(tokens)
         # A rest of one token more than a chunk is read as one.
-        spare = 0 if self.chunk == 1 else 2
-        most = opening + max(len(tokens) - opening - spare, 0) // self.chunk * self.chunk
+        most = opening + max(len(tokens) - opening - (self.chunk > 1) * 2, 0)
         best, reused = None, 0
         for text, (sequence, _) in self._kept.items():
-            shared = min(common(tokens, text), most)
-            if shared >= opening:
-                shared -= (shared - opening) % self.chunk
-                if shared > reused:
-                    best, reused = sequence, shared
+            beyond = min(common(tokens, text), most) - opening
+            shared = opening + beyond // self.chunk * self.chunk
+            if beyond >= 0 and shared > reused:
+                best, reused = sequence, shared
         return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
 
     def keep(self, sequence: Sequence, prompt: Prompt | None = None) -> None:
@@ -76,6 +73,4 @@ class PrefixCache:
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
     """Length of the common beginning."""
     most = min(len(left), len(right))
-    if left[:most] == right[:most]:
-        return most
-    return next(at for at in range(most) if left[at] != right[at])
+    return next((at for at in range(most) if left[at] != right[at]), most)

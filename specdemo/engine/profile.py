@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
+MERGED_TOKENS = 64
+"""Tokens that a shared forward holds at most: as far as rounding is measured."""
+
 Properties = tuple[tuple[str, str], ...]
 """Names and values of OpenVINO plugin properties."""
 
@@ -13,8 +16,8 @@ Properties = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
-    (0: not even the smallest do), one of a single token differs by at most `one_token`; with
-    `merging`, requests that share a forward get the bits that each gets alone."""
+    (0: not even the smallest do, or in fast numerics), one of a single token differs by at most
+    `one_token`; with `merging`, requests that share a forward get the bits that each gets alone."""
 
     tokens: int
     one_token: float
@@ -33,11 +36,16 @@ class Invariance:
         """What forwards are padded to so that all round alike."""
         return 2 if self.tokens and self.one_token else 1
 
+    @property
+    def merged_tokens(self) -> int:
+        """The most tokens that requests may run together; 0: each by itself."""
+        return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
+
     def __str__(self) -> str:
         threads = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
             return f"{threads}logits depend on how many tokens run together"
-        first = 2 if self.one_token else 1
+        first = self.least_tokens
         found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"
@@ -49,12 +57,11 @@ class Invariance:
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A target model in one setting of numerics: its properties, the invariance these were found to
-    have (None in fast numerics), seconds of a forward by its number of tokens, and the date (ISO
-    8601) when they were measured."""
+    """A target model in one setting of numerics, seconds of its forwards by their number of tokens,
+    and the date (ISO 8601) when they were measured."""
 
     properties: Properties
-    invariance: Invariance | None
+    invariance: Invariance
     costs: dict[int, float]
     measured: str = ""
 

@@ -7,24 +7,122 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from time import monotonic, perf_counter
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import perf_counter, sleep
+from typing import Any
 
 from .drafters import Forward, Reply
 from .errors import Busy, RequestFailed
-from .handle import END, MERGED_TOKENS, Handle, Load, Waiting
 from .model import Model
+from .prefix_cache import PrefixCache
+from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
 
+QUIET = 1.0
+"""Seconds without requests before each step of background work, which holds up who asks then."""
 
-QUIET, PATIENCE = 1.0, 10.0
-"""Seconds without requests after which background work goes on, and with requests: each step of it
-holds up what is being answered."""
+COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
+"""Seconds between two looks of a consumer that has caught up, for each active request, and at most:
+woken for each round, it would contend for the GIL just when the engine's thread comes back from an
+inference."""
+
+END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A place in the queue (1 is next, 0 that the models are being prepared), and the seconds that
+    may take, if known."""
+
+    place: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
+    begin anew, and whether background work is left."""
+
+    active: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    preparing: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Handle:
+    """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`;
+    `most_others` were active at once beside it.
+
+    `start` is called in the engine's thread and gives its generator `work`, which yields Forwards
+    (naming one of `models`; answered with a Reply; `pending` until then) and, as anything else,
+    events. `blocks` are the most it can come to hold in the cache of each model. Its forwards are
+    merged with those of others up to `merged_tokens` in all; larger ones are run alone.
+    """
+
+    start: Callable[[], Generator[Any, Reply | None, Any]]
+    models: Mapping[str, Model]
+    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
+    merged_tokens: int = MERGED_TOKENS
+    stop: threading.Event = field(default_factory=threading.Event)
+    waiting: Callable[[Handle], Waiting] | None = None
+    queue: SimpleQueue = field(default_factory=SimpleQueue)
+    work: Generator[Any, Reply | None, Any] | None = None
+    pending: Forward | None = None
+    most_others: int = 0
+    admitted_at: float = 0.0
+    error: BaseException | None = None
+    stopped: bool = False
+    result: Any = None
+
+    def waits_for(self, model: str) -> bool:
+        return self.pending is not None and self.pending.model == model
+
+    @property
+    def model(self) -> Model:
+        return self.models[self.pending.model]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its waiting forward runs."""
+        return len(self.pending.run.tokens)
+
+    def events(
+        self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
+    ) -> Iterator[Any]:
+        """What the request yields; raises what it raised. While it waits to be admitted, `on_wait`
+        is called about `every` seconds. Once `stop` is set the rest is dropped; leaving the
+        iteration sets it. The request has then given back all it held."""
+        event = None
+        try:
+            while event is not END:
+                try:
+                    event = self.queue.get(timeout=every)
+                except Empty:
+                    if on_wait is not None and self.work is None:
+                        on_wait(self.waiting(self))
+                    continue
+                if self.stop.is_set():
+                    self.stopped |= event is not END
+                elif event is not END:
+                    yield event
+                    if self.queue.empty():
+                        sleep(min(COLLECT_EVERY * (1 + self.most_others), MOST_BETWEEN))
+        finally:
+            if event is not END:
+                self.stop.set()
+                with suppress(Empty):
+                    while self.queue.get(timeout=30.0) is not END:
+                        pass
+        if self.error is not None:
+            raise self.error
 
 
 class Scheduler:
@@ -32,25 +130,16 @@ class Scheduler:
     in the order in which they came.
 
     A request is admitted when the cache blocks that it could need at worst fit beside those
-    promised to the others, so that no forward ever finds the cache full; `make_room(model, blocks)`
-    is called before, and must see to it that all else holds at most `blocks` blocks of the model.
+    promised to the others, so that no forward ever finds the cache full; kept prompts make room.
 
     Background work is done while there are no requests, with `background`, and beside them after
     `hurry`. All of it runs in the engine's thread. Should that thread's loop fail, the requests it
     had are failed and it goes on.
     """
 
-    def __init__(
-        self,
-        *,
-        most_active: int = 16,
-        queued: int = QUEUED,
-        make_room: Callable[[Model, int], None] = lambda model, blocks: None,
-        background: bool = True,
-    ):
+    def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.most_active = most_active
         self.queued = queued
-        self._make_room = make_room
         self._wake = threading.Condition()
         self._queue: deque[Handle] = deque()
         self._active: list[Handle] = []
@@ -59,7 +148,6 @@ class Scheduler:
         self._restarts = 0
         self._background: deque[Generator[None]] = deque()
         self._in_quiet, self._hurried = background, False
-        self._busy_at = self._prepared_at = monotonic()
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
@@ -119,11 +207,10 @@ class Scheduler:
     # The engine's thread
 
     def _main(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                while self._wait_for_work():
-                    self.step()
-                return
+                self._prepare_or_wait()
+                self.step()
             except BaseException as error:  # whatever it was, the other requests must go on
                 log.error("The engine's loop failed and goes on.", exc_info=error)
                 lost = "The engine had to be restarted during this request; ask again."
@@ -131,53 +218,40 @@ class Scheduler:
                     self._end(request, RequestFailed(lost))
                 self._restarts += 1
 
-    def _wait_for_work(self) -> bool:
-        """True when there is something to do, False when the scheduler was closed."""
+    def _prepare_or_wait(self) -> None:
+        """Do a step of background work, where it is time; without requests wait for one before."""
         with self._wake:
-            while not (self._closed or self._queue or self._active or self._background_is_due()):
-                self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
-            return not self._closed
-
-    def _background_is_due(self) -> bool:
-        if not self._background or self._hurried:
-            return bool(self._background)
-        quiet = monotonic() - self._busy_at >= QUIET
-        return self._in_quiet and (quiet or monotonic() - self._prepared_at >= PATIENCE)
+            due = self._hurried
+            if not (self._closed or self._queue or self._active or due and self._background):
+                pause = QUIET if self._background and self._in_quiet else None
+                due |= not self._wake.wait(pause)
+        if due and self._background and not self._closed:
+            try:
+                left = next(self._background[0], END) is not END
+            except Exception as error:
+                log.error("Work in the background failed and is left.", exc_info=error)
+                left = False
+            if not left:
+                self._background.popleft()
 
     def step(self) -> None:
         """One turn: let requests leave and join, then run what waits for the draft, then what waits
         for the target."""
-        if self._background_is_due():
-            self._run_background()
-            self._prepared_at = monotonic()
-        if self._queue or self._active:
-            self._busy_at = monotonic()
         with self._wake:
             stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
         for request in stopped:
             self._end(request)
         self._admit()
         ready = list(self._active)
-        long: list[Handle] = []
-        # Long texts are read a piece a turn, by the target of one request: nobody is held up.
-        while not long and (waiting := _waiting(ready, draft=True)):
-            long = [one for one in waiting if one.tokens > MERGED_TOKENS]
-            for batch in _batches(waiting):
-                self._forward(batch)
-        waiting = _waiting(ready, draft=False)
-        for request in [one for one in waiting if one.tokens > MERGED_TOKENS][1:]:
-            waiting.remove(request)
-        for batch in _batches(waiting):
-            self._forward(batch)
-
-    def _run_background(self) -> None:
-        try:
-            left = next(self._background[0], END) is not END
-        except Exception as error:
-            log.error("Work in the background failed and is left.", exc_info=error)
-            left = False
-        if not left:
-            self._background.popleft()
+        for name in ("draft", "target"):
+            long: list[Handle] = []
+            # Long texts are read a piece a turn, by one request: nobody is held up.
+            while not long and (waiting := [one for one in ready if one.waits_for(name)]):
+                long = [one for one in waiting if one.tokens > MERGED_TOKENS]
+                for batch in _batches([one for one in waiting if one not in long[1:]]):
+                    self._forward(batch)
+                if name == "target":
+                    break
 
     def _admit(self) -> None:
         while len(self._active) < self.most_active:
@@ -192,17 +266,18 @@ class Scheduler:
                 one.most_others = max(one.most_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
             try:
-                for model in request.blocks:
-                    self._make_room(model, self._unreserved(model))
+                for cache in request.blocks:
+                    cache.make_room(self._unreserved(cache))
                 request.work = request.start()
             except Exception as error:
                 self._end(request, error)
             else:
                 self._resume(request, None)
 
-    def _unreserved(self, model: Model) -> int:
-        """Blocks of a model that no active request may come to hold."""
-        return model.pool.limit - sum(request.blocks.get(model, 0) for request in self._active)
+    def _unreserved(self, cache: PrefixCache) -> int:
+        """Blocks of a cache that no active request may come to hold."""
+        reserved = sum(request.blocks.get(cache, 0) for request in self._active)
+        return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
         """Run one forward for these requests, and resume each with its part of it before the model
@@ -255,13 +330,7 @@ class Scheduler:
                 request.work.close()
         request.error = error
         request.stopped |= error is None and not finished
-        request.done.set()
         request.queue.put(END)
-
-
-def _waiting(requests: list[Handle], draft: bool) -> list[Handle]:
-    """Those that wait for a forward of the draft model, or of the target model."""
-    return [one for one in requests if one.pending and (one.pending.model == "draft") == draft]
 
 
 def _batches(requests: list[Handle]) -> list[list[Handle]]:
@@ -270,9 +339,7 @@ def _batches(requests: list[Handle]) -> list[list[Handle]]:
     batches: list[list[Handle]] = []
     for model in dict.fromkeys(request.model for request in requests):
         room = -1
-        for request in requests:
-            if request.model is not model:
-                continue
+        for request in (one for one in requests if one.model is model):
             if request.tokens > room:
                 batches.append([])
                 room = request.merged_tokens

@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from specdemo.answering import Answering, Question
 from specdemo.bench.energy import Meter
-from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.backend import EVENT_KINDS
 from specdemo.serving.options import key_from_environment

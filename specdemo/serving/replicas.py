@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdemo.engine.handle import Waiting
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import Busy, RequestFailed
 from specdemo.serving.backend import Event, NotReady
 from specdemo.serving.schema import CommonRequest
