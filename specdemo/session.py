@@ -110,7 +110,7 @@ class Session(Answering):
     @property
     def load(self) -> Load:
         """How many requests are active and waiting."""
-        return self._engine.load
+        return self._engine.scheduler.load
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""

@@ -3,6 +3,7 @@ released, the logits are those of computing the whole text anew."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -193,7 +194,7 @@ def test_a_bounded_cache_refuses_and_stays_usable(xml):
 
 
 def test_a_bounded_vocabulary_gives_the_logits_of_the_ids_below_it(xml, model):
-    bounded = PagedModel(xml, CLOSE, vocabulary=200)
+    bounded = PagedModel(xml, dataclasses.replace(CLOSE, vocabulary=200))
     assert bounded.vocabulary_size == 200
     few = recomputed(bounded, [5, 6, 7])
     assert few == pytest.approx(recomputed(model, [5, 6, 7])[:200], abs=TOLERANCE)

@@ -154,7 +154,7 @@ def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence
     head_pair, monkeypatch
 ):
     with Session(head_pair) as session:
-        monkeypatch.setattr(type(session._engine), "_reads_hidden", False)
+        monkeypatch.setattr(session._engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
             next(session.answer("Hello", Settings(drafter="model")))
         assert list(session.answer("Hello", Settings(max_new_tokens=4)))

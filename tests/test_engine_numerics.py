@@ -12,6 +12,7 @@ from test_engine_cache import CLOSE, F32
 
 from specdemo.engine import model as models
 from specdemo.engine import numerics, profile
+from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
@@ -94,7 +95,7 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
-    model, found = numerics.open_target(tiny_llama_pair.target_xml, "CPU", ov.Core())
+    model, found = numerics.open_target(PairFiles(tiny_llama_pair.target_xml), ov.Core())
     assert found.tokens >= numerics.LEAST_USEFUL
     assert found.threads == model.threads > 0
 

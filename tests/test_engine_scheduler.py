@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
+from specdemo.engine.cache import PrefixCache
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.prefix_cache import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS
 from specdemo.engine.scheduler import Handle, Scheduler
 
@@ -53,9 +53,7 @@ def models(limit: int | None = None, draft_seed: int = 0) -> dict[str, ToyModel]
 def submit(
     scheduler, models, prompt=(1, 2, 3), new_tokens=20, draft_tokens=0, first=False, **options
 ):
-    def work():
-        return request(models, prompt, new_tokens, draft_tokens)
-
+    work = request(models, prompt, new_tokens, draft_tokens)
     return scheduler.submit(Handle(work, models, **options), first=first)
 
 
@@ -269,7 +267,7 @@ def test_a_request_that_raises_by_itself_fails_alone(scheduler, shared):
         yield from request(shared, (1, 2), 1)
         raise ZeroDivisionError("a bug")
 
-    handle = scheduler.submit(Handle(broken, shared))
+    handle = scheduler.submit(Handle(broken(), shared))
     other = submit(scheduler, shared, (2, 2), 9)
     failed, answered = collect([handle, other])
     assert isinstance(failed, ZeroDivisionError) and answered == alone(0, (2, 2), 9)

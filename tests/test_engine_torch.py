@@ -16,7 +16,7 @@ from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
 from specdemo.cli import main
 from specdemo.engine import numerics
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.errors import BadInput, ModelError
 from specdemo.engine.model import ModelSettings, Run, open_model
 from specdemo.models import checkpoints, load, registry
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 CPU = ModelSettings("torch:cpu", (("dtype", "float32"),))
 PADDED = ModelSettings("torch:cpu", (("dtype", "float32"), ("padding", "1,2,4,8")))
+CORE = ov.Core()
 TOLERANCE = 2e-3
 KINDS = ("Llama", "GPTNeoX", "GPT2")
 QUESTION = "Name three colours, and three more."
@@ -103,7 +104,7 @@ def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
         assert trace.identical, trace.difference
         if drafter == "model":
             assert accepted(trace)
-    assert "PyTorch on cpu" in trace.pair.numerics_found
+    assert "exact on torch:cpu" in trace.pair.numerics_found
 
 
 def expected_logits(folder, text: list[int]) -> np.ndarray:
@@ -115,7 +116,7 @@ def expected_logits(folder, text: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("settings", [CPU, PADDED], ids=["as asked", "padded"])
 def test_logits_are_those_of_one_forward_whatever_was_forgotten(pair, settings):
-    model = open_model(Checkpoint(pair[0]), settings)
+    model = open_model(Checkpoint(pair[0]), settings, CORE)
     text = np.random.default_rng(3).integers(0, 256, 50).tolist()
     expected = expected_logits(pair[0], [*text, 1])
     with model.new_sequence() as sequence:
@@ -132,7 +133,7 @@ def test_logits_are_those_of_one_forward_whatever_was_forgotten(pair, settings):
 
 
 def test_padding_may_pass_the_last_learned_position(tmp_path):
-    model = open_model(saved(tmp_path, "GPT2"), PADDED)
+    model = open_model(saved(tmp_path, "GPT2"), PADDED, CORE)
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1] * 1019, 0)])
         rows = model.forward([Run(sequence, [2] * 5, 5)])[0].rows
@@ -143,7 +144,7 @@ def test_a_sliding_window_is_masked_and_rolls_back(tmp_path):
     checkpoint = saved(tmp_path, "Gemma2", sliding_window=8)
     text = np.random.default_rng(5).integers(0, 256, 40).tolist()
     expected = expected_logits(tmp_path, text)
-    model = open_model(checkpoint, CPU)
+    model = open_model(checkpoint, CPU, CORE)
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, text[:30] + [9] * 20, 1)])
         sequence.truncate(30)
@@ -154,7 +155,7 @@ def test_a_sliding_window_is_masked_and_rolls_back(tmp_path):
 def test_a_recurrent_state_is_refused(tmp_path):
     saved(tmp_path, "Lfm2", layer_types=["conv", "full_attention"])
     with pytest.raises(BadInput, match="rolled back"):
-        open_model(Checkpoint(tmp_path), CPU)
+        open_model(Checkpoint(tmp_path), CPU, CORE)
 
 
 REMOTE = """
@@ -182,21 +183,21 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     with pytest.raises(BadInput, match="SPECDEMO_TRUST_REMOTE_CODE=1"):
         load.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError):  # the engine by itself does not run it either
-        open_model(Checkpoint(tmp_path), CPU)
+        open_model(Checkpoint(tmp_path), CPU, CORE)
     monkeypatch.setenv(checkpoints.TRUST, "1")
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
-    assert open_model(found.target_xml, CPU).vocabulary_size == 256
+    assert open_model(found.target_xml, CPU, CORE).vocabulary_size == 256
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
     saved(tmp_path, "Llama")
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelError, match="cannot be loaded on torch:cpu"):
-        open_model(Checkpoint(tmp_path), CPU)
+        open_model(Checkpoint(tmp_path), CPU, CORE)
 
 
 def test_short_forwards_round_alike_and_a_single_token_is_guarded(llama):
-    model, found = numerics.open_target(llama, "torch:cpu", ov.Core())
+    model, found = numerics.open_target(PairFiles(llama, device="torch:cpu"), CORE)
     assert found.tokens >= 8
     assert dict(model.settings.properties) == {"dtype": "float32", "padding": "8"}
     assert not found.one_token or found.guard
@@ -223,7 +224,7 @@ def test_the_embedded_target_runs_dequantized(embedded_pair):
     prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
     best = []
     for weights, settings in ((found.target_xml, CPU), (embedded_pair.target_xml, ModelSettings())):
-        model = open_model(weights, settings)
+        model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
             best.append(model.forward([Run(sequence, prompt, 1)])[0].best(0))
     assert best[0] == best[1]

@@ -18,8 +18,7 @@ _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`path` is a folder that transformers loads, or a GGUF file. `remote_code` lets Python code in
-    the folder run."""
+    """A folder that transformers loads, or a GGUF file. `remote_code` lets code in it run."""
 
     path: Path
     remote_code: bool = False
@@ -34,6 +33,22 @@ class Checkpoint:
         files = self.path.glob("*") if self.path.is_dir() else [self.path]
         suffixes = (".safetensors", ".bin", ".gguf")
         return sum(file.stat().st_size for file in files if file.suffix in suffixes)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """What an engine compiles: IR or (on torch devices) checkpoints, the KV cache's precision,
+    the `opening` tokens of most prompts, and whether answers can begin before the draft model is
+    there. A draft `head` (IR) takes the draft model's place where the target is IR too."""
+
+    target: Path | Checkpoint
+    draft: Path | Checkpoint | None = None
+    device: str = "CPU"
+    draft_device: str = "CPU"
+    kv_cache: str = "auto"
+    opening: tuple[int, ...] = ()
+    draft_later: bool = False
+    head: Path | None = None
 
 
 def weights_size(source: Path | Checkpoint) -> int:

@@ -172,42 +172,37 @@ def join_products(model: ov.Model) -> int:
     return joined
 
 
-_ELEMENTWISE = {"Multiply": ops.multiply, "Subtract": ops.subtract}
-
-
 def _joined(nodes: list[ov.Node]) -> ov.Node | None:
     """One expression of weights in place of several alike, with their constants one below the
     other, so that the plugin still sees compressed weights. None for others and for large ones."""
     kind, *others = {node.get_type_name() for node in nodes}
-    if kind == "Constant" and not others:
-        return _stacked(nodes)
-    if others or kind not in ("Convert", *_ELEMENTWISE):
+    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract"):
         return None
+    if kind == "Constant":
+        return _stacked(nodes)
     values = zip(*(node.input_values() for node in nodes), strict=True)
     inputs = [_joined([value.get_node() for value in alike]) for alike in values]
     if any(one is None for one in inputs):
         return None
     if kind == "Convert":
         return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
-    return _ELEMENTWISE[kind](*inputs)
+    return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
 
 
 def _stacked(constants: list[ov.Node]) -> ov.Node | None:
     """Constants [rows, width] of one type, one below the other."""
-    kind = constants[0].get_output_element_type(0)
-    shapes = [list(constant.get_output_shape(0)) for constant in constants]
-    memories = [raw_bytes(constant.get_tensor_view()) for constant in constants]
-    if any(one.get_output_element_type(0) != kind for one in constants):
-        return None
-    if any(len(shape) != 2 or shape[1] != shapes[0][1] for shape in shapes):
+    tensors = [constant.get_tensor_view() for constant in constants]
+    alike = {(str(one.element_type), *one.shape[1:]) for one in tensors}
+    if len(alike) > 1 or len(tensors[0].shape) != 2:
         return None
     # Rows of four bits need not end on whole bytes.
-    split = any(memory.size % shape[0] for shape, memory in zip(shapes, memories, strict=True))
-    if split or sum(memory.size for memory in memories) > JOINED_BYTES:
+    split = any(one.byte_size % one.shape[0] for one in tensors)
+    if split or sum(one.byte_size for one in tensors) > JOINED_BYTES:
         return None
-    tensor = ov.Tensor(kind, ov.Shape([sum(shape[0] for shape in shapes), shapes[0][1]]))
-    raw_bytes(tensor)[:] = np.concatenate(memories)
-    return ops.constant(tensor)
+    shape = [sum(one.shape[0] for one in tensors), tensors[0].shape[1]]
+    stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
+    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(one) for one in tensors])
+    return ops.constant(stacked)
 
 
 def raw_bytes(tensor: ov.Tensor) -> np.ndarray:

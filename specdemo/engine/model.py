@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Model: TypeAlias = "PagedModel | TorchModel"
 
 PREFILL_CHUNK = 256
-"""Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
+"""Tokens a prefill forward takes at once: a stop waits for at most one chunk."""
 
 CACHE_TOKENS = 16_384
 """Of a model that was not told how many: memory is only taken for blocks that were used."""
@@ -38,10 +38,8 @@ COMPILED_TOGETHER = 2
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
-    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: for
-    few tokens at a long context faster than the kernel for several (docs/reference/numerics.md).
-    `unpadded` runs a single token by itself even where the model pads (`least_tokens`).
-    """
+    `stepwise` attends token by token, each as a sub-sequence of its own, which is faster for few
+    tokens. `unpadded` runs a single token by itself even where the model pads (`least_tokens`)."""
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
@@ -52,8 +50,8 @@ class Run:
 
 class Logits(NamedTuple):
     """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `log_sum` float32
-    [n], the log-sum-exp of each, computed in the graph. `state` float32 [n, H] is what a draft head
-    reads: hidden states of a target model compiled for one, of a draft head its own next state."""
+    [n], the log-sum-exp of each. `state` float32 [n, H] is what a draft head reads: hidden states
+    of a target model compiled for one, of a draft head its own next state."""
 
     rows: np.ndarray
     log_sum: np.ndarray
@@ -92,43 +90,38 @@ class Logits(NamedTuple):
 class ModelSettings:
     """How a decoder is compiled: `properties` go to the plugin as they are, `fixed_shapes` are
     numbers of tokens for which `PagedModel` can be compiled once more each, `hidden` the states
-    that a draft head reads (`graph.add_hidden`), None for none."""
+    that a draft head reads (`graph.add_hidden`), None for none. Logits are of the ids below
+    `vocabulary`."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     fixed_shapes: tuple[int, ...] = ()
     hidden: tuple[float, ...] | None = None
+    vocabulary: int | None = None
 
 
-def open_model(
-    source: Path | Checkpoint,
-    settings: ModelSettings,
-    *,
-    vocabulary: int | None = None,
-    core: ov.Core | None = None,
-) -> Model:
+def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
     """Compile IR, or load a Checkpoint in torch. Raises ModelError when it does not run here."""
     if isinstance(source, Checkpoint):
         from .torch_model import TorchModel
 
-        return TorchModel(source, settings, vocabulary=vocabulary, core=core)
-    return PagedModel(source, settings, vocabulary=vocabulary, core=core)
+        return TorchModel(source, settings, core)
+    return PagedModel(source, settings, core)
 
 
-@dataclass
 class Inputs:
     """The inputs of one paged forward by their names, while its sub-sequences are added."""
 
-    input_ids: list[int] = field(default_factory=list)
-    position_ids: list[int] = field(default_factory=list)
-    past_lens: list[int] = field(default_factory=list)
-    subsequence_begins: list[int] = field(default_factory=lambda: [0])
-    block_indices: list[int] = field(default_factory=list)
-    block_indices_begins: list[int] = field(default_factory=lambda: [0])
+    def __init__(self):
+        self.input_ids: list[int] = []
+        self.position_ids: list[int] = []
+        self.past_lens: list[int] = []
+        self.subsequence_begins = [0]
+        self.block_indices: list[int] = []
+        self.block_indices_begins = [0]
 
     def add(self, tokens: list[int], start: int, blocks: list[int]) -> None:
-        """A sub-sequence: `tokens` at the positions from `start` on, over a block table. No tokens:
-        an empty one."""
+        """A sub-sequence: `tokens` (or none) at the positions from `start`, over a block table."""
         self.input_ids += tokens
         self.position_ids += range(start, start + len(tokens))
         self.past_lens.append(start)
@@ -166,7 +159,7 @@ class Instance:
 
     def _bind(self, name: str, values: list[int]) -> None:
         """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor
-        kept for that size: allocation costs more than this."""
+        kept for that size: allocation costs more."""
         bound = self._bound.get(name)
         if bound == values:
             return
@@ -188,8 +181,8 @@ class Instance:
 
 
 class PagedModel:
-    """An OpenVINO decoder IR (stateful, with SDPA), its KV cache in blocks we own. `vocabulary`
-    bounds the logits to the ids below it. Used from one thread at a time.
+    """A decoder IR (stateful, with SDPA), its KV cache in blocks we own. Raises ModelError
+    when the file is none, or the device does not run it.
 
     Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
     kernel always (docs/reference/numerics.md). Forwards of fewer than `least_tokens` are padded to
@@ -197,20 +190,11 @@ class PagedModel:
 
     Another number of tokens than in the forward before makes the plugin prepare every layer anew,
     half a step or more for a small model. So once `compile_next` has made them, stepwise forwards
-    go, padded, to instances of `settings.fixed_shapes`. All share the cache.
-
-    Raises ModelError when the file is not such a decoder, or the device does not run it.
+    go, padded, to instances of `settings.fixed_shapes`, which share the cache.
     """
 
-    note = ""
-
     def __init__(
-        self,
-        xml: Path | str,
-        settings: ModelSettings = ModelSettings(),
-        *,
-        vocabulary: int | None = None,
-        core: ov.Core | None = None,
+        self, xml: Path, settings: ModelSettings = ModelSettings(), core: ov.Core | None = None
     ):
         self.settings = settings
         self.least_tokens = 1
@@ -222,7 +206,7 @@ class PagedModel:
             )
         core = core or ov.Core()
         model = read_decoder(core, xml)
-        to_paged(model, vocabulary, settings.hidden)
+        to_paged(model, settings.vocabulary, settings.hidden)
         properties = dict(settings.properties)
         self._compile = lambda tokens: core.compile_model(
             with_fixed_shape(model, tokens), "CPU", properties
@@ -256,8 +240,8 @@ class PagedModel:
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences. Gives the
-        logits of each run's last `rows` tokens: views that are valid until the next forward.
-        Nothing is appended when it raises (CacheFull, or ModelError when inference fails)."""
+        logits of each run's last `rows` tokens, valid until the next forward. Nothing is appended
+        when it raises CacheFull, or ModelError."""
         inputs = Inputs()
         wanted: list[int] = []
         longest = 0
@@ -303,8 +287,7 @@ class PagedModel:
         if not run.stepwise:
             inputs.add(list(tokens), start, sequence.blocks[: -(-end // self.block_size)])
             return
-        # The keys and values of a whole forward are written before any of it attends: a step sees
-        # those before it.
+        # All keys and values are written before any token attends: each sees those before it.
         for at, token in enumerate(tokens, start):
             inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
 
@@ -324,8 +307,8 @@ class PagedModel:
         sequence.reserve(end)
 
     def compile_next(self) -> bool:
-        """Compile the next fixed shapes, side by side; gives whether any was left. An instance that
-        does not give the bits of the first one is left out."""
+        """Compile the next fixed shapes; gives whether any was left. An instance that does not give
+        the bits of the first one is left out."""
         sizes = self._uncompiled[:COMPILED_TOGETHER]
         del self._uncompiled[:COMPILED_TOGETHER]
         with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
@@ -353,8 +336,8 @@ class PagedModel:
         return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks. Only while there are no sequences. The system gives
-        the memory page by page as blocks are used for the first time."""
+        """Bound the cache, while there are no sequences. Memory is taken when a block is used for
+        the first time."""
         self._caches = []
         for port in self._any.cache_ports:
             # One block more, for padding.
@@ -372,8 +355,8 @@ class PagedModel:
 
 
 def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no
-    chunk is of one token unless there is only one in all."""
+    """Split `tokens` into (chunk, rows wanted of it): only the last chunk gives rows, and none is
+    of one token unless there is only one in all."""
     if len(tokens) <= PREFILL_CHUNK + max(1, rows):
         return [(tokens, rows)]
     return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

@@ -15,7 +15,8 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .checkpoint import Checkpoint, weights_size
+from .checkpoint import Checkpoint, PairFiles, weights_size
+from .head import fractions
 from .model import Model, ModelSettings, Run, open_model
 from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
@@ -62,28 +63,23 @@ def candidates(
 
 
 def open_target(
-    source: Path | Checkpoint,
-    device: str,
-    core: ov.Core,
-    kv_cache: str = "auto",
-    *,
-    exact: bool = True,
-    known: TargetProfile | None = None,
-    hidden: tuple[float, ...] | None = None,
+    files: PairFiles, core: ov.Core, exact: bool = True, known: TargetProfile | None = None
 ) -> tuple[Model, Invariance]:
     """Compile a target model: for fast numerics in the plugin's own setting, for `exact` ones in
     the first candidate in which forwards of LEAST_USEFUL tokens agree and single tokens do, or
     differ by no more than a guard makes up for; in the last one if none is. With `known` in the
     setting that was found before. Raises ModelError."""
+    source = files.target
     fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
-    settings = ModelSettings(device, (), FIXED_SHAPES if fixed else (), hidden)
-    tried = candidates(source, device, kv_cache, exact)
+    hidden = fractions(files.head, core) if files.head else None
+    settings = ModelSettings(files.device, (), FIXED_SHAPES if fixed else (), hidden)
+    tried = candidates(source, files.device, files.kv_cache, exact)
     found = Invariance(0, 0.0, 0, merging=True)
     if exact and known is not None:
         tried, found = [known.properties], known.invariance
     for properties in tried:
         model = None  # before the next is made: two at once may not fit into memory
-        model = open_model(source, replace(settings, properties=properties), core=core)
+        model = open_model(source, replace(settings, properties=properties), core)
         if exact and known is None:
             found = measure_invariance(model)
             if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
@@ -91,13 +87,12 @@ def open_target(
     return model, found
 
 
-def open_draft(
-    source: Path | Checkpoint, device: str, core: ov.Core, kv_cache: str, vocabulary: int
-) -> Model:
+def open_draft(files: PairFiles, core: ov.Core, vocabulary: int) -> Model:
     """Compile a draft model. Exactness does not matter for it, but IR steps faster with f32
     activations than with bf16 as a rule. Raises ModelError."""
-    properties = candidates(source, device, kv_cache, isinstance(source, Path))[0]
-    return open_model(source, ModelSettings(device, properties), vocabulary=vocabulary, core=core)
+    source, device = files.draft, files.draft_device
+    properties = candidates(source, device, files.kv_cache, isinstance(source, Path))[0]
+    return open_model(source, ModelSettings(device, properties, vocabulary=vocabulary), core)
 
 
 def measure_invariance(model: Model) -> Invariance:

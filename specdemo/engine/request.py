@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from .cache import Sequence
+from .cache import PrefixCache, Sequence, common
 from .decode import Decoding, Limits, Prompt, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
@@ -16,16 +16,15 @@ from .head import Head
 from .model import Model, Run
 from .ngrams import NgramTable
 from .policy import MAX_DRAFT, Policy
-from .prefix_cache import PrefixCache, common
 from .profile import Invariance, TargetProfile
 from .sampling import Distribution, Sampling, distribution
 
 
 @dataclass
 class Target:
-    """A target model in the numerics `name`, with what decoding on it has taught so far. `measured`
-    is the date of the cost table, `steady` as in `pad_to`; `prepared` is set when everything is
-    compiled and measured."""
+    """A target model in the numerics `name`, with what decoding on it has taught so far. `guard` is
+    the margin of `engine.guard` (logits), None where none is needed; `measured` the date of the
+    cost table; `prepared` is set when everything is compiled and measured."""
 
     name: str
     model: Model
@@ -33,19 +32,16 @@ class Target:
     invariance: Invariance
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
-    steady: int = 0
+    guard: float | None = None
     prepared: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self):
-        if self.invariance.tokens:
-            self.policy.limit = min(MAX_DRAFT, self.invariance.tokens - 1)
 
     @property
     def found(self) -> str:
-        """In words: the setting, the path where that is not the usual one, and its exactness."""
-        properties = ", ".join(f"{key}={value}" for key, value in self.model.settings.properties)
-        how = "; ".join(filter(None, [properties or "the plugin's own choice", self.model.note]))
-        return f"{self.name} ({how}): {self.invariance}"
+        """In words: the setting and its exactness."""
+        settings = self.model.settings
+        how = ", ".join(f"{key}={value}" for key, value in settings.properties)
+        how = how or "the plugin's own choice"
+        return f"{self.name} on {settings.device} ({how}): {self.invariance}"
 
     @property
     def profile(self) -> TargetProfile:
@@ -54,23 +50,20 @@ class Target:
         properties = self.model.settings.properties
         return TargetProfile(properties, self.invariance, costs, self.measured)
 
-    @property
-    def guard(self) -> float | None:
-        """The margin in logits of `engine.guard`; None where none is needed."""
-        return None if self.steady else self.invariance.guard
-
     def pad_to(self, tokens: int) -> None:
         """Let all forwards of decoding have `tokens` tokens, while there is only one instance, for
         which changing their number costs time; 0: as few as are exact."""
-        self.steady = tokens
+        self.guard = None if tokens else self.invariance.guard
         self.model.least_tokens = max(tokens, self.invariance.least_tokens)
+        bounds = (tokens, self.invariance.tokens, MAX_DRAFT + 1)
+        self.policy.limit = min(filter(None, bounds)) - 1
 
 
 @dataclass
 class Request:
     """What to decode, and afterwards what it took. `drafter` is a name as in `make_drafter`,
-    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked at
-    the end: `difference` is then the first position where the check differs (None: nowhere). With
+    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked:
+    `difference` is the first position where the check differs (None: nowhere). With
     `prefill_seconds` times count as if the prompt had taken that long."""
 
     tokens: tuple[int, ...]
@@ -91,8 +84,8 @@ class Request:
     certificate_seconds: float | None = None
 
     def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Decoding:
-        """The generator that the scheduler runs, which may use this draft model or head. Yields
-        rounds; returns why the answer finished."""
+        """What the scheduler runs, maybe with this draft model or head. Yields rounds; returns why
+        the answer finished."""
         since = perf_counter()
         prompt, sequence = yield from self._prompt(target.prefixes)
         reading: Sequence | None = None
@@ -101,20 +94,12 @@ class Request:
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
             policy = target.policy.for_request(self.draft_tokens)
-            if target.steady:
-                policy.limit = min(policy.limit, target.steady - 1)
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
+            head = draft if isinstance(draft, Head) else None
             drafter = make_drafter(
-                self.drafter,
-                policy,
-                self.sampling,
-                head=draft if isinstance(draft, Head) else None,
-                sequence=reading,
-                table=self.table,
+                self.drafter, policy, self.sampling, head=head, sequence=reading, table=self.table
             )
-            # The classic rule's answer depends on the draft anyway; only its distribution counts.
-            guarded = target.guard and (self.sampling.greedy or self.sampling.coupling == "shared")
             decoding = decode(
                 prompt,
                 target=sequence,
@@ -122,14 +107,14 @@ class Request:
                 policy=policy,
                 sampling=self.sampling,
                 limits=self.limits,
-                guard=Guard(target.guard) if guarded else None,
+                guard=Guard(target.guard) if target.guard else None,
             )
             reason = yield from self._timed(decoding, models(target, draft), since, policy)
             if self.certified and target.invariance.tokens and self.sampling.greedy:
                 sequence.truncate(len(self.tokens))
-                answer, chunk = tuple(self.answer), target.invariance.tokens
-                checking = certify(prompt, answer, sequence, chunk)
-                self.difference, self.certificate_seconds = yield from checking
+                self.difference, self.certificate_seconds = yield from certify(
+                    prompt, tuple(self.answer), sequence, target.invariance.tokens
+                )
             return reason
         finally:
             sequence.release()

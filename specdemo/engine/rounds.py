@@ -9,12 +9,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A draft token and what became of it.
-
-    `target_probability` is None after the first rejection of a round (the target then saw another
-    prefix), and `accepted` is false for tokens that were never reached as well as for the one that
-    was rejected.
-    """
+    """A draft token. It was `accepted`, rejected, or never reached: then `target_probability` is
+    None, the target saw another prefix."""
 
     id: int
     draft_probability: float | None
@@ -28,10 +24,8 @@ class DraftToken:
 class EmittedToken:
     """The token that the target itself added to end a round: the `first` after the prompt, a
     `correction` of a rejected draft token, a `bonus` after a wholly accepted draft, or `plain`:
-    nothing had been drafted.
-
-    `margin` (logits) is by how much it exceeds the next best, None where it was sampled.
-    """
+    nothing had been drafted. `margin` (logits) is by how much it exceeds the next best, None where
+    it was sampled."""
 
     id: int
     kind: Literal["first", "correction", "bonus", "plain"]
@@ -43,10 +37,7 @@ class EmittedToken:
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
-
-    `emitted` is None when the answer ended inside the accepted draft tokens (a stop token or a
-    limit).
-    """
+    `emitted` is None when the answer ended inside the accepted draft tokens."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None

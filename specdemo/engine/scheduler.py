@@ -14,10 +14,10 @@ from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
+from .cache import PrefixCache
 from .drafters import Forward, Reply
 from .errors import Busy, RequestFailed
 from .model import Model
-from .prefix_cache import PrefixCache
 from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ QUIET = 1.0
 
 COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
 """Seconds between two looks of a consumer that has caught up, for each active request, and at most:
-woken for each round, it would contend for the GIL just when the engine's thread comes back from an
-inference."""
+woken for each round, it would contend for the GIL with the engine's thread."""
 
 END = object()
 
@@ -61,29 +60,25 @@ class Handle:
     """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`;
     `most_others` were active at once beside it.
 
-    `start` is called in the engine's thread and gives its generator `work`, which yields Forwards
-    (naming one of `models`; answered with a Reply; `pending` until then) and, as anything else,
-    events. `blocks` are the most it can come to hold in the cache of each model. Its forwards are
-    merged with those of others up to `merged_tokens` in all; larger ones are run alone.
+    `work`, which the engine's thread runs, yields Forwards (naming one of `models`; answered with a
+    Reply; `pending` until then) and, as anything else, events. `blocks` are the most it can come to
+    hold in the cache of each model. Its forwards are merged with those of others up to
+    `merged_tokens` in all; larger ones are run alone.
     """
 
-    start: Callable[[], Generator[Any, Reply | None, Any]]
+    work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Model]
     blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
     merged_tokens: int = MERGED_TOKENS
     stop: threading.Event = field(default_factory=threading.Event)
     waiting: Callable[[Handle], Waiting] | None = None
     queue: SimpleQueue = field(default_factory=SimpleQueue)
-    work: Generator[Any, Reply | None, Any] | None = None
     pending: Forward | None = None
     most_others: int = 0
     admitted_at: float = 0.0
     error: BaseException | None = None
     stopped: bool = False
     result: Any = None
-
-    def waits_for(self, model: str) -> bool:
-        return self.pending is not None and self.pending.model == model
 
     @property
     def model(self) -> Model:
@@ -106,7 +101,7 @@ class Handle:
                 try:
                     event = self.queue.get(timeout=every)
                 except Empty:
-                    if on_wait is not None and self.work is None:
+                    if on_wait is not None and not self.admitted_at:
                         on_wait(self.waiting(self))
                     continue
                 if self.stop.is_set():
@@ -126,16 +121,12 @@ class Handle:
 
 
 class Scheduler:
-    """Runs requests together on the models they name: `most_active` at a time, `queued` more wait
-    in the order in which they came.
-
-    A request is admitted when the cache blocks that it could need at worst fit beside those
-    promised to the others, so that no forward ever finds the cache full; kept prompts make room.
+    """Runs requests together on the models they name, `most_active` at a time; `queued` more wait
+    in order. One is admitted when the cache blocks that it could need at worst fit beside those
+    promised to others, so that no forward finds the cache full; kept prompts make room.
 
     Background work is done while there are no requests, with `background`, and beside them after
-    `hurry`. All of it runs in the engine's thread. Should that thread's loop fail, the requests it
-    had are failed and it goes on.
-    """
+    `hurry`. Should the thread's loop fail, the requests it had are failed and it goes on."""
 
     def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.most_active = most_active
@@ -151,11 +142,9 @@ class Scheduler:
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
-    # For consumers, from any thread
-
     def submit(self, request: Handle, *, first: bool = False) -> Handle:
-        """Ask for a request to be run, with `first` before those that wait already; it needs fewer
-        blocks than there are. Raises Busy when the queue is full or the scheduler is closed."""
+        """Ask for a request to be run, with `first` before those that wait already. Raises Busy
+        when the queue is full or the scheduler is closed."""
         request.waiting = self.waiting
         with self._wake:
             if self._closed:
@@ -180,8 +169,7 @@ class Scheduler:
             self._wake.notify()
 
     def waiting(self, request: Handle) -> Waiting:
-        """Where in the queue a request is, 0 when it is active, and how long that may take at the
-        measured rate."""
+        """Where in the queue a request is, 0 when it is active."""
         with self._wake:
             place = self._queue.index(request) + 1 if request in self._queue else 0
             seconds, active = self._request_seconds, len(self._active)
@@ -204,8 +192,6 @@ class Scheduler:
         while self._background:
             self._background.popleft().close()
 
-    # The engine's thread
-
     def _main(self) -> None:
         while not self._closed:
             try:
@@ -225,14 +211,8 @@ class Scheduler:
             if not (self._closed or self._queue or self._active or due and self._background):
                 pause = QUIET if self._background and self._in_quiet else None
                 due |= not self._wake.wait(pause)
-        if due and self._background and not self._closed:
-            try:
-                left = next(self._background[0], END) is not END
-            except Exception as error:
-                log.error("Work in the background failed and is left.", exc_info=error)
-                left = False
-            if not left:
-                self._background.popleft()
+        if due and self._background and next(self._background[0], END) is END:
+            self._background.popleft()
 
     def step(self) -> None:
         """One turn: let requests leave and join, then run what waits for the draft, then what waits
@@ -242,15 +222,14 @@ class Scheduler:
         for request in stopped:
             self._end(request)
         self._admit()
-        ready = list(self._active)
         for name in ("draft", "target"):
-            long: list[Handle] = []
-            # Long texts are read a piece a turn, by one request: nobody is held up.
-            while not long and (waiting := [one for one in ready if one.waits_for(name)]):
+            while True:
+                waiting = [one for one in self._active if one.pending and one.pending.model == name]
+                # Long texts are read a piece a turn, by one request: nobody is held up.
                 long = [one for one in waiting if one.tokens > MERGED_TOKENS]
                 for batch in _batches([one for one in waiting if one not in long[1:]]):
                     self._forward(batch)
-                if name == "target":
+                if name == "target" or long or not waiting:
                     break
 
     def _admit(self) -> None:
@@ -265,14 +244,9 @@ class Scheduler:
             for one in self._active:
                 one.most_others = max(one.most_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
-            try:
-                for cache in request.blocks:
-                    cache.make_room(self._unreserved(cache))
-                request.work = request.start()
-            except Exception as error:
-                self._end(request, error)
-            else:
-                self._resume(request, None)
+            for cache in request.blocks:
+                cache.make_room(self._unreserved(cache))
+            self._resume(request, None)
 
     def _unreserved(self, cache: PrefixCache) -> int:
         """Blocks of a cache that no active request may come to hold."""
@@ -280,8 +254,7 @@ class Scheduler:
         return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
-        """Run one forward for these requests, and resume each with its part of it before the model
-        runs again."""
+        """Run one forward for these requests, and resume each with its part of it."""
         model = batch[0].model
         begun = perf_counter()
         try:
@@ -325,17 +298,15 @@ class Scheduler:
         with self._wake:
             (self._active if request in self._active else self._queue).remove(request)
         request.pending = None
-        if request.work is not None:
-            with suppress(Exception):  # it may fail again
-                request.work.close()
+        with suppress(Exception):  # it may fail again
+            request.work.close()
         request.error = error
         request.stopped |= error is None and not finished
         request.queue.put(END)
 
 
 def _batches(requests: list[Handle]) -> list[list[Handle]]:
-    """The requests in batches of one model and at most as many tokens as may be merged, in order;
-    one with more is a batch of its own."""
+    """Batches of one model and at most as many tokens as may be merged; one with more is alone."""
     batches: list[list[Handle]] = []
     for model in dict.fromkeys(request.model for request in requests):
         room = -1

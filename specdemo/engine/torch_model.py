@@ -72,12 +72,10 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
 
 
 class BufferLayer(DynamicLayer):
-    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count.
-
-    The next ones go to `places` (int64 [tokens]), which is data: a graph compiled for numbers would
-    be one of many. With `is_compileable`, as transformers calls it, attention sees buckets of 256,
-    512, 1024 ... tokens, the rest masked.
-    """
+    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count. The
+    next ones go to `places` (int64 [tokens]), data that one compiled graph serves. With
+    `is_compileable`, as transformers calls it, attention sees buckets of 256, 512, 1024 ... tokens,
+    the rest masked."""
 
     def __init__(self, is_compileable: bool):
         super().__init__()
@@ -106,8 +104,7 @@ class BufferLayer(DynamicLayer):
         return self._seen(self.length + query_length), 0
 
     def copy_from(self, other: BufferLayer, length: int, size: int) -> None:
-        """New buffers for `size` tokens with the first `length` of another layer's; zeros after:
-        attention weighs masked values with 0."""
+        """New buffers for `size` tokens with the first `length` of another layer's, then zeros."""
         for name in ("keys", "values"):
             buffer = getattr(other, name)
             grown = buffer.new_zeros((*buffer.shape[:2], _bucket(size), buffer.shape[3]))
@@ -123,35 +120,18 @@ def _bucket(tokens: int) -> int:
     return max(GROWTH, 1 << (tokens - 1).bit_length())
 
 
-class TorchSequence(Sequence):
-    """A sequence with its own keys and values."""
-
-    def __init__(self, pool: BlockPool, layers: int, fixed: bool):
-        super().__init__(pool, BLOCK_SIZE)
-        self.cache = Cache(layers=[BufferLayer(fixed) for _ in range(layers)])
-
-
 class TorchModel:
-    """A checkpoint that transformers loads, on `settings.device` ("torch:cpu", "torch:cuda:1"); one
-    inference a sequence. Of `settings.properties` "dtype" is the type of weights, activations and
-    KV cache; "padding" (numbers of tokens) the shapes to the next of which forwards are padded,
-    those of one token only with `least_tokens` above 1. Sliding windows are masked, not cut off, so
-    they roll back too. Raises ModelError when the checkpoint cannot be loaded, BadInput for a model
-    whose state cannot be rolled back."""
+    """A checkpoint on `settings.device`, one inference a sequence. Of `settings.properties` "dtype"
+    is the type of weights, activations and KV cache; "padding" (numbers of tokens) the shapes to
+    the next of which forwards are padded, those of one token only with `least_tokens` above 1.
+    Sliding windows are masked, not cut off. Raises ModelError when the checkpoint cannot be loaded,
+    BadInput for a model whose state cannot be rolled back."""
 
     block_size = BLOCK_SIZE
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        settings: ModelSettings,
-        *,
-        vocabulary: int | None = None,
-        core: ov.Core | None = None,
-    ):
+    def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
         device = settings.device.removeprefix(TORCH)
         self.settings = settings
-        self.note = f"PyTorch on {device}, one sequence at a time"
         self.least_tokens = 1
         self.seconds = 0.0
         self.resize_cache(CACHE_TOKENS // BLOCK_SIZE)
@@ -159,7 +139,7 @@ class TorchModel:
         self.padding = tuple(map(int, filter(None, options.get("padding", "").split(","))))
         self.threads = 0
         if device == "cpu":
-            threads = int((core or ov.Core()).get_property("CPU", "INFERENCE_NUM_THREADS"))
+            threads = int(core.get_property("CPU", "INFERENCE_NUM_THREADS"))
             if threads:  # a bound that the engine set
                 torch.set_num_threads(threads)
             self.threads = torch.get_num_threads()
@@ -171,16 +151,19 @@ class TorchModel:
         self._device = torch.device(device)
         self._module = module
         size = module.get_output_embeddings().weight.shape[0]
-        self.vocabulary_size = min(size, vocabulary or size)
+        self.vocabulary_size = min(size, settings.vocabulary or size)
         self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
-    def new_sequence(self) -> TorchSequence:
-        return TorchSequence(self.pool, self._layers, bool(self.padding))
+    def new_sequence(self) -> Sequence:
+        """With its own keys and values."""
+        sequence = Sequence(self.pool, BLOCK_SIZE)
+        layers = [BufferLayer(bool(self.padding)) for _ in range(self._layers)]
+        sequence.cache = Cache(layers=layers)
+        return sequence
 
     @torch.inference_mode()
-    def fork(self, source: TorchSequence, length: int) -> TorchSequence:
-        """A new sequence that starts as the first `length` tokens of `source`, with its own copy of
-        their keys and values."""
+    def fork(self, source: Sequence, length: int) -> Sequence:
+        """A new sequence with a copy of the first `length` tokens of `source`."""
         fork = self.new_sequence()
         fork.reserve(length)
         if length:
@@ -237,8 +220,7 @@ class TorchModel:
         return Logits(values, log_sums)
 
     def _padded(self, count: int, unpadded: bool) -> int:
-        """The tokens that a forward of `count` tokens runs: one of the shapes, or a multiple of the
-        largest."""
+        """The tokens that a forward runs: one of the shapes, or a multiple of the largest."""
         count = max(count, 1 if unpadded else self.least_tokens)
         if count == 1 or not self.padding:
             return count
