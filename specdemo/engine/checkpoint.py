@@ -27,13 +27,6 @@ class Checkpoint:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def size(self) -> int:
-        """Bytes of its weights."""
-        files = self.path.glob("*") if self.path.is_dir() else [self.path]
-        suffixes = (".safetensors", ".bin", ".gguf")
-        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
-
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
@@ -53,10 +46,11 @@ class PairFiles:
 
 def weights_size(source: Path | Checkpoint) -> int:
     """Bytes of the weights of an IR file or a checkpoint. Raises ModelError."""
+    path = source.path if isinstance(source, Checkpoint) else source.with_suffix(".bin")
+    files = path.glob("*") if path.is_dir() else [path]
+    suffixes = (".safetensors", ".bin", ".gguf")
     try:
-        if isinstance(source, Checkpoint):
-            return source.size
-        return source.with_suffix(".bin").stat().st_size
+        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
     except OSError as error:
         raise ModelError(f"{source.name} cannot be read; fetch or export it again.") from error
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
@@ -18,11 +18,6 @@ from .cache import BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .errors import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
-
-if TYPE_CHECKING:
-    from .torch_model import TorchModel
-
-Model: TypeAlias = "PagedModel | TorchModel"
 
 PREFILL_CHUNK = 256
 """Tokens a prefill forward takes at once: a stop waits for at most one chunk."""
@@ -153,7 +148,7 @@ class Instance:
         # Without share_outputs the results would be copied into arrays that nobody reads.
         self.request.infer(share_outputs=True)
         self.seconds = perf_counter() - before
-        outputs = (self.request.get_output_tensor(index).data for index in self._outputs)
+        outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
         rows, log_sum, *state = outputs
         return Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
 
@@ -181,17 +176,13 @@ class Instance:
 
 
 class PagedModel:
-    """A decoder IR (stateful, with SDPA), its KV cache in blocks we own. Raises ModelError
-    when the file is none, or the device does not run it.
+    """A decoder IR (stateful, with SDPA), its KV cache in blocks we own. Raises ModelError.
 
     Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
-    kernel always (docs/reference/numerics.md). Forwards of fewer than `least_tokens` are padded to
-    it, but for runs that ask to be `unpadded`.
-
-    Another number of tokens than in the forward before makes the plugin prepare every layer anew,
-    half a step or more for a small model. So once `compile_next` has made them, stepwise forwards
-    go, padded, to instances of `settings.fixed_shapes`, which share the cache.
-    """
+    kernel always (docs/reference/numerics.md). Those of fewer than `least_tokens` are padded to it,
+    but for runs that ask to be `unpadded`. Another number of tokens than in the forward before
+    makes the plugin prepare every layer anew: so once `compile_next` has made them, stepwise
+    forwards go, padded, to instances of `settings.fixed_shapes`, which share the cache."""
 
     def __init__(
         self, xml: Path, settings: ModelSettings = ModelSettings(), core: ov.Core | None = None
@@ -336,8 +327,8 @@ class PagedModel:
         return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache, while there are no sequences. Memory is taken when a block is used for
-        the first time."""
+        """Bound the cache, before there are sequences and fixed shapes. Memory is taken when a
+        block is used for the first time."""
         self._caches = []
         for port in self._any.cache_ports:
             # One block more, for padding.
@@ -345,13 +336,16 @@ class PagedModel:
             memory = mmap.mmap(-1, math.prod(shape) * port.element_type.bitwidth // 8)
             view = np.frombuffer(memory, np.uint8)
             self._caches.append(ov.Tensor(view, ov.Shape(shape), port.element_type))
-        for instance in (self._any, *(instance for _, instance in self._fixed)):
-            self._bind_cache(instance)
+        self._bind_cache(self._any)
         self.pool = BlockPool(blocks)
 
     def _bind_cache(self, instance: Instance) -> None:
         for port, cache in zip(instance.cache_ports, self._caches, strict=True):
             instance.request.set_tensor(port, cache)
+
+
+Model: TypeAlias = PagedModel
+"""Or `torch_model.TorchModel`, which has the same face."""
 
 
 def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:

@@ -16,8 +16,8 @@ Properties = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
-    (0: not even the smallest do, or in fast numerics), one of a single token differs by at most
-    `one_token`; with `merging`, requests that share a forward get the bits that each gets alone."""
+    (0: none do, or fast numerics), one of a single token differs by at most `one_token`; with
+    `merging`, requests that share a forward get the bits that each gets alone."""
 
     tokens: int
     one_token: float
@@ -42,11 +42,11 @@ class Invariance:
         return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
 
     def __str__(self) -> str:
-        threads = f"on {self.threads} threads " if self.threads else ""
+        found = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
-            return f"{threads}logits depend on how many tokens run together"
-        first = self.least_tokens
-        found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
+            return found + "logits depend on how many tokens run together"
+        sizes = f"{self.least_tokens} to {self.tokens}"
+        found += f"forwards of {sizes} tokens give bitwise equal logits"
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"
             found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import inspect
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
@@ -21,9 +20,6 @@ from .checkpoint import TORCH, Checkpoint
 from .errors import BadInput, ModelError
 from .graph import last_line
 from .model import CACHE_TOKENS, Logits, ModelSettings, Run
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 BLOCK_SIZE = 32
 """Tokens that a block of the pool stands for."""

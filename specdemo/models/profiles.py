@@ -15,8 +15,7 @@ from pathlib import Path
 import openvino as ov
 from pydantic import TypeAdapter
 
-from specdemo.engine.checkpoint import Checkpoint
-from specdemo.engine.engine import PairFiles
+from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.models import ir, machine
 from specdemo.settings import ModelChoice
@@ -121,6 +120,8 @@ def _graph(xml: Path | Checkpoint) -> str:
         config = xml.path / "config.json"
         content = config.read_bytes() if config.is_file() else b""
         versions = ", ".join(f"{one} {version(one)}" for one in ("torch", "transformers"))
-        return f"{xml.name} {hashlib.sha256(content).hexdigest()[:12]}-{xml.size}, {versions}"
+        return (
+            f"{xml.name} {hashlib.sha256(content).hexdigest()[:12]}-{weights_size(xml)}, {versions}"
+        )
     digest = hashlib.sha256(xml.read_bytes()).hexdigest()[:12]
     return f"{xml.parent.name} {digest}-{machine.file_size(xml.with_suffix('.bin'))}"
