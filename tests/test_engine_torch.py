@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from contextlib import closing
 
 import numpy as np
 import openvino as ov
@@ -38,28 +37,17 @@ QUESTION = "Name three colours, and three more."
 
 def sizes_of(kind: str) -> dict:
     shared = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 1024,
-    }
     if kind == "GPT2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
-    return shared | sizes
-
-
-def model_of(kind: str, **more: object) -> transformers.PreTrainedModel:
-    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
-    return transformers.AutoModelForCausalLM.from_config(config)
+        return shared | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    shared |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    shared |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return shared | {"max_position_embeddings": 1024}
 
 
 def saved(folder, kind: str, **more: object) -> Checkpoint:
     torch.manual_seed(0)
-    model_of(kind, **more).save_pretrained(folder)
+    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return Checkpoint(folder)
 
 
@@ -74,8 +62,10 @@ def pair(request, tmp_path_factory):
     return home / "target", home / "draft"
 
 
-def loaded(target, draft, **where: str) -> load.LoadedPair:
-    choice = ModelChoice(target=str(target), draft=str(draft), **where)
+def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> load.LoadedPair:
+    choice = ModelChoice(
+        target=str(target), draft=str(draft), device=device, draft_device=draft_device
+    )
     return load.load_pair(registry.chosen_pair(choice), choice=choice)
 
 
@@ -85,25 +75,18 @@ def accepted(trace) -> int:
 
 @pytest.fixture(scope="module")
 def session(pair):
-    found = loaded(*pair, device="torch:cpu", draft_device="torch:cpu")
-    with closing(Session(found)) as session:
+    with Session(loaded(*pair)) as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("llama"), "Llama")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
-    for drafter in ("model", "lookup", "auto"):
-        asked = Settings(max_new_tokens=24, temperature=temperature, seed=3, drafter=drafter)
-        asked = dataclasses.replace(asked, draft_tokens=3 if drafter == "model" else None)
+    asked = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+    for drafter, length in (("lookup", None), ("auto", None), ("model", 3)):
+        asked = dataclasses.replace(asked, drafter=drafter, draft_tokens=length)
         *_, trace = session.race(QUESTION, asked)
         assert trace.identical, trace.difference
-        if drafter == "model":
-            assert accepted(trace)
+    assert accepted(trace)
     assert "exact on torch:cpu" in trace.pair.numerics_found
 
 
@@ -160,10 +143,8 @@ def test_a_recurrent_state_is_refused(tmp_path):
 
 REMOTE = """
 from transformers import LlamaConfig, LlamaForCausalLM
-
 class OddConfig(LlamaConfig):
     model_type = "odd-llama"
-
 class OddForCausalLM(LlamaForCausalLM):
     config_class = OddConfig
 """
@@ -196,8 +177,9 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
         open_model(Checkpoint(tmp_path), CPU, CORE)
 
 
-def test_short_forwards_round_alike_and_a_single_token_is_guarded(llama):
-    model, found = numerics.open_target(PairFiles(llama, device="torch:cpu"), CORE)
+def test_short_forwards_round_alike_and_a_single_token_is_guarded(tmp_path):
+    files = PairFiles(saved(tmp_path, "Llama"), device="torch:cpu")
+    model, found = numerics.open_target(files, CORE)
     assert found.tokens >= 8
     assert dict(model.settings.properties) == {"dtype": "float32", "padding": "8"}
     assert not found.one_token or found.guard
@@ -210,12 +192,10 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
         tiny_home / name if on == "torch:cpu" else ir_folder(tiny_home, name, "int8")
         for name, on in (("llama-target", device), ("llama-draft", others[device]))
     ]
-    found = loaded(*folders, device=device, draft_device=others[device])
     asked = Settings(max_new_tokens=24, draft_tokens=3, drafter="model")
-    with closing(Session(found)) as session:
+    with Session(loaded(*folders, device, others[device])) as session:
         *_, trace = session.race(QUESTION, asked)
-    assert trace.identical
-    assert accepted(trace)
+    assert trace.identical and accepted(trace)
 
 
 def test_the_embedded_target_runs_dequantized(embedded_pair):
@@ -274,22 +254,16 @@ def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
 def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
     from specdemo.bench.peers import peers_of, to_audit
 
-    found = loaded(
-        tiny_home / "llama-target",
-        tiny_home / "llama-draft",
-        device="torch:cpu",
-        draft_device="torch:cpu",
-    )
+    found = loaded(tiny_home / "llama-target", tiny_home / "llama-draft")
     asked = Settings(max_new_tokens=16)
     peers = list(peers_of(["transformers"], found, {"dtype": "float32"}))
-    with closing(Session(found)) as session:
+    with Session(found) as session:
         *_, trace = session.answer(QUESTION, asked)
     names = [f"transformers/{mode}" for mode in ("autoregressive", "prompt-lookup", "speculative")]
     assert sorted({peer.name for peer in peers}) == names
     for peer in peers:
         tokens, seconds = peer.answer(QUESTION, asked)
-        assert tokens == trace.token_ids, peer.name
-        assert seconds > 0
+        assert tokens == trace.token_ids and seconds > 0, peer.name
     sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
     assert len(sampled) == 16
     assert [peer.name for peer in to_audit(peers, 3)] == names

@@ -3,6 +3,7 @@ kept so that reading them again costs nothing. No tensors."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from .errors import CacheFull
@@ -17,8 +18,8 @@ SPARE_TOKENS = 8192
 
 
 class BlockPool:
-    """Which of `limit` cache blocks are free, and how many sequences share each used one. The last
-    one given back is taken first: what was never taken takes no memory."""
+    """Which of `limit` cache blocks are free, and how many sequences share each used one. What was
+    never taken takes no memory: the last one given back is taken first."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -47,9 +48,8 @@ class BlockPool:
             self.free.append(block)
 
 
-class Sequence:
-    """The tokens whose keys and values are in the cache, and the blocks that hold them; `release`
-    it when done (also a context manager)."""
+class Sequence(AbstractContextManager):
+    """The tokens whose keys and values are in the cache, and the blocks that hold them."""
 
     def __init__(self, pool: BlockPool, block_size: int):
         self._pool = pool
@@ -83,9 +83,6 @@ class Sequence:
         self.tokens.clear()
         self.trim_blocks()
 
-    def __enter__(self) -> Sequence:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.release()
 
@@ -108,8 +105,7 @@ class PrefixCache:
         return size if len(tokens) > size and tokens[:size] == self.opening else 0
 
     def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
-        """A new sequence that holds as much of a text as is kept, to read the rest on; with the
-        Prompt where all of it was kept as one."""
+        """A new sequence with as much of a text as is kept; the Prompt if all was kept as one."""
         if tokens in self._kept:
             kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
             return self.model.fork(kept[0], len(tokens)), kept[1]
@@ -140,8 +136,8 @@ class PrefixCache:
         return {block for sequence, _ in kept for block in list(sequence.blocks)}
 
     def make_room(self, blocks: int, least: int = 0) -> None:
-        """Give up the oldest texts, until those left, `least` of them at least, hold at most
-        `blocks` blocks, those that they share counted each time."""
+        """Give up the oldest texts but `least`, until the others hold at most `blocks` blocks,
+        those that they share counted each time."""
         held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
         while held > blocks and len(self._kept) > least:
             sequence, _ = self._kept.pop(next(iter(self._kept)))

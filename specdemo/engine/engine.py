@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Lock
 
 import openvino as ov
 
@@ -22,7 +22,7 @@ from .model import PREFILL_CHUNK, Model, PagedModel
 from .policy import MAX_DRAFT, Acceptance, Policy
 from .profile import Profile
 from .request import Request, Target, models
-from .scheduler import QUEUED, Handle, Scheduler, Waiting
+from .scheduler import QUEUED, Handle, OnWait, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Engine:
         self._active = active
         self._remember = remember
         self._known = profile or Profile()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
         self._draft: PrefixCache | Head | None = None
@@ -110,10 +110,7 @@ class Engine:
             return self._targets[name]
 
     def prepare(
-        self,
-        name: str = "exact",
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
+        self, name: str = "exact", stop: Event | None = None, on_wait: OnWait | None = None
     ) -> None:
         """Finish what was left for later; `on_wait` is told place 0 while it takes."""
         target = self.target(name)
@@ -134,12 +131,7 @@ class Engine:
         )
 
     def submit(
-        self,
-        request: Request,
-        target: Target,
-        *,
-        stop: threading.Event | None = None,
-        first: bool = False,
+        self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
         """Hand a request to the scheduler, with `first` before those that wait; the events of its
         Handle are Rounds. Raises BadInput for one that could never fit into the KV cache, Busy."""
@@ -153,13 +145,8 @@ class Engine:
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
             )
-        handle = Handle(
-            request.work(target, draft),
-            models(target, draft),
-            blocks,
-            target.invariance.merged_tokens,
-            stop or threading.Event(),
-        )
+        work, merged = request.work(target, draft), target.invariance.merged_tokens
+        handle = Handle(work, models(target, draft), blocks, merged, stop or Event())
         return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:
@@ -206,7 +193,7 @@ class Engine:
         """What the first token does not need, a step at a time."""
         model = target.model
         try:
-            while model.compile_next():
+            for _ in model.compiling:
                 target.pad_to(0)
                 yield
             if self.drafts and self._draft is None:

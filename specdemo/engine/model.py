@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +182,9 @@ class PagedModel:
     Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
     kernel always (docs/reference/numerics.md). Those of fewer than `least_tokens` are padded to it,
     but for runs that ask to be `unpadded`. Another number of tokens than in the forward before
-    makes the plugin prepare every layer anew: so once `compile_next` has made them, stepwise
-    forwards go, padded, to instances of `settings.fixed_shapes`, which share the cache."""
+    makes the plugin prepare every layer anew: so stepwise forwards go, padded, to instances of
+    `settings.fixed_shapes`, which share the cache, once they were made by the steps of `compiling`.
+    """
 
     def __init__(
         self, xml: Path, settings: ModelSettings = ModelSettings(), core: ov.Core | None = None
@@ -190,21 +192,12 @@ class PagedModel:
         self.settings = settings
         self.least_tokens = 1
         self.seconds = 0.0
-        if settings.device != "CPU":
-            raise ModelError(
-                f"IR runs on CPU only, not on {settings.device}, which does not keep a KV cache in "
-                "main memory; run a PyTorch checkpoint on a torch device."
-            )
         core = core or ov.Core()
         model = read_decoder(core, xml)
         to_paged(model, settings.vocabulary, settings.hidden)
-        properties = dict(settings.properties)
-        self._compile = lambda tokens: core.compile_model(
-            with_fixed_shape(model, tokens), "CPU", properties
-        )
-        self._uncompiled = list(settings.fixed_shapes)
+        self.compiling = self._compile_fixed(core, model)
         try:
-            compiled = core.compile_model(model, "CPU", properties)
+            compiled = core.compile_model(model, "CPU", dict(settings.properties))
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
@@ -297,19 +290,20 @@ class PagedModel:
                 sequence.blocks[index] = own
         sequence.reserve(end)
 
-    def compile_next(self) -> bool:
-        """Compile the next fixed shapes; gives whether any was left. An instance that does not give
-        the bits of the first one is left out."""
-        sizes = self._uncompiled[:COMPILED_TOGETHER]
-        del self._uncompiled[:COMPILED_TOGETHER]
-        with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
-            for size, compiled in zip(sizes, pool.map(self._compile, sizes), strict=True):
-                self._add_fixed(size, Instance(compiled))
-        if not self._uncompiled:
-            self._compile = None  # with it goes the graph
-        return bool(sizes)
+    def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
+        """Compile the fixed shapes, some side by side before each yield. Holds the graph."""
+        properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
+        for begin in range(0, len(sizes), COMPILED_TOGETHER):
+            some = sizes[begin : begin + COMPILED_TOGETHER]
+            with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
+                graphs = [with_fixed_shape(model, size) for size in some]
+                compiled = pool.map(lambda one: core.compile_model(one, "CPU", properties), graphs)
+                for size, one in zip(some, compiled, strict=True):
+                    self._add_fixed(size, Instance(one))
+            yield
 
     def _add_fixed(self, size: int, instance: Instance) -> None:
+        """Use an instance, unless it does not give the bits of the first one."""
         self._bind_cache(instance)
         others, rows = self._fixed, []
         with self.new_sequence() as sequence:

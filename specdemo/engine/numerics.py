@@ -66,9 +66,9 @@ def open_target(
     files: PairFiles, core: ov.Core, exact: bool = True, known: TargetProfile | None = None
 ) -> tuple[Model, Invariance]:
     """Compile a target model: for fast numerics in the plugin's own setting, for `exact` ones in
-    the first candidate in which forwards of LEAST_USEFUL tokens agree and single tokens do, or
-    differ by no more than a guard makes up for; in the last one if none is. With `known` in the
-    setting that was found before. Raises ModelError."""
+    that which is `known`, or the first candidate in which forwards of LEAST_USEFUL tokens agree,
+    and single tokens do or differ by no more than a guard makes up for, or the last. Raises
+    ModelError."""
     source = files.target
     fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
     hidden = fractions(files.head, core) if files.head else None
@@ -99,12 +99,13 @@ def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
     as there are threads, and compare the logits bitwise; then in a forward of several requests.
     Sets `model.least_tokens`. A second or so."""
-    threads, most = model.threads, max(CHECKED_SIZES)
-    sizes = sorted(CHECKED_SIZES | ({threads} & set(range(2, most))))
+    most = max(CHECKED_SIZES)
+    sizes = sorted(CHECKED_SIZES | ({model.threads} & set(range(2, most))))
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, _CONTEXT + most).tolist()
     context, rest = text[:_CONTEXT], text[_CONTEXT:]
     model.least_tokens = 1
-    with model.new_sequence() as base:
+    with ExitStack() as held:
+        base = held.enter_context(model.new_sequence())
         model.forward([Run(base, context, 1)])
 
         def in_pieces(size: int, total: int) -> np.ndarray:
@@ -116,31 +117,27 @@ def measure_invariance(model: Model) -> Invariance:
                     rows.append(model.forward([run])[0].rows.copy())
             return np.concatenate(rows)
 
-        reference = in_pieces(_REFERENCE, 16)
+        reference, reached = in_pieces(_REFERENCE, 16), 0
         one_token = float(np.abs(in_pieces(1, 8) - reference[:8]).max())
-        reached = 0
         for size in sizes:
             # Of larger forwards only the first rows are compared.
             got = in_pieces(size, max(size, 16))[:16]
             if not np.array_equal(got, reference[: len(got)]):
                 break
             reached = size
-        found = Invariance(reached, one_token, threads)
+        found = Invariance(reached, one_token, model.threads)
         model.least_tokens = found.least_tokens
         if not reached:
             return found
         # Verifications of several requests, and a prompt that begins beside them.
-        lengths, sizes = (_CONTEXT, 21, 9, 0), (2, 1, 5, max(reached - 8, 2))
-        with ExitStack() as held:
-            forks = [held.enter_context(model.fork(base, length)) for length in lengths]
-            runs = [
-                Run(fork, rest[:size], size if fork.length else 1, stepwise=bool(fork.length))
-                for fork, size in zip(forks, sizes, strict=True)
-            ]
-            together = [logits.rows.copy() for logits in model.forward(runs)]
-            for fork, length in zip(forks, lengths, strict=True):
-                fork.truncate(length)
-            alone = [model.forward([run])[0].rows.copy() for run in runs]
+        runs = []
+        for length, size in ((_CONTEXT, 2), (21, 1), (9, 5), (0, max(reached - 8, 2))):
+            fork = held.enter_context(model.fork(base, length))
+            runs.append(Run(fork, rest[:size], size if length else 1, stepwise=bool(length)))
+        together = [logits.rows.copy() for logits in model.forward(runs)]
+        for run in runs:
+            run.sequence.truncate(run.sequence.length - len(run.tokens))
+        alone = [model.forward([run])[0].rows.copy() for run in runs]
         return replace(found, merging=all(map(np.array_equal, together, alone)))
 
 

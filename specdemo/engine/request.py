@@ -51,8 +51,8 @@ class Target:
         return TargetProfile(properties, self.invariance, costs, self.measured)
 
     def pad_to(self, tokens: int) -> None:
-        """Let all forwards of decoding have `tokens` tokens, while there is only one instance, for
-        which changing their number costs time; 0: as few as are exact."""
+        """Let all forwards have `tokens` tokens, while there is one instance, for which changing
+        their number costs time; 0: as few as are exact."""
         self.guard = None if tokens else self.invariance.guard
         self.model.least_tokens = max(tokens, self.invariance.least_tokens)
         bounds = (tokens, self.invariance.tokens, MAX_DRAFT + 1)

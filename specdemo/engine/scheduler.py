@@ -44,6 +44,9 @@ class Waiting:
     seconds: float | None
 
 
+OnWait = Callable[[Waiting], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
@@ -89,12 +92,10 @@ class Handle:
         """Tokens that its waiting forward runs."""
         return len(self.pending.run.tokens)
 
-    def events(
-        self, on_wait: Callable[[Waiting], None] | None = None, every: float = 1.0
-    ) -> Iterator[Any]:
-        """What the request yields; raises what it raised. While it waits to be admitted, `on_wait`
-        is called about `every` seconds. Once `stop` is set the rest is dropped; leaving the
-        iteration sets it. The request has then given back all it held."""
+    def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Iterator[Any]:
+        """What the request yields; raises what it raised. Until it is admitted, `on_wait` is called
+        about `every` seconds. Once `stop` is set, as leaving the iteration does, the rest is
+        dropped and all that the request held is given back."""
         event = None
         try:
             while event is not END:
@@ -188,6 +189,7 @@ class Scheduler:
             self._wake.notify()
         self._thread.join()
         for request in [*self._active, *self._queue]:
+            request.stopped = True
             self._end(request)
         while self._background:
             self._background.popleft().close()
@@ -215,11 +217,11 @@ class Scheduler:
             self._background.popleft()
 
     def step(self) -> None:
-        """One turn: let requests leave and join, then run what waits for the draft, then what waits
-        for the target."""
+        """Let requests leave and join, then run what waits for the draft, then for the target."""
         with self._wake:
             stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
         for request in stopped:
+            request.stopped = True
             self._end(request)
         self._admit()
         for name in ("draft", "target"):
@@ -284,24 +286,19 @@ class Scheduler:
             request.pending = event
         except StopIteration as done:
             request.result = done.value
-            took = perf_counter() - request.admitted_at
-            known = self._request_seconds
-            self._request_seconds = took if known is None else 0.8 * known + 0.2 * took
-            self._end(request, finished=True)
+            self._request_seconds = perf_counter() - request.admitted_at
+            self._end(request)
         except Exception as error:
             self._end(request, error)
 
-    def _end(
-        self, request: Handle, error: BaseException | None = None, *, finished: bool = False
-    ) -> None:
-        """A request leaves and gives back what it holds: finished, failed or stopped."""
+    def _end(self, request: Handle, error: BaseException | None = None) -> None:
+        """A request leaves and gives back what it holds."""
         with self._wake:
             (self._active if request in self._active else self._queue).remove(request)
         request.pending = None
         with suppress(Exception):  # it may fail again
             request.work.close()
         request.error = error
-        request.stopped |= error is None and not finished
         request.queue.put(END)
 
 

@@ -69,15 +69,12 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
 
 class BufferLayer(DynamicLayer):
     """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count. The
-    next ones go to `places` (int64 [tokens]), data that one compiled graph serves. With
-    `is_compileable`, as transformers calls it, attention sees buckets of 256, 512, 1024 ... tokens,
-    the rest masked."""
+    next ones go to `places` (int64 [tokens]). So that shapes are few, attention sees buckets of
+    256, 512, 1024 ... tokens, the rest masked: `is_compileable`, as transformers calls it."""
 
-    def __init__(self, is_compileable: bool):
-        super().__init__()
-        self.length = 0
-        self.places: torch.Tensor | None = None
-        self.is_compileable = is_compileable
+    is_compileable = True
+    length = 0
+    places: torch.Tensor | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -90,14 +87,14 @@ class BufferLayer(DynamicLayer):
         self.keys[:, :, self.places] = key_states
         self.values[:, :, self.places] = value_states
         self.length = end
-        seen = self._seen(end)
+        seen = _bucket(end)
         return self.keys[..., :seen, :], self.values[..., :seen, :]
 
     def get_seq_length(self) -> int:
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._seen(self.length + query_length), 0
+        return _bucket(self.length + query_length), 0
 
     def copy_from(self, other: BufferLayer, length: int, size: int) -> None:
         """New buffers for `size` tokens with the first `length` of another layer's, then zeros."""
@@ -107,9 +104,6 @@ class BufferLayer(DynamicLayer):
             grown[..., :length, :] = buffer[..., :length, :]
             setattr(self, name, grown)
         self.is_initialized = True
-
-    def _seen(self, end: int) -> int:
-        return _bucket(end) if self.is_compileable else end
 
 
 def _bucket(tokens: int) -> int:
@@ -124,6 +118,7 @@ class TorchModel:
     BadInput for a model whose state cannot be rolled back."""
 
     block_size = BLOCK_SIZE
+    compiling = ()
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
         device = settings.device.removeprefix(TORCH)
@@ -139,7 +134,7 @@ class TorchModel:
             if threads:  # a bound that the engine set
                 torch.set_num_threads(threads)
             self.threads = torch.get_num_threads()
-        module = load_module(checkpoint, settings.device, options.get("dtype", "float32"))
+        module = load_module(checkpoint, settings.device, options["dtype"])
         config = module.config.get_text_config(decoder=True)
         self._accepted = inspect.signature(module.forward).parameters
         self._layers = config.num_hidden_layers
@@ -153,8 +148,7 @@ class TorchModel:
     def new_sequence(self) -> Sequence:
         """With its own keys and values."""
         sequence = Sequence(self.pool, BLOCK_SIZE)
-        layers = [BufferLayer(bool(self.padding)) for _ in range(self._layers)]
-        sequence.cache = Cache(layers=layers)
+        sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
         return sequence
 
     @torch.inference_mode()
@@ -178,12 +172,8 @@ class TorchModel:
         return results
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks. Only while there are no sequences."""
+        """Bound the cache, while there are no sequences."""
         self.pool = BlockPool(blocks)
-
-    def compile_next(self) -> bool:
-        """Nothing: there are no fixed-shape instances."""
-        return False
 
     @torch.inference_mode()
     def _run(self, run: Run) -> Logits:
