@@ -8,6 +8,7 @@ import mmap
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -105,25 +106,13 @@ def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core
     return PagedModel(source, settings, core)
 
 
-class Inputs:
-    """The inputs of one paged forward by their names, while its sub-sequences are added."""
+class Part(NamedTuple):
+    """A sub-sequence of a forward: `tokens` (or none) at the positions from `start`, over a block
+    table."""
 
-    def __init__(self):
-        self.input_ids: list[int] = []
-        self.position_ids: list[int] = []
-        self.past_lens: list[int] = []
-        self.subsequence_begins = [0]
-        self.block_indices: list[int] = []
-        self.block_indices_begins = [0]
-
-    def add(self, tokens: list[int], start: int, blocks: list[int]) -> None:
-        """A sub-sequence: `tokens` (or none) at the positions from `start`, over a block table."""
-        self.input_ids += tokens
-        self.position_ids += range(start, start + len(tokens))
-        self.past_lens.append(start)
-        self.subsequence_begins.append(len(self.input_ids))
-        self.block_indices += blocks
-        self.block_indices_begins.append(len(self.block_indices))
+    tokens: list[int]
+    start: int
+    blocks: list[int]
 
 
 class Instance:
@@ -139,11 +128,17 @@ class Instance:
         self._bound: dict[str, list[int]] = {}
         self.seconds = 0.0
 
-    def run(self, inputs: Inputs, longest: int, wanted: list[int]) -> Logits:
+    def run(self, parts: list[Part], wanted: list[int]) -> Logits:
         """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
-        for name, values in vars(inputs).items():
-            self._bind(name, values)
-        self._bind("max_context_len", [longest])
+        tokens, starts, blocks = zip(*parts, strict=True)
+        ends = [part.start + len(part.tokens) for part in parts]
+        self._bind("input_ids", list(chain(*tokens)))
+        self._bind("position_ids", list(chain(*map(range, starts, ends))))
+        self._bind("past_lens", list(starts))
+        self._bind("subsequence_begins", [0, *accumulate(map(len, tokens))])
+        self._bind("block_indices", list(chain(*blocks)))
+        self._bind("block_indices_begins", [0, *accumulate(map(len, blocks))])
+        self._bind("max_context_len", [max(ends)])
         self._bind(ROWS_INPUT, wanted)
         before = perf_counter()
         # Without share_outputs the results would be copied into arrays that nobody reads.
@@ -226,14 +221,13 @@ class PagedModel:
         """Run every sequence's tokens in one inference and append them to the sequences. Gives the
         logits of each run's last `rows` tokens, valid until the next forward. Nothing is appended
         when it raises CacheFull, or ModelError."""
-        inputs = Inputs()
+        parts: list[Part] = []
         wanted: list[int] = []
-        longest = 0
+        count = 0
         for run in batch:
-            self._add(inputs, run)
-            longest = max(longest, run.sequence.length + len(run.tokens))
-            wanted += range(len(inputs.input_ids) - run.rows, len(inputs.input_ids))
-        count = len(inputs.input_ids)
+            parts += self._parts(run)
+            count += len(run.tokens)
+            wanted += range(count - run.rows, count)
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
         if all(run.stepwise and run.rows for run in batch):
@@ -244,11 +238,10 @@ class PagedModel:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
-        for _ in range(size - count):
-            inputs.add([0], 0, [self.pool.limit])  # padding rows attend to a scratch block
-        inputs.add([], 0, [])
+        # Padding rows attend to a scratch block.
+        parts += [Part([0], 0, [self.pool.limit])] * (size - count) + [Part([], 0, [])]
         try:
-            logits = instance.run(inputs, longest, wanted or [0])
+            logits = instance.run(parts, wanted or [0])
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds
@@ -261,19 +254,18 @@ class PagedModel:
             begin += run.rows
         return results
 
-    def _add(self, inputs: Inputs, run: Run) -> None:
-        """Add a run's tokens, with blocks to write them to."""
-        sequence, tokens = run.sequence, run.tokens
+    def _parts(self, run: Run) -> list[Part]:
+        """A run's sub-sequences, with blocks to write them to."""
+        sequence, tokens, size = run.sequence, list(run.tokens), self.block_size
         assert 0 <= run.rows <= len(tokens) > 0, "a run has tokens, and no more rows than those"
         start = sequence.length
         end = start + len(tokens)
         self._reserve(sequence, start, end)
         if not run.stepwise:
-            inputs.add(list(tokens), start, sequence.blocks[: -(-end // self.block_size)])
-            return
+            return [Part(tokens, start, sequence.blocks[: -(-end // size)])]
         # All keys and values are written before any token attends: each sees those before it.
-        for at, token in enumerate(tokens, start):
-            inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
+        steps = enumerate(tokens, start)
+        return [Part([token], at, sequence.blocks[: at // size + 1]) for at, token in steps]
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""

@@ -87,14 +87,6 @@ def open_target(
     return model, found
 
 
-def open_draft(files: PairFiles, core: ov.Core, vocabulary: int) -> Model:
-    """Compile a draft model. Exactness does not matter for it, but IR steps faster with f32
-    activations than with bf16 as a rule. Raises ModelError."""
-    source, device = files.draft, files.draft_device
-    properties = candidates(source, device, files.kv_cache, isinstance(source, Path))[0]
-    return open_model(source, ModelSettings(device, properties, vocabulary=vocabulary), core)
-
-
 def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
     as there are threads, and compare the logits bitwise; then in a forward of several requests.
