@@ -103,7 +103,7 @@ class Engine:
                 if needed > free:  # this process would be killed
                     raise BadInput(
                         f"The target model in other numerics takes {needed / 1e9:.1f} GB more, and "
-                        f"{free / 1e9:.1f} GB are free; keep to those used first."
+                        f"{free / 1e9:.1f} GB are free; keep to the numerics used first."
                     )
                 target = self._targets[name] = self._compile(name)
                 self.scheduler.run_in_background(self._preparation(target))

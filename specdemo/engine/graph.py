@@ -36,16 +36,15 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `join_products`. Raises ModelError when the graph is not a decoder with scaled dot-product
-    attention and a language-model head."""
+    `join_products`. Raises ModelError for another graph."""
     try:
         paged_attention_transformation(model, False, False)
+        shape_head(model, vocabulary, 0)
     except RuntimeError as error:
         raise ModelError(
-            "The IR has no attention that runs over a paged KV cache; export the model again: "
-            f"{last_line(error)}"
+            "The IR is no decoder with attention over a KV cache and a language-model head; export "
+            f"the model again: {last_line(error)}"
         ) from error
-    shape_head(model, vocabulary, 0)
     if hidden is not None:
         add_hidden(model, hidden)
     join_products(model)
@@ -137,10 +136,6 @@ def _head(model: ov.Model) -> ov.Node:
     """The last MatMul before the logits."""
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() != "MatMul":
-        if not node.get_input_size():
-            raise ModelError(
-                "The IR has no language-model head: no matrix product leads to its logits."
-            )
         node = node.input_value(0).get_node()
     return node
 

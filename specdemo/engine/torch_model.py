@@ -53,8 +53,6 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
     logging.disable_progress_bar()
     where, gguf = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
     try:
-        if kind.startswith("hpu"):  # registers the device with torch
-            import habana_frameworks.torch.core  # noqa: F401
         module = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
