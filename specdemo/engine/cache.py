@@ -1,5 +1,5 @@
 """Which blocks of the KV cache are free, the sequences that hold the others, and the texts that are
-kept so that reading them again costs nothing. No tensors."""
+kept, to be read again at no cost. No tensors."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def weights_size(source: Path | Checkpoint) -> int:
 
 
 def release_file(path: Path) -> None:
-    """Drop the pages of a file that this process has mapped for reading; one that is touched again
-    is mapped again. Compiled instances hold their own copy of most weights. Linux only."""
+    """Drop the pages of a file that this process has mapped; one that is touched again is read
+    again. Compiled instances hold their own copy of most weights. Linux only."""
     with suppress(OSError):
         libc, name = ctypes.CDLL(None), str(path.resolve())
         for line in Path("/proc/self/maps").read_text().splitlines():

@@ -142,8 +142,8 @@ def _head(model: ov.Model) -> ov.Node:
 
 def join_products(model: ov.Model) -> int:
     """Make matrix products of the same input (queries, keys and values; the two halves of a gate)
-    one product each, in place; gives how many. The same sums in the same order, so the same bits.
-    For a small model starting a product on all threads takes as long as the product."""
+    one product each, in place; gives how many. The same sums in the same order, so the same bits,
+    and fewer products to start, which takes a small model as long as the products."""
     sharing = defaultdict(list)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul":

@@ -1,6 +1,5 @@
-"""Which plugin settings make a model's logits independent of how many tokens run together, found by
-measuring: speculative decoding is lossless in practice only where verifying n tokens gives the
-logits of n single steps (docs/reference/numerics.md)."""
+"""Measures which plugin settings make a model's logits independent of how many tokens run together:
+only there speculative decoding is lossless in practice (docs/reference/numerics.md)."""
 
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 
 LARGE_WEIGHTS = 1_000_000_000
-"""Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
-weights' anyway."""
+"""Bytes of weights from which the KV cache is kept in f16: half the memory, for little time."""
 
 FIXED_SHAPES = (6, 1, 3, 12)
 """Those that pay most first (docs/results/draft-policy.md)."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a target model is compiled once for each fixed shape: a larger one's
-forwards take so long that a change of their size does not matter; a smaller one's matter little."""
+"""Bytes of weights for which a target model is compiled for fixed shapes: for larger ones a change
+of size costs little beside a forward, and smaller ones' forwards matter little."""
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
@@ -89,7 +87,7 @@ def open_target(
 
 def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
-    as there are threads, and compare the logits bitwise; then in a forward of several requests.
+    as there are threads, then in a forward of several requests, and compare the logits bitwise.
     Sets `model.least_tokens`. A second or so."""
     most = max(CHECKED_SIZES)
     sizes = sorted(CHECKED_SIZES | ({model.threads} & set(range(2, most))))
@@ -148,8 +146,7 @@ def step_seconds(model: Model, target: Model) -> float:
 
 def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
     """Measure a cost table: forwards of WARM_UP_SIZES tokens at a short context, interleaved
-    against drift. Other work may be done wherever it yields. With `unpadded` a single token is run
-    as the guard runs it."""
+    against drift. With `unpadded` a single token is run as the guard runs it."""
     seconds = dict.fromkeys(WARM_UP_SIZES, math.inf)
     with model.new_sequence() as sequence:
         for _ in range(3):  # the first ones compile

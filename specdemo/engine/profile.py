@@ -27,7 +27,7 @@ class Invariance:
     @property
     def guard(self) -> float | None:
         """The margin, in logits, above which the choice of a one-token forward is safe; None where
-        no guard is needed, or where it would repeat forwards all the time."""
+        none is needed, or where forwards would be repeated all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
         return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
 

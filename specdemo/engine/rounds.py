@@ -1,5 +1,4 @@
-"""What decoding yields: rounds of draft tokens and the token that the target added. Token ids only;
-texts are filled in where the tokenizer is."""
+"""What decoding yields: rounds. Texts are filled in where the tokenizer is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Continuous batching: requests join and leave between the forwards that they share. One thread
-owns the models and resumes every request's generator; each step runs the draft forwards that are
-waiting as one, then the target forwards as one."""
+"""Continuous batching: one thread owns the models, resumes every request's generator, and runs the
+forwards that they ask for as one, of the draft model and then of the target model."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ END = object()
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A place in the queue (1 is next, 0 that the models are being prepared), and the seconds that
-    may take, if known."""
+    """A place in the queue (1 is next, 0: the models are being prepared), and the seconds left."""
 
     place: int
     seconds: float | None
@@ -63,11 +61,9 @@ class Handle:
     """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`;
     `most_others` were active at once beside it.
 
-    `work`, which the engine's thread runs, yields Forwards (naming one of `models`; answered with a
-    Reply; `pending` until then) and, as anything else, events. `blocks` are the most it can come to
-    hold in the cache of each model. Its forwards are merged with those of others up to
-    `merged_tokens` in all; larger ones are run alone.
-    """
+    `work` yields Forwards (of one of `models`; `pending` until they are answered with a Reply) and
+    else events. `blocks` are the most it can come to hold in the cache of each model. Its forwards
+    are merged with those of others up to `merged_tokens`; larger ones are run alone."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Model]

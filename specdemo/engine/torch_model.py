@@ -1,6 +1,5 @@
-"""A causal language model of transformers on a torch device, with the face of `PagedModel`;
-imported only where one is asked for. Each sequence has keys and values of its own, in buffers
-written in place: forgetting tokens lowers a length. Blocks only count tokens."""
+"""A causal language model of transformers on a torch device, with the face of `PagedModel`. Each
+sequence has keys and values of its own, in buffers written in place; blocks only count tokens."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def properties(device: str, *, exact: bool) -> tuple[tuple[str, str], ...]:
 
 
 def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedModel:
-    """The weights of a checkpoint (a GGUF file's are unpacked) on a torch device, ready to run.
-    Raises ModelError."""
+    """The weights of a checkpoint on a torch device, ready to run. Raises ModelError."""
     path, kind = checkpoint.path, device.removeprefix(TORCH)
     logging.disable_progress_bar()
     where, gguf = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
