@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specdemo.answering import Answering, OnWait, Question
-from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
-from specdemo.engine.engine import CacheUse, Engine
+from specdemo.engine.engine import CacheUse, Engine, PairFiles
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling

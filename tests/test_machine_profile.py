@@ -11,7 +11,7 @@ import pytest
 
 from specdemo import cli
 from specdemo.engine import numerics
-from specdemo.engine.checkpoint import PairFiles
+from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.models import profiles
 from specdemo.session import Session

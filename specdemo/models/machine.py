@@ -99,7 +99,7 @@ def require_device(name: str, option: str) -> None:
     if checkpoints.on_torch(name):
         return checkpoints.require_device(name, option)
     there = devices()
-    if name not in there:
+    if name not in there and name.partition(":")[0] not in ("AUTO", "HETERO", "MULTI"):
         known = ", ".join(there)
         raise BadInput(
             f"{option} {name!r} is not a device OpenVINO finds here; choose one of {known}."

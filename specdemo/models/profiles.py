@@ -15,7 +15,8 @@ from pathlib import Path
 import openvino as ov
 from pydantic import TypeAdapter
 
-from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
+from specdemo.engine.checkpoint import Checkpoint, weights_size
+from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Profile
 from specdemo.models import ir, machine
 from specdemo.settings import ModelChoice
