@@ -27,8 +27,8 @@ QUEUED = 256
 QUIET = 1.0
 """Seconds without requests before each step of background work, which holds up who asks then."""
 
-COLLECT_EVERY, MOST_BETWEEN = 0.02, 0.16
-"""Seconds between two looks of a consumer that has caught up, for each active request, and at most:
+COLLECT_EVERY = 0.02
+"""Seconds between two looks of a consumer that has caught up, for each of up to 8 active requests:
 woken for each round, it would contend for the GIL with the engine's thread."""
 
 END = object()
@@ -106,7 +106,7 @@ class Handle:
                 elif event is not END:
                     yield event
                     if self.queue.empty():
-                        sleep(min(COLLECT_EVERY * (1 + self.most_others), MOST_BETWEEN))
+                        sleep(COLLECT_EVERY * min(1 + self.most_others, 8))
         finally:
             if event is not END:
                 self.stop.set()

@@ -20,11 +20,8 @@ from .errors import BadInput, ModelError
 from .graph import last_line
 from .model import CACHE_TOKENS, Logits, ModelSettings, Run
 
-BLOCK_SIZE = 32
-"""Tokens that a block of the pool stands for."""
-
-GROWTH = 256
-"""Tokens of the smallest buffer of keys and values; larger ones double."""
+BLOCK_SIZE, BUFFER_SIZE = 32, 256
+"""Tokens that a block of the pool stands for, and of the smallest buffer of keys and values."""
 
 _TOLERANCE = 0.05
 """Of the range of the logits: rounding may differ by less after a rollback, a lost state more."""
@@ -103,7 +100,7 @@ class BufferLayer(DynamicLayer):
 
 
 def _bucket(tokens: int) -> int:
-    return max(GROWTH, 1 << (tokens - 1).bit_length())
+    return max(BUFFER_SIZE, 1 << (tokens - 1).bit_length())
 
 
 class TorchModel:
