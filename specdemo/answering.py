@@ -22,12 +22,11 @@ OnWait = Callable[["Waiting"], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to answer. `prompt` are token ids to answer in place of the instruction in its template:
-    a conversation, say; the trace then has the instruction as its title only. With `certify` a
-    greedy answer is checked by one parallel pass over it (`engine.decode.certify`), which takes
-    about as long as prefilling it. With `baseline` the prompt is then decoded autoregressively too.
-    Setting `stop` ends it within one round. While it waits for its turn, `on_wait` is told its
-    place about once a second."""
+    """What to answer. `prompt` are token ids to answer in place of the instruction in its template;
+    the trace then has the instruction as its title only. With `certify` a greedy answer is checked
+    by one parallel pass over it (`engine.decode.certify`). With `baseline` the prompt is then
+    decoded autoregressively too. Setting `stop` ends it within one round. While it waits for its
+    turn, `on_wait` is told its place about once a second."""
 
     instruction: str
     settings: Settings
@@ -46,16 +45,14 @@ class Answering(AbstractContextManager):
         """Answer; yields each Round as it is made, and last the finished Trace.
 
         With `baseline` the baseline's tokens come between: both are timed on a quiet machine, so
-        this waits until everything is compiled. The trace has `baseline` and `identical` set;
-        stopped during the answer it has no baseline, stopped after it `identical` is None.
-
-        Raises BadInput, before anything runs, for what cannot be used, and Busy when too many are
-        waiting. Closing the iterator ends it and sets `stop`.
+        this waits until everything is compiled. Stopped during the answer the trace has no
+        baseline, stopped after it `identical` is None. Raises BadInput, before anything runs, for
+        what cannot be used, and Busy when too many are waiting. Closing the iterator ends it.
         """
 
     def answer(
         self, instruction: str, settings: Settings, **options: Any
-    ) -> Iterator[Round | Trace]:
+    ) -> Iterator[Round | BaselineToken | Trace]:
         """`ask`, with the fields of Question as `options`."""
         return self.ask(Question(instruction, settings, **options))
 
@@ -63,7 +60,7 @@ class Answering(AbstractContextManager):
         self, instruction: str, settings: Settings, **options: Any
     ) -> Iterator[Round | BaselineToken | Trace]:
         """`answer`, and then the baseline."""
-        return self.ask(Question(instruction, settings, baseline=True, **options))
+        return self.answer(instruction, settings, baseline=True, **options)
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,8 +1,5 @@
-"""The command line: the commands, the options they share, and one sentence for every failure.
-
-A command's module is imported only when the command is called or asked for its help: `--help` is
-quick.
-"""
+"""The command line: the commands, imported only when they are called or asked for their help, the
+options they share, and one sentence for every failure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -47,11 +43,7 @@ COMMANDS = {
 }
 """Name: the module with the click command of that name (`-` as `_`), and its help."""
 
-CONTEXT = {
-    "max_content_width": 100,
-    "help_option_names": ["-h", "--help"],
-    "show_default": True,
-}
+CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
 
 class _LazyGroup(click.Group):
@@ -111,9 +103,6 @@ def main(
     return code
 
 
-# Options that several commands share.
-
-
 def json_option(command: Callable) -> Callable:
     """Adds --json; passes `json_file`, None without it. Refuses a file that cannot be written."""
     return click.option(
@@ -152,16 +141,16 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
 
         for field in reversed(shown):
             about, hint, default = field.metadata, hints[field.name], field.default
-            off = f"/--{about['off']}" if "off" in about else ""
-            flag = bool(off) or hint is bool
             several = get_origin(hint) is tuple
+            flag = hint is bool or "off" in about
             required = default is dataclasses.MISSING
             if required or several or default == "":
                 default = None
+            name = option_name(kind, field.name)
             checked = click.option(
-                option_name(kind, field.name) + off,
+                f"{name}/--{about['off']}" if "off" in about else name,
                 field.name,
-                envvar=_variable(kind, field.name) if variables else None,
+                envvar=_variable(name) if variables else None,
                 show_envvar=True,
                 show_default=about.get("unset", True),
                 required=required,
@@ -189,8 +178,8 @@ def option_name(kind: type, field: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _variable(kind: type, field: str) -> str:
-    return option_name(kind, field).replace("--", "SPECDEMO_").replace("-", "_").upper()
+def _variable(option: str) -> str:
+    return option.replace("--", "SPECDEMO_").replace("-", "_").upper()
 
 
 def _parse(kind: type, given: dict[str, Any]) -> Any:
@@ -204,9 +193,8 @@ def _parse(kind: type, given: dict[str, Any]) -> Any:
     try:
         return parse(kind, {name: value for name, value in given.items() if value is not None})
     except BadInput as error:
-        if error.param not in given:
-            raise
-        name = (_variable if error.param in variables else option_name)(kind, error.param)
+        name = option_name(kind, error.param)
+        name = _variable(name) if error.param in variables else name
         raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
 
 
@@ -237,43 +225,33 @@ def progress_bar() -> Iterator[Report]:
     """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
     from tqdm import tqdm
 
-    bar, step = tqdm(disable=True), ""
+    form, step = "{percentage:3.0f}% |{bar:24}| {desc}", ""
+    with tqdm(leave=False, disable=None, bar_format=form) as bar:
 
-    def show(progress: Progress) -> None:
-        nonlocal bar, step
-        if progress.text != step:
+        def show(progress: Progress) -> None:
+            nonlocal step
+            bar.total, bar.n = progress.total, progress.done
+            bar.set_description_str(progress.line)
+            if bar.disable and progress.text != step:
+                click.echo(progress.text, err=True)
             step = progress.text
-            bar.close()
-            form = None if progress.total else "{desc}"
-            size = {"total": progress.total, "initial": progress.done, "unit": "B"}
-            bar = tqdm(desc=step, **size, unit_scale=True, bar_format=form, disable=None)
-            if bar.disable:
-                click.echo(step, err=True)
-        bar.update(progress.done - bar.n)
 
-    try:
         yield show
-    finally:
-        bar.close()
 
 
 def check_output(destination: str | None, option: str) -> str | None:
     """`destination`: None, '-', or a file that can be written. Raises BadInput naming `option`, so
     that minutes of measuring are not lost afterwards."""
     if destination not in (None, "-"):
-        path = Path(destination)
-        new = not path.exists()
         try:
-            open(path, "a").close()  # permissions do not tell: the disk may be read only
+            open(destination, "a").close()  # permissions do not tell: the disk may be read only
         except OSError as error:
             message = f"{option} {destination} cannot be written: {error.strerror}."
             raise BadInput(message) from None
-        if new:
-            path.unlink()
     return destination
 
 
-def write_json(text: str, destination: str) -> None:
-    """Write UTF-8 to the file `destination`, '-' for standard output."""
+def write_json(text: str, destination: str | None) -> None:
+    """Write UTF-8 to the file `destination`, '-' for standard output, None for nowhere."""
     with click.open_file(destination, "wb") as file:
         file.write(text.encode("utf-8", "replace") + b"\n")

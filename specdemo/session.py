@@ -1,9 +1,5 @@
 """A loaded pair, ready to answer: turns texts into requests to the engine, and their rounds into
-traces.
-
-Page, command line, servers and benchmark all answer through it. Does not fetch models and draws
-nothing.
-"""
+traces. Page, command line, servers and benchmark all answer through it."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
+from specdemo.trace import Baseline, BaselineToken, Certificate, Trace
 
 ACTIVE_REQUESTS = 16
 """Requests that run at once, unless told otherwise."""
@@ -41,11 +37,10 @@ class Session(Answering):
     their turn, as do those whose worst case does not fit into the KV cache: at most `cache_mb`
     megabytes for the target model, but one full context at least, and as many tokens for the draft
     model and for the target in other numerics; with None what all requests can come to need, or
-    half of the free memory. `exclusive` runs one request at a time. What the first token does not
-    need is compiled and measured later, in the `background` while nobody asks, or else before the
-    first race. With `learn` an n-gram table grows from finished answers and is kept in the cache
-    folder; a race does not use it, or asking again would look like speed. Raises ModelError when a
-    model cannot be used.
+    half of the free memory. What the first token does not need is compiled and measured later, in
+    the `background` while nobody asks, or else before the first race. With `learn` an n-gram table
+    grows from finished answers and is kept in the cache folder; a race does not use it, or asking
+    again would look like speed. Raises ModelError when a model cannot be used.
     """
 
     def __init__(
@@ -56,7 +51,6 @@ class Session(Answering):
         active: int = ACTIVE_REQUESTS,
         waiting: int = QUEUED,
         cache_mb: int | None = None,
-        exclusive: bool = False,
         background: bool = True,
         learn: bool = False,
     ):
@@ -79,7 +73,7 @@ class Session(Answering):
                 files,
                 context_limit=loaded.context_limit,
                 threads=threads,
-                active=1 if exclusive else active,
+                active=active,
                 waiting=waiting,
                 cache_mb=cache_mb,
                 available_bytes=machine.available_bytes,
@@ -88,24 +82,18 @@ class Session(Answering):
                 background=background,
             )
         except ModelError:
-            self.require_intact()  # the reason may be damage, which this mends
+            loaded.check.require()  # the reason may be damage, which this mends
             raise
-        found = self._engine.target("exact").found
-        self.info: PairInfo = replace(loaded.info, numerics_found=found)
+        target = self._engine.target("exact")
+        self.info = replace(loaded.info, numerics_found=target.found)
         self._learning: LearningTable | None = None
         if learn:
-            size = self._engine.target("exact").model.vocabulary_size
             path = learnt_path(loaded.info.target, loaded.info.target_revision)
-            self._learning = LearningTable(path, size, loaded.ngrams)
+            self._learning = LearningTable(path, target.model.vocabulary_size, loaded.ngrams)
 
     def target_properties(self, numerics: str) -> dict[str, str]:
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
         return dict(self._engine.target(numerics).model.settings.properties)
-
-    def require_intact(self, seconds: float | None = None) -> None:
-        """Raises DamagedModel if the models' files are not what was made or fetched. Waits for the
-        check, begun when they were opened, at most `seconds`."""
-        self._loaded.check.require(seconds)
 
     @property
     def load(self) -> Load:
@@ -130,7 +118,7 @@ class Session(Answering):
         """Release the models; what is being answered is cancelled."""
         self._engine.close()
         if self._learning:
-            self._learning.save()
+            self._learning.keep()
 
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
@@ -195,16 +183,12 @@ class Session(Answering):
             shared_with=handle.most_others,
         )
         if question.baseline and not handle.stopped:
-            yield from self.baseline(trace, stop=stop, on_wait=on_wait)
+            yield from self.baseline(trace, stop, on_wait)
         else:
             yield trace
 
     def baseline(
-        self,
-        trace: Trace,
-        *,
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
+        self, trace: Trace, stop: threading.Event | None = None, on_wait: OnWait | None = None
     ) -> Iterator[BaselineToken | Trace]:
         """Decode a trace's instruction again with the target model alone, one token a forward, each
         its own choice; yields each token, and last the Trace with `baseline` and `identical` set.
@@ -212,8 +196,7 @@ class Session(Answering):
         Times count as if the prompt had been prefilled anew: the measured seconds of the prefill
         are added. It goes before the answers that wait for their turn.
         """
-        settings = replace(trace.settings, drafter="none")
-        prefill = trace.prefill_seconds
+        settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
         request = self._request(trace.instruction, settings, prefill_seconds=prefill)
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop, first=True)
@@ -239,16 +222,14 @@ class Session(Answering):
     ) -> Request:
         """Raises BadInput for what this pair cannot answer, DamagedModel once its files are known
         to be damaged."""
-        self.require_intact(0)
         loaded = self._loaded
+        loaded.check.require(0)
         if not prompt and (prompt == () or not instruction.strip()):
             raise BadInput("The prompt is empty; write a question or a task.")
         if settings.drafter == "model" and not self._engine.drafts:
-            missing = "a draft head, which needs a target model with a paged KV cache"
-            if loaded.head_xml is None:
-                missing = "no draft model"
             raise BadInput(
-                f"The pair {self.info.name} has {missing}; choose the drafter lookup or auto."
+                f"The pair {self.info.name} has no draft model (or a draft head, which needs a "
+                "target with a paged KV cache); choose the drafter lookup or auto."
             )
         tokens = prompt or tuple(loaded.template.render(instruction, self._tokenizer))
         if len(tokens) >= self.context_limit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,29 +19,17 @@ MAX_NEW_TOKENS = 4096
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
-def number(value: Any) -> Any:
-    """Refuses true and false; 5.0 is 5, as JSON Schema has it."""
-    if isinstance(value, bool):
-        raise ValueError("it must be a number")
+def whole(least: int, most: int | None = None) -> Any:
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is 5, as JSON Schema has it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _draft_tokens(value: Any) -> Any:
-    return None if isinstance(value, str) and value.strip().lower() == "auto" else number(value)
-
-
-def _line(value: Any) -> str:
-    if value is not None and not (isinstance(value, str) and value.strip().isprintable()):
-        raise ValueError("it must be one line of printable text")
-    return (value or "").strip()
-
-
-def whole(least: int, most: int | None = None) -> Any:
-    return Annotated[int, Field(ge=least, le=most), BeforeValidator(number)]
-
-
 def real(least: float, most: float) -> Any:
-    return Annotated[float, Field(ge=least, le=most), BeforeValidator(number)]
+    return Annotated[float, Field(ge=least, le=most)]
 
 
 def listed(*names: str) -> Any:
@@ -51,15 +38,19 @@ def listed(*names: str) -> Any:
     return Annotated[tuple[Literal[names], ...], split]
 
 
+def _line(value: Any) -> str:
+    if value is not None and not (isinstance(value, str) and value.strip().isprintable()):
+        raise ValueError("it must be one line of printable text")
+    return (value or "").strip()
+
+
 Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
 def option(default: Any, help: str, **shown: str) -> Any:
-    """A field with its default and the help that the command line and the page show.
-
-    `shown` changes how the command line shows it: the option's `name`, its `metavar`, what it means
-    where it is `unset`, the option that switches a flag `off`.
-    """
+    """A field with its default and the help that command line and page show. `shown` changes the
+    command line's: the option's `name`, its `metavar`, what it means where it is `unset`, the
+    option that switches a flag `off`."""
     return field(default=default, metadata={"help": help, **shown})
 
 
@@ -70,7 +61,8 @@ class Settings:
 
     max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
-        int | None, Field(ge=1, le=MAX_DRAFT), BeforeValidator(_draft_tokens)
+        whole(1, MAX_DRAFT) | None,
+        BeforeValidator(lambda value: None if value == "auto" else value),
     ] = option(
         None,
         "draft length, tokens a round: a number, or auto, which adapts to what it measures",
@@ -80,15 +72,11 @@ class Settings:
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: real(0, 5) = option(
-        0.0, "0 takes the likeliest token; above it, tokens are sampled"
-    )
-    top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(number)] = option(
+    temperature: real(0, 5) = option(0.0, "0 takes the likeliest token; above, tokens are sampled")
+    top_p: Annotated[float, Field(gt=0, le=1)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
-    top_k: whole(0, 1_000_000) = option(
-        0, "sample among this many of the likeliest tokens; 0 for all"
-    )
+    top_k: whole(0, 1_000_000) = option(0, "sample among so many likeliest tokens; 0 for all")
     seed: whole(0, 2**63 - 1) = option(0, "seed of the sampling")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
@@ -116,7 +104,7 @@ class ModelChoice:
     )
     draft: Line = option(
         "",
-        "the draft model that goes with your own target model",
+        "the draft model that goes with it, or one of a pair's",
         name="assistant_model",
         metavar="DIR_OR_REPO",
     )
@@ -136,19 +124,14 @@ class ModelChoice:
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their
-    defaults.
-
-    Raises BadInput naming the first setting that cannot be used, its value and what would be
-    accepted.
-    """
+    defaults. Raises BadInput naming the first setting that cannot be used, its value and what would
+    be accepted."""
     try:
-        return _adapter(kind).validate_python(dict(values))
+        return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
-        if isinstance(cause := first.get("ctx", {}).get("error"), BadInput):
-            raise cause from None
-        name, at = str(first["loc"][0]) if first["loc"] else _place(first), _place(first)
-        raise BadInput(sentence(error).replace(at, name, 1), param=name) from None
+        place = error.errors()[0]["loc"]
+        name = str(place[0]) if place else None
+        raise BadInput(sentence(error, name), param=name) from None
 
 
 def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
@@ -159,37 +142,13 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
         raise BadInput(f"{message} which offers {offered}.", param)
 
 
-def sentence(error: ValidationError) -> str:
-    """The first finding of a pydantic error as one sentence."""
+def sentence(error: ValidationError, place: str | None = None) -> str:
+    """The first finding of a pydantic error as one sentence, about what it names or `place`."""
     first = error.errors()[0]
-    place = _place(first)
+    place = place or ".".join(map(str, first["loc"])) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
-    if first["type"] == "unexpected_keyword_argument":
-        return f"There is no setting {place!r:.60}."
-    reason = first["msg"].removeprefix("Value error, ")
-    for pydantic_words, words in _WORDS.items():
-        reason = reason.replace(pydantic_words, words)
-    if first["type"].startswith("int_"):
-        reason = "it must be a whole number"
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     if place == "draft_tokens":
-        reason += " or auto"
+        reason += ", or auto"
     return f"{place} is {first['input']!r:.60}; {reason}."
-
-
-_WORDS = {
-    "Input should be": "it must be",
-    "Path does not point to": "it is not",
-    "less than or equal to": "at most",
-    "greater than or equal to": "at least",
-    "greater than": "above",
-}
-
-
-def _place(finding: Any) -> str:
-    return ".".join(str(part) for part in finding["loc"]) or "the request"
-
-
-@cache
-def _adapter(kind: type) -> TypeAdapter:
-    return TypeAdapter(kind)

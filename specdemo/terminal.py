@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Table = Sequence[Mapping[str, Any]]
 
 
-def printable(text: str, keep: str = "\n\t\u200d") -> str:
+def printable(text: str, keep: str = "") -> str:
     """`text` with every control character but those to `keep` written as an escape."""
     return "".join(
         char.encode("unicode_escape").decode()
@@ -27,13 +27,11 @@ def printable(text: str, keep: str = "\n\t\u200d") -> str:
 
 def text(value: Any) -> str:
     """A value as a table shows it: figures with three significant digits."""
-    if value is None:
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+    return "-" if value is None else str(value)
 
 
 def where(difference: Difference | None) -> str:
@@ -51,13 +49,12 @@ def say(line: str, out: TextIO) -> None:
     """Print a line above a progress bar."""
     from tqdm import tqdm
 
-    tqdm.write(printable(line, keep=""), file=out)
+    tqdm.write(printable(line), file=out)
 
 
 def show(title: str | None, table: Table, out: TextIO) -> None:
     """Print a table; nothing where it has no rows."""
-    from rich import box
-    from rich.console import Console
+    from rich import box, console
     from rich.table import Table as Drawing
 
     if not table:
@@ -67,6 +64,6 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
         justify = "left" if isinstance(value, str) else "right"
         drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
     for row in table:
-        drawn.add_row(*(printable(text(value), keep="") for value in row.values()))
+        drawn.add_row(*(printable(text(value)) for value in row.values()))
     width = None if out.isatty() else 200
-    Console(file=out, width=width, markup=False, highlight=False).print(drawn)
+    console.Console(file=out, width=width, markup=False, highlight=False).print(drawn)

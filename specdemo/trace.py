@@ -1,31 +1,21 @@
-"""What happened in one run: dataclasses, the figures they sum up to, and JSON both ways.
-
-The engine yields rounds; the session adds texts, settings and the baseline. Nothing here measures
-or decides anything.
-"""
+"""What happened in one run: dataclasses, the figures they sum up to, and JSON both ways. Nothing
+here measures or decides anything."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.settings import Settings, sentence
 
-SCHEMA = 1
-"""Version of the JSON written by `to_json`."""
-
 MAX_JSON_BYTES = 20_000_000
-
-FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +80,8 @@ class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` what running it took. `cpu_seconds` (of all threads) and `outside_seconds`
     (wall time that was not inference) are those of decoding, prefill and certificate left out;
-    where `shared_with` others' requests at most were at work meanwhile, seconds are those of the
-    machine for all of them.
-
-    `identical` compares two runs that were decoded independently: the answer, and the baseline."""
+    where `shared_with` others' requests at most were at work meanwhile, seconds are those of all of
+    them. `identical` compares answer and baseline, which were decoded independently."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -104,7 +92,7 @@ class Trace:
     settings: Settings
     prefill_seconds: float
     rounds: tuple[Round, ...]
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length", "context", "cancelled"]
     cpu_seconds: float
     outside_seconds: float
     certificate: Certificate | None = None
@@ -113,11 +101,20 @@ class Trace:
     created: str = ""
     machine: str = ""
     shared_with: int = 0
-    schema: Literal[1] = SCHEMA
+    schema: Literal[1] = 1
+
+    @property
+    def tokens(self) -> list[DraftToken | EmittedToken]:
+        """The answer's tokens, in order."""
+        return [token for round_ in self.rounds for token in round_.tokens]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for round_ in self.rounds for token in round_.tokens)
+        return tuple(token.id for token in self.tokens)
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
 
     @property
     def decoding_rounds(self) -> list[Round]:
@@ -125,16 +122,10 @@ class Trace:
         return [r for r in self.rounds if not (r.emitted and r.emitted.kind == "first")]
 
     @property
-    def text(self) -> str:
-        return "".join(token.text for round_ in self.rounds for token in round_.tokens)
-
-    @property
     def difference(self) -> Difference | None:
         """Where answer and baseline part first; None where they agree or there is no baseline."""
-        if self.baseline is None:
-            return None
-        answer = [token for round_ in self.rounds for token in round_.tokens]
-        for position, (ours, theirs) in enumerate(zip(answer, self.baseline.tokens, strict=False)):
+        baseline = self.baseline.tokens if self.baseline else ()
+        for position, (ours, theirs) in enumerate(zip(self.tokens, baseline, strict=False)):
             if ours.id != theirs.id:
                 return Difference(position, ours.text, theirs.text, theirs.margin)
         return None
@@ -143,10 +134,9 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What one run comes to, or several added up (`combined`). `decoded` counts the tokens after
-    the first round, which comes from the prefill, in `decode_rounds`; seconds and joules (None
-    where they are not known) are those of decoding. `examined` draft tokens were judged by the
-    target: those after a rejection were not, and count neither way (the alpha of Leviathan et al.
-    section 3.1)."""
+    the first round, which comes from the prefill, in `decode_rounds`; seconds are those of
+    decoding. `examined` draft tokens were judged by the target: those after a rejection were not,
+    and count neither way (the alpha of Leviathan et al. section 3.1)."""
 
     tokens: int = 0
     rounds: int = 0
@@ -156,7 +146,6 @@ class Summary:
     accepted: int = 0
     examined: int = 0
     time_to_first_token: float = 0.0
-    prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -165,8 +154,6 @@ class Summary:
     baseline_decoded: int | None = 0
     baseline_decode_seconds: float | None = 0.0
     baseline_cpu_seconds: float | None = 0.0
-    joules: float | None = None
-    baseline_joules: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -190,39 +177,23 @@ class Summary:
     def tokens_per_round(self) -> float:
         return over(self.decoded, self.decode_rounds) or 0.0
 
-    @property
-    def cpu_seconds_per_token(self) -> float:
-        return over(self.cpu_seconds, self.decoded) or 0.0
-
-    @property
-    def baseline_cpu_seconds_per_token(self) -> float | None:
-        return over(self.baseline_cpu_seconds, self.baseline_decoded)
-
-    def as_dict(self) -> dict[str, float | None]:
-        """All of it, for JSON."""
-        derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
-
 
 def summarize(trace: Trace) -> Summary:
     """Sum a trace up."""
-    rounds, baseline = trace.rounds, trace.baseline
-    decoding = trace.decoding_rounds
-    tokens = sum(len(r.tokens) for r in rounds)
-    accepted = sum(r.accepted for r in rounds)
-    first_at = rounds[0].shown_at if rounds else 0.0
+    rounds, baseline, decoding = trace.rounds, trace.baseline, trace.decoding_rounds
+    first, tokens = (rounds[0], len(trace.tokens)) if rounds else (None, 0)
     shown = baseline.tokens if baseline else ()
+    accepted = sum(r.accepted for r in rounds)
     return Summary(
         tokens=tokens,
         rounds=len(rounds),
-        decoded=tokens - (len(rounds[0].tokens) if rounds else 0),
+        decoded=tokens - len(first.tokens) if first else 0,
         decode_rounds=len(decoding),
         drafted=sum(len(r.drafted) for r in rounds),
         accepted=accepted,
         examined=accepted + sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction"),
-        time_to_first_token=first_at,
-        prefill_seconds=trace.prefill_seconds,
-        decode_seconds=rounds[-1].shown_at - first_at if rounds else 0.0,
+        time_to_first_token=first.shown_at if first else 0.0,
+        decode_seconds=rounds[-1].shown_at - first.shown_at if first else 0.0,
         draft_seconds=sum(r.draft_seconds for r in rounds),
         verify_seconds=sum(r.verify_seconds for r in decoding),
         outside_seconds=trace.outside_seconds,
@@ -244,22 +215,12 @@ def over(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
-def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
-    """(accepted, examined) for the first, second, ... draft token of a round, over all the
-    traces."""
-    accepted: Counter[int] = Counter()
-    examined: Counter[int] = Counter()
-    for round_ in (round_ for trace in traces for round_ in trace.rounds):
-        for position, token in enumerate(round_.drafted[: round_.accepted + 1]):
-            accepted[position] += token.accepted
-            examined[position] += token.accepted or token.target_probability is not None
-    return [(accepted[at], count) for at, count in sorted(examined.items()) if count]
-
-
 def to_json(trace: Trace) -> str:
-    """A trace as JSON (schema 1); `from_json` gives back an equal trace."""
-    more = {"seed": trace.settings.seed, "summary": summarize(trace).as_dict()}
-    return as_json(_plain(trace) | more)
+    """A trace as JSON (schema 1), with its summary; `from_json` gives back an equal trace."""
+    summary = summarize(trace)
+    derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
+    figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
+    return as_json(_plain(trace) | {"seed": trace.settings.seed, "summary": figures})
 
 
 def as_json(value: Any) -> str:
@@ -274,26 +235,21 @@ def _plain(value: Any) -> dict[str, Any]:
     return data
 
 
-def from_json(text: str | bytes) -> Trace:
-    """Read a trace written by `to_json`, of this version or an earlier one.
+_READER = TypeAdapter(Trace)
 
-    Raises BadInput, naming the field, for a wrong type, a missing or non-finite value, or a text
-    over 20 MB. Unknown and derived fields are ignored.
-    """
+
+def from_json(text: str | bytes) -> Trace:
+    """Read a trace written by `to_json`, of this version or an earlier one; unknown fields are
+    ignored. Raises BadInput, naming the field, for anything else and for texts over 20 MB."""
     if len(text) > MAX_JSON_BYTES:
         raise BadInput("The trace is larger than 20 MB; a run never writes that much.")
     try:
-        trace = _adapter().validate_json(text, strict=True)
-        to_json(trace)
+        trace = _READER.validate_json(text, strict=True)
+        to_json(trace)  # the figures of finite numbers may be infinite
         return trace
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
-        raise BadInput(f"The file is not a trace of schema {SCHEMA}: {sentence(error)}") from None
+        raise BadInput(f"The file is not a trace of schema 1: {sentence(error)}") from None
     except ValueError:
         raise BadInput("The file is not a trace: its figures come to infinite numbers.") from None
-
-
-@cache
-def _adapter() -> TypeAdapter[Trace]:
-    return TypeAdapter(Trace)

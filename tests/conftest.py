@@ -10,9 +10,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -88,42 +87,19 @@ def tiny_home() -> Path:
         if not home.exists():
             making = home.with_suffix(".part")
             shutil.rmtree(making, ignore_errors=True)
-            _make_tiny_models(making)
+            making.mkdir()
+            command = [sys.executable, str(ROOT / "tests" / "tiny_models.py")]
+            made = [subprocess.Popen([*command, group, str(making)]) for group in EXPORTED]
+            assert [process.wait() for process in made] == [0] * len(made)
             making.rename(home)
     return home
 
 
-def _make_tiny_models(home: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("tiny_models.py"))]
-    home.mkdir()
-    with ThreadPoolExecutor(len(EXPORTED)) as pool:
-        made = pool.map(
-            lambda group: subprocess.run(
-                [*command, group, str(home)], capture_output=True, text=True
-            ),
-            EXPORTED,
-        )
-        for done in made:
-            assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="session")
-def tiny(tiny_home) -> TinyModels:
+def tiny(tiny_home) -> SimpleNamespace:
     """Made-up models: int8 IR of Dolly, Pythia and GPT-2, a checkpoint of GPT-2 XL."""
-    return TinyModels(
-        dolly=ir_folder(tiny_home, "dolly", "int8"),
-        pythia=ir_folder(tiny_home, "pythia", "int8"),
-        gpt2_xl=tiny_home / "gpt2-xl",
-        gpt2=ir_folder(tiny_home, "gpt2", "int8"),
-    )
-
-
-@dataclass(frozen=True)
-class TinyModels:
-    dolly: Path
-    pythia: Path
-    gpt2_xl: Path
-    gpt2: Path
+    folders = {name: ir_folder(tiny_home, name, "int8") for name in ("dolly", "pythia", "gpt2")}
+    return SimpleNamespace(**folders, gpt2_xl=tiny_home / "gpt2-xl")
 
 
 @pytest.fixture(scope="session")
@@ -152,16 +128,14 @@ def session(tiny_llama_pair):
 @pytest.fixture
 def server(monkeypatch, tmp_path):
     """The only Hub that this process and `specdemo` know, and empty caches."""
-    from huggingface_hub import constants
-
     with Hub() as running:
         # The client reads its environment when imported, so its constants are set as well.
         template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        place = "huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE"
-        monkeypatch.setattr(place, template, raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        for module in ("constants", "file_download"):
+            place = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
+            monkeypatch.setattr(place, template, raising=False)
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))

@@ -30,9 +30,7 @@ class FakeSession(Answering):
     between requests: `errors` are raised by the next answers, one each, after two rounds; `refusal`
     by every answer before anything runs, as is Busy where `limit` requests are at work; `waits` is
     reported to `on_wait` before the first round; the baseline has another token at the position
-    `differs_at`. While `held` is set no round is made.
-
-    Recorded: `prompts` and `settings` of each request, `active` requests, `rounds_made`, `closed`.
+    `differs_at`. While `held` is set no round is made. `prompts` and `settings` are recorded.
     """
 
     def __init__(
@@ -40,13 +38,11 @@ class FakeSession(Answering):
         text: Sequence[str] | None = None,
         *,
         delay: float = 0.0,
-        exclusive: bool = False,
         context_limit: int = 1000,
         info: PairInfo | None = None,
     ):
         self.info = info or PairInfo("fake", "fake target", None, "abc123")
         self.context_limit = context_limit
-        self.exclusive = exclusive
         self.text, self.delay = text, delay
         self.errors: list[BaseException] = []
         self.refusal: BaseException | None = None
@@ -66,30 +62,26 @@ class FakeSession(Answering):
     def cache_blocks(self) -> dict[str, CacheUse]:
         return {"target": CacheUse(3, 3, 10)}
 
-    def target_properties(self, name: str) -> dict[str, str]:
-        return {}
-
     def close(self) -> None:
         self.closed = True
 
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        instruction, prompt = question.instruction, question.prompt
         if self.refusal is not None:
             raise self.refusal
-        if prompt is None and not instruction.strip():
+        if question.prompt is None and not question.instruction.strip():
             raise BadInput("The prompt is empty; write a question or a task.")
         if self.limit is not None and self.active >= self.limit:
             raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
-        self.prompts.append(prompt)
+        self.prompts.append(question.prompt)
         self.settings.append(question.settings)
-        question = dataclasses.replace(question, stop=question.stop or threading.Event())
-        return self._race(question) if question.baseline else self._answer(question)
+        return self._answer(question, question.stop or threading.Event())
 
-    def _answer(self, question: Question) -> Iterator[Round | Trace]:
-        instruction, settings, stop = question.instruction, question.settings, question.stop
-        rounds: list[Round] = []
+    def _answer(
+        self, question: Question, stop: threading.Event
+    ) -> Iterator[Round | BaselineToken | Trace]:
+        settings, rounds = question.settings, []
         error = self.errors.pop(0) if self.errors else None
-        pieces = self.text or [word + " " for word in instruction.split()]
+        pieces = self.text or [word + " " for word in question.instruction.split()]
         count = settings.max_new_tokens if self.text else min(len(pieces), settings.max_new_tokens)
         self.active += 1
         try:
@@ -105,43 +97,37 @@ class FakeSession(Answering):
                 rounds.append(_round(at, pieces[at % len(pieces)]))
                 self.rounds_made += 1
                 yield rounds[-1]
-            certified = question.certify and not settings.temperature
-            yield Trace(
-                instruction=instruction,
-                prompt_tokens=len(question.prompt or (1, 2, 3, 4, 5)),
-                prompt_reused=0,
-                pair=self.info,
-                settings=settings,
-                prefill_seconds=0.01,
-                rounds=tuple(rounds),
-                finish_reason="cancelled" if stop.is_set() else "length",
-                cpu_seconds=0.1,
-                outside_seconds=0.0,
-                certificate=Certificate(True, len(rounds), None, 0.01) if certified else None,
-            )
+            trace = self._trace(question, rounds, stop)
+            shown = []
+            for at, token in enumerate(trace.tokens if question.baseline else ()):
+                if stop.wait(self.delay):
+                    break
+                id, text = (98, "other ") if at == self.differs_at else (token.id, token.text)
+                shown.append(BaselineToken(id, 0.02 * at + 0.02, text, 0.25))
+                yield shown[-1]
+            if shown:
+                same = None if stop.is_set() else [one.id for one in shown] == [*trace.token_ids]
+                baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
+                trace = dataclasses.replace(trace, baseline=baseline, identical=same)
+            yield trace
         finally:
             self.active -= 1
 
-    def _race(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        stop = question.stop
-        for event in self._answer(question):
-            if isinstance(event, Round) or stop.is_set():
-                yield event
-                continue
-            shown = []
-            for at, token in enumerate(token for one in event.rounds for token in one.tokens):
-                if stop.wait(self.delay):
-                    break
-                other = at == self.differs_at
-                id, text = (98, "other ") if other else (token.id, token.text)
-                shown.append(BaselineToken(id, 0.02 * at + 0.02, text, 0.25))
-                yield shown[-1]
-            same = tuple(token.id for token in shown) == event.token_ids
-            yield dataclasses.replace(
-                event,
-                baseline=Baseline(tuple(shown), event.prefill_seconds, 0.2),
-                identical=None if stop.is_set() else same,
-            )
+    def _trace(self, question: Question, rounds: list[Round], stop: threading.Event) -> Trace:
+        certified = question.certify and not question.settings.temperature
+        return Trace(
+            instruction=question.instruction,
+            prompt_tokens=len(question.prompt or (1, 2, 3, 4, 5)),
+            prompt_reused=0,
+            pair=self.info,
+            settings=question.settings,
+            prefill_seconds=0.01,
+            rounds=tuple(rounds),
+            finish_reason="cancelled" if stop.is_set() else "length",
+            cpu_seconds=0.1,
+            outside_seconds=0.0,
+            certificate=Certificate(True, len(rounds), None, 0.01) if certified else None,
+        )
 
 
 def _round(at: int, text: str) -> Round:
@@ -154,51 +140,60 @@ def _round(at: int, text: str) -> Round:
     return Round((wrong,), EmittedToken(at + 1, "correction", 0.9, text), 0.001, 0.01, shown_at)
 
 
-@contextlib.contextmanager
-def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
-    """A running API server over a session; `load` replaces how its engine is made."""
-    from specdemo.serving.api import application
-    from specdemo.serving.backend import Engine, LocalBackend
-    from specdemo.serving.door import Server, bound_socket
-    from specdemo.serving.options import ServeOptions
+def until(condition: Callable[[], object]) -> None:
+    """Polls for what other threads bring about; the limit is far from what it takes."""
+    for _ in range(4000):
+        if condition():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never happened")
 
-    options = ServeOptions(max_new_tokens=8)
-    backend = LocalBackend(load or (lambda report: Engine(session, loaded, options)))
-    app = application(backend, options, key)
-    server = Server(app, app.state.door, 5)
+
+@contextlib.contextmanager
+def _running(server) -> Iterator[str]:
+    """The URL of a server, while it runs."""
+    from specdemo.serving.door import bound_socket
+
     listening = bound_socket("127.0.0.1", 0)
-    loading = threading.Thread(target=backend.load, daemon=True)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    loading.start()
     serving.start()
-    if load is None:
-        loading.join()
     try:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        yield SimpleNamespace(url=url, backend=backend)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         serving.join()
 
 
 @contextlib.contextmanager
+def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
+    """A running API server over a session; `load` replaces how its engine is made."""
+    from specdemo.serving.api import application
+    from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.door import Server
+    from specdemo.serving.options import ServeOptions
+
+    options = ServeOptions(max_new_tokens=8)
+    backend = LocalBackend(load or (lambda report: Engine(session, loaded, options)))
+    app = application(backend, options, key)
+    loading = threading.Thread(target=backend.load, daemon=True)
+    loading.start()
+    if load is None:
+        loading.join()
+    with _running(Server(app, app.state.door, 5)) as url:
+        yield SimpleNamespace(url=url, backend=backend)
+
+
+@contextlib.contextmanager
 def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
-    from specdemo.serving.door import Server, bound_socket
+    from specdemo.serving.door import Server
     from specdemo.ui import choice, page, server
 
     os.environ["GRADIO_TEMP_DIR"] = str(files)
     blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
-    door = server.PageDoor(blocks)
-    listening = bound_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    door = server.PageDoor()
     app = server.page_app(blocks, looks, service, door, key)
     running = Server(app, door, 1, trusted_proxies="127.0.0.1")
     running.config.timeout_graceful_shutdown = 1
-    serving = threading.Thread(target=running.run, args=([listening],), daemon=True)
-    serving.start()
-    try:
+    with _running(running) as url:
         yield url
-    finally:
-        running.should_exit = True
-        serving.join()

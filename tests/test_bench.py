@@ -1,24 +1,26 @@
-"""A benchmark of a scripted session: the contract of its JSON, its arithmetic, stopping, peers."""
+"""A benchmark of a scripted session: its prompts, its JSON, its arithmetic, its peers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import sys
 import threading
 from collections.abc import Collection
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from fakes import FakeSession
 
+from specdemo.bench import peers
 from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
-from specdemo.bench.energy import Meter
-from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.race import Step, bench
-from specdemo.bench.report import Report, Row, Skipped, to_json
-from specdemo.errors import RequestFailed
+from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
+from specdemo.bench.report import bench, page, summary_of
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.models.progress import Progress
 from specdemo.settings import Settings
-from specdemo.trace import Summary
+from specdemo.trace import Summary, as_json
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 PROMPTS = (
@@ -29,7 +31,7 @@ PROMPTS = (
 SETTINGS = Settings(max_new_tokens=24)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class FakePeer:
     """Answers with given tokens; fails for the seeds and the instructions in `failing`."""
 
@@ -52,34 +54,21 @@ class FakePeer:
         pass
 
 
-def report_of(prompts=PROMPTS, session=None, **more) -> Report:
+def report_of(prompts=PROMPTS, session=None, **more) -> dict:
     *_, report = bench(session or FakeSession(), prompts, SETTINGS, **more)
     return report
 
 
 @pytest.fixture(scope="module")
-def events():
-    return list(bench(FakeSession(), PROMPTS, SETTINGS, repeats=2, peers=[FakePeer()]))
-
-
-@pytest.fixture(scope="module")
-def report(events) -> Report:
-    return events[-1]
-
-
-def test_a_row_follows_each_prompt_and_the_report_comes_last(events):
-    rows = [event.id for event in events if isinstance(event, Row)]
-    assert rows == [prompt.id for prompt in PROMPTS]
-    assert [event for event in events if isinstance(event, Report)] == [events[-1]]
-    steps = [event for event in events if isinstance(event, Step)]
-    assert [step.done for step in steps] == sorted(step.done for step in steps)
-    assert all(step.done < step.total == steps[0].total for step in steps)
+def report() -> dict:
+    return report_of(repeats=2, peers=[FakePeer()])
 
 
 def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(report):
-    data = json.loads(to_json(report))
+    data = json.loads(as_json(report))
     assert set("machine versions pair settings rows summary peers".split()) <= data.keys()
     assert data["settings"]["draft_tokens"] == "auto" and data["pair"]["target"] == "fake target"
+    assert [row["id"] for row in data["rows"]] == [prompt.id for prompt in PROMPTS]
     for place, fields in (
         (
             data["rows"][0],
@@ -99,72 +88,111 @@ def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(r
 
 
 def test_speedups_are_total_time_over_total_time():
-    runs = [Summary(decoded=1, decode_seconds=s, baseline_decoded=1) for s in (1.0, 3.0)]
-    runs = [dataclasses.replace(one, baseline_decode_seconds=4.0) for one in runs]
-    head = report_of(PROMPTS[:1])
-    rows = tuple(dataclasses.replace(head.rows[0], figures=one) for one in runs)
-    report = dataclasses.replace(head, rows=rows)
-    assert report.total.speedup == report.speedup_by_task["qa"] == 2.0, "not the mean, 2.67"
-    assert report.worst_prompt_speedup == pytest.approx(4 / 3)
+    figures = [
+        Summary(decoded=1, decode_seconds=s, baseline_decoded=1, baseline_decode_seconds=4.0)
+        for s in (1.0, 3.0)
+    ]
+    rows = [{"task": "qa", "speedup": one.speedup, "identical": True} for one in figures]
+    summary = summary_of(rows, figures)
+    assert summary["speedup"] == summary["speedup_by_task"]["qa"] == 2.0, "not the mean, 2.67"
+    assert summary["worst_prompt_speedup"] == pytest.approx(4 / 3)
 
 
-def test_a_prompt_that_cannot_be_used_is_skipped_with_a_reason():
-    empty = SimpleNamespace(id="empty", task="qa", instruction=" ")
-    events = list(bench(FakeSession(), [empty, PROMPTS[0]], SETTINGS))
-    kinds = [type(event) for event in events if not isinstance(event, Step)]
-    assert kinds == [Skipped, Row, Report]
-    assert "is empty" in events[-1].skipped[0].reason
+def test_a_prompt_that_cannot_be_used_is_skipped_and_one_that_differs_says_where():
+    session = FakeSession()
+    session.differs_at = 5
+    report = report_of([SimpleNamespace(id="empty", task="qa", instruction=" "), *PROMPTS], session)
+    assert [row["id"] for row in report["rows"]] == [prompt.id for prompt in PROMPTS]
+    assert report["rows"][0]["identical"] is False
+    assert "is empty" in report["details"]["skipped"]["empty"]
+    said = report["details"]["differences"]["one"]
+    assert all(part in said for part in ("token 6", "'other '", "0.25 logits"))
 
 
 def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
     stop = threading.Event()
     for event in bench(FakeSession(), PROMPTS * 50, SETTINGS, stop=stop):
-        if isinstance(event, Row):
+        if not isinstance(event, Progress):
             stop.set()
-    assert len(event.rows) == 1 and event.stopped
+    assert len(event["rows"]) == 1 and event["details"]["stopped"]
     report = report_of(stop=stop, peers=[FakePeer()])
-    summary = json.loads(to_json(report))["summary"]
+    summary = report["summary"]
     assert [summary[name] for name in ("speedup", "identical", "prompts")] == [None, None, 0]
-    assert "No prompt was finished" in report.page()
+    assert "No prompt was finished" in page(report)
 
 
-def test_a_row_that_is_not_identical_says_where_both_tokens_and_the_margin():
-    session = FakeSession()
-    session.differs_at = 5
-    [row] = report_of(PROMPTS[:1], session=session).rows
-    assert row.identical is False
-    assert all(part in row.difference for part in ("token 6", "'other '", "0.25 logits"))
+def test_page_draws_bars_and_loads_and_runs_nothing(report):
+    html = page(report)
+    assert "Content-Security-Policy" in html and "&lt;img src=x onerror" in html
+    assert html.count('class="bar"') > 10
+    assert not re.search("<(script|img|link|iframe|object)|@import|url\\(", html)
 
 
 # Peers
 
 
-def test_a_peer_is_identical_only_with_our_very_tokens():
+def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token():
     ids = tuple(range(1, 10))
-    peers = [FakePeer(tokens=ids), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
-    found = report_of(PROMPTS[:1], peers=peers).peers
+    fast = FakePeer(variant="fast", tokens=ids, seconds=0.1)
+    others = [FakePeer(variant="slow"), FakePeer("fake/other", tokens=(*ids[:-1], 0))]
+    found = report_of(PROMPTS[:1], peers=[*others, fast])["peers"]
+    assert found["fake/speculative"]["settings"] == {"variant": "fast"}
+    assert found["fake/speculative"]["tokens_per_s"] == pytest.approx(8 / 0.1)
     assert found["fake/speculative"]["identical"] is True
     assert found["fake/other"]["identical"] is False
-    assert found["fake/other"]["tokens_per_s"] == pytest.approx(8 / 0.5)
 
 
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(failing):
     prompts = [BenchPrompt(str(at), "qa", f"Question {at}") for at in range(4)]
-    peers = [FakePeer(failing=[prompts[failing].instruction]), FakePeer("fake/good")]
-    report = report_of(prompts, peers=peers)
-    assert len(report.rows) == 4 and list(report.peers) == ["fake/good"]
-    assert "no reason" in report.skipped[0].reason
+    fakes = [FakePeer(failing=[prompts[failing].instruction]), FakePeer("fake/good")]
+    report = report_of(prompts, peers=fakes)
+    assert len(report["rows"]) == 4 and list(report["peers"]) == ["fake/good"]
+    assert "no reason" in report["details"]["skipped"]["fake/speculative (K=2)"]
 
 
-def test_the_fastest_variant_of_a_peer_is_reported():
-    fast, slow = FakePeer(variant="fast", seconds=0.1), FakePeer(variant="slow", seconds=1.0)
-    [found] = report_of(peers=[slow, fast]).peers.values()
-    assert found["settings"] == {"variant": "fast"}
-    assert found["tokens_per_s"] == pytest.approx(20)
+class FakeLlama:
+    """Answers 1, 2, 3, ..., from the draft length on where there is one."""
+
+    def __init__(self, path, **options):
+        self.set_seed = lambda seed: None
+
+    def generate(self, tokens, **options):
+        drafted = self.draft_model.num_pred_tokens if self.draft_model else 0
+        yield from range(drafted + 1, 1000)
 
 
-# Costs and energy
+def test_llama_cpp_runs_in_two_modes_to_the_stop_token_or_the_limit(
+    tiny_llama_pair, tmp_path, monkeypatch
+):
+    package, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    package.Llama, package.__version__ = FakeLlama, "1"
+    speculative.LlamaPromptLookupDecoding = lambda **options: SimpleNamespace(**options)
+    monkeypatch.setitem(sys.modules, "llama_cpp", package)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
+    with pytest.raises(BadInput, match="--pair embedded"):
+        list(peers.peers_of(["llama-cpp"], tiny_llama_pair, {}))
+    (tmp_path / peers.SOURCE).touch()
+    changes = {"target_xml": tmp_path / "openvino_model.xml", "stop_ids": frozenset({9})}
+    pair = dataclasses.replace(tiny_llama_pair, **changes)
+    found = list(peers.peers_of(["llama-cpp"], pair, {}))
+    assert [peer.settings["variant"] for peer in found] == ["Q4_1", "K=3", "K=5"]
+    assert [peer.length for peer in peers.to_audit(found, 4)] == [None, 4]
+    assert found[0].answer("hello", Settings(max_new_tokens=3))[0] == (1, 2, 3)
+    assert found[1].answer("hello", SETTINGS)[0] == tuple(range(4, 10))
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(MissingPackage, match="pip install llama-cpp-python"):
+        list(peers.peers_of(["llama-cpp"], pair, {}))
+
+
+def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
+    monkeypatch.setattr(peers, "available_bytes", lambda: 10)
+    first, *_ = peers.peers_of(["openvino-genai"], tiny_llama_pair, {"A": "b"})
+    with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
+        first.answer("hello", SETTINGS)
+
+
+# Costs
 
 
 def test_verification_costs_between_measured_sizes_lie_on_a_line_and_never_fall():
@@ -185,39 +213,50 @@ def test_expected_figures_are_leviathans():
     assert free == pytest.approx(expected_tokens(0.7, 5))
 
 
-def test_energy_is_none_without_counters_and_counts_past_a_wrap_with_them(tmp_path):
-    assert Meter(tmp_path).joules() is None
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("999999\n")
-    (zone / "energy_uj").write_text("900000\n")
-    meter = Meter(tmp_path)
-    (zone / "energy_uj").write_text("100000\n")
-    assert meter.joules() == pytest.approx(0.2)
+# Prompts
 
 
-# The page
+def line(**fields) -> str:
+    return json.dumps({"id": 1, "task": "qa", "instruction": "Why?", **fields}, ensure_ascii=False)
 
 
-def test_page_draws_every_figure_and_loads_and_runs_nothing_foreign(report, chromium, tmp_path):
-    from playwright.sync_api import sync_playwright
+def test_ids_may_be_numbers_and_unknown_keys_and_blank_lines_do_not_matter(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = line(id=82, reference="x"), "", line(id="b", instruction="日本\u2028語")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert read_prompts(path) == (
+        BenchPrompt("82", "qa", "Why?"),
+        BenchPrompt("b", "qa", "日本\u2028語"),
+    )
 
-    html = report.page()
-    assert "Content-Security-Policy" in html and "&lt;img src=x onerror" in html
-    (tmp_path / "report.html").write_text(html, encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page()
-        asked, errors = [], []
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.goto((tmp_path / "report.html").as_uri())
-        drawn = "document.querySelectorAll('.js-plotly-plot .main-svg').length >= 4"
-        tab.wait_for_function(drawn)
-        assert tab.evaluate("window.hacked") is None
-        assert tab.evaluate("document.querySelectorAll('.js-plotly-plot').length") == 4
-        assert tab.evaluate("document.querySelectorAll('[src],[href],[action]').length") == 0
-        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-        assert errors == []
-        browser.close()
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds no prompts"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\n" + b"[" * 100_000, "line 2: .*Invalid JSON"),
+        (b'{"id": 1, "task": "qa"}', "line 1: instruction is missing"),
+        (line(instruction=" ").encode(), "line 1: instruction is ' '"),
+        (f"{line(id='first')}\n{line(id='first')}".encode(), "line 2 repeats the id 'first'"),
+    ],
+)
+def test_a_bad_file_of_prompts_is_refused_by_line(tmp_path, content, says):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BadInput, match=f"--prompts .*file {says}"):
+        read_prompts(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("first", "limit", "taken"), [(40, 12, [4, 4, 4]), (2, 11, [2, 5, 4]), (1, 99, [1, 40, 40])]
+)
+def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limit, taken):
+    prompts = [
+        BenchPrompt(f"{task}{at}", task, "?")
+        for task, count in {"a": first, "b": 40, "c": 40}.items()
+        for at in range(count)
+    ]
+    chosen = spread(prompts, limit)
+    assert [sum(one.task == task for one in chosen) for task in "abc"] == taken
+    assert [one.task for one in chosen][:3] == ["a", "b", "c"], "tasks take turns"
+    assert [one.id for one in chosen if one.task == "c"][:2] == ["c0", f"c{40 // taken[2]}"]

@@ -7,7 +7,7 @@ import json
 import pytest
 from test_bench_audit import accept_everything
 
-from specdemo import cli, terminal
+from specdemo import cli
 from specdemo.bench import audit as audits
 from specdemo.bench import command
 from specdemo.engine import decode
@@ -27,15 +27,15 @@ def test_bench_writes_json_and_page_beside_its_tables(capsys, tmp_path):
     assert cli.main(["bench", *options, *files]) == 0
     assert json.loads(json_file.read_text())["rows"][0]["tokens"] == 6
     assert html_file.read_text().startswith("<!DOCTYPE html>")
-    out = capsys.readouterr().out
-    assert "speculative tokens per s" in out and "identical: yes" in out
+    assert "speculative tokens per s" in capsys.readouterr().out
 
 
-def test_a_benchmark_of_which_no_prompt_can_be_run_fails(capsys, tmp_path):
+def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tmp_path):
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"id": 1, "task": "qa", "instruction": "x" * 5000}))
     assert cli.main(["bench", "--prompts", str(prompts)]) == cli.FAILURE
-    assert "None of the prompts could be run" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "shorten it" in out and "None of the prompts could be run" in err
 
 
 def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
@@ -53,13 +53,11 @@ def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
     ("options", "says"),
     [
         (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
-        (["bench", "--limit", "0"], "--limit"),
         (["bench", "--peers", "vllm"], "--peers"),
         (["bench", "--html", "/no/such/folder/b.html"], "--html"),
         (["bench", "--replay", "none.json"], "--replay none.json cannot be read"),
         (["bench", "--replay", "none.json", "--costs", "z80"], "--costs z80 is no cost table"),
         (["audit", "--top-k", "50"], "--top-k is 50"),
-        (["audit", "--draws", "-1"], "--draws"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
@@ -79,8 +77,7 @@ AUDIT += ["--max-new-tokens", "24", "--temperature", "1", "--drafter", "model"]
 
 def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(capsys):
     assert cli.main([*AUDIT, "--draws", "60"]) == 0
-    out, err = capsys.readouterr()
-    found = json.loads(out)
+    found = json.loads(capsys.readouterr().out)
     assert (found["greedy"]["prompts"], found["greedy"]["identical"]) == (3, 3)
     assert (found["same_seed"]["prompts"], found["same_seed"]["identical"]) == (2, 2)
     assert {"draws", "tv_distance", "tv_noise_floor", "p_value"} <= found["sampling"].keys()
@@ -88,7 +85,6 @@ def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(capsys):
     assert len({(cell["coupling"], cell["batched"]) for cell in cells}) == len(cells) == 4
     assert all(cell["drafted_per_draw"] > 1 for cell in cells)
     assert found["sampling"]["p_value"] == min(cell["p_value"] for cell in cells)
-    assert "3 of 3 answers identical" in err
 
 
 def test_an_audit_catches_a_rule_that_accepts_everything(capsys, monkeypatch):
@@ -97,15 +93,5 @@ def test_an_audit_catches_a_rule_that_accepts_everything(capsys, monkeypatch):
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["greedy"]["identical"] < 3 and found["same_seed"]["identical"] < 2
-    id, difference = found["greedy"]["differences"][0]
-    assert difference["position"] > 0
     assert found["sampling"]["p_value"] < 1e-4
     assert "autoregressive '" in err and "changes the output" in err
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "-"), (True, "yes"), (False, "no"), (0.02361, "0.0236"), (1234.5, "1234"), (7, "7")],
-)
-def test_values_are_shown_with_three_significant_digits(value, shown):
-    assert terminal.text(value) == shown

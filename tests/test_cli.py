@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
 import os
 import re
 import signal
@@ -23,18 +21,9 @@ from specdemo.errors import BadInput
 from specdemo.models import registry
 from specdemo.models.progress import Progress
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import Certificate, from_json
+from specdemo.trace import from_json
 
 QUESTION = "Explain the difference between fission and fusion"
-
-
-def refused(capsys, *arguments: str) -> str:
-    """The one line on stderr of a command that exits with 2."""
-    assert cli.main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert len(output.err.splitlines()) == 1
-    return output.err
 
 
 def test_help_imports_nothing_that_takes_long():
@@ -57,30 +46,26 @@ def test_every_command_has_help(capsys, command):
         (["nonsense"], ["nonsense", "--help"]),
         (["run"], ["INSTRUCTION"]),
         (["run", " \n"], ["instruction", "empty"]),
-        (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "at least 1"]),
-        (["run", "Hi", "--max-new-tokens", "many"], ["--max-new-tokens", "'many'"]),
+        (["run", "Hi", "--max-new-tokens", "0"], ["--max-new-tokens", "'0'", "equal to 1"]),
         (["run", "Hi", "--draft-tokens", "some"], ["--draft-tokens", "'some'", "auto"]),
         (["run", "Hi", "--temperature", "nan"], ["--temperature", "'nan'"]),
-        (["run", "Hi", "--top-p", "0"], ["--top-p", "above 0"]),
+        (["run", "Hi", "--pair", "embedded"], ["SPECDEMO_TOP_P", "'lots'"]),
         (["run", "Hi", "--drafter", "oracle"], ["--drafter", "oracle", "lookup"]),
         (["run", "Hi", "--pair", "unheard-of"], ["--pair", "'unheard-of'", "embedded"]),
         (["run", "Hi", "--device", "ABACUS"], ["--device", "'ABACUS'", "CPU"]),
         (["run", "Hi", "--assistant-model", "x"], ["--assistant-model", "--model"]),
         (["run", "Hi", "--json", "/no/such/folder/trace.json"], ["--json", "No such file"]),
-        (["run", "Hi", "--json", "/proc/trace.json"], ["--json", "cannot be written"]),
         (["run", "Hi", "--speed", "9"], ["--speed", "run --help"]),
         (["rehearse", "embedded"], ["PAIR", "'embedded'", "dolly-3b"]),
-        (["fetch", "unheard-of"], ["PAIR", "'unheard-of'", "embedded"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(capsys, arguments, words):
-    said = refused(capsys, *arguments)
-    assert [word for word in words if word not in said] == []
-
-
-def test_a_bad_variable_is_named(capsys, monkeypatch):
-    monkeypatch.setenv("SPECDEMO_MAX_NEW_TOKENS", "lots")
-    assert "SPECDEMO_MAX_NEW_TOKENS" in refused(capsys, "run", "Hi", "--pair", "embedded")
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, arguments, words):
+    if "TOP_P" in words[0]:
+        monkeypatch.setenv(words[0], "lots")
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert [word for word in words if word not in err] == []
 
 
 def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch):
@@ -91,10 +76,6 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
         monkeypatch.setattr(registry, "survey", command)
         assert cli.main(["pairs"]) == code
         assert re.match(said, capsys.readouterr().err.strip())
-    monkeypatch.setattr(registry, "survey", lambda: 1 // 0)
-    monkeypatch.setenv("SPECDEMO_DEBUG", "1")
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["pairs"])
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
@@ -106,18 +87,6 @@ def test_a_reader_that_leaves_ends_the_command_quietly():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_pairs_lists_the_embedded_pair_and_fetching_it_again_says_so(embedded_pair):
-    done = specdemo("pairs", "--json", "-")
-    assert done.returncode == 0
-    row = {row["name"]: row for row in json.loads(done.stdout)}["embedded"]
-    assert (row["target"], row["ready"], row["fits"]) == ("SmolLM2-135M-Instruct", True, True)
-    assert row["download_bytes"] == 92_871_040
-    assert row["memory_bytes"] > 0
-    done = specdemo("fetch", "embedded")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "embedded is ready" in done.stdout
-
-
 def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselines(
     embedded_pair, tmp_path
 ):
@@ -126,15 +95,12 @@ def test_run_prints_the_answer_and_writes_a_trace_whose_tokens_equal_the_baselin
     done = specdemo("run", QUESTION, *options, "--baseline", "--json", str(file))
     assert done.returncode == 0, done.stderr
     trace = from_json(file.read_text())
-    assert trace.instruction == QUESTION
-    assert trace.settings.draft_tokens == 3
+    assert (trace.instruction, trace.settings.draft_tokens) == (QUESTION, 3)
     assert trace.identical is True
     assert trace.token_ids == tuple(token.id for token in trace.baseline.tokens)
-    assert len(trace.token_ids) <= 100
     assert trace.text == embedded_pair.tokenizer.decode(trace.token_ids)
-    assert terminal.printable(trace.text) in done.stdout
-    assert "identical" in done.stdout
-    assert trace.pair.numerics_found in done.stdout
+    for shown in (terminal.printable(trace.text, "\n"), "identical", trace.pair.numerics_found):
+        assert shown in done.stdout
     assert "\x1b" not in done.stdout, "not a terminal"
 
 
@@ -151,11 +117,10 @@ def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_conte
     assert done.returncode == 2 and "2048" in done.stderr
 
 
-def test_a_place_for_output_is_checked_and_left_as_it_was(tmp_path):
+def test_a_place_for_output_is_checked_and_not_overwritten(tmp_path):
     (tmp_path / "old.json").write_text("old")
-    for name in ("new.json", "old.json"):
-        cli.check_output(str(tmp_path / name), "--json")
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+    cli.check_output(str(tmp_path / "old.json"), "--json")
+    assert (tmp_path / "old.json").read_text() == "old"
     with pytest.raises(BadInput, match="--html .* cannot be written"):
         cli.check_output(str(tmp_path), "--html")
 
@@ -201,63 +166,37 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("stream", "shown"),
-    [
-        (Terminal(), r"Downloading X: 100%\|.+\| 8.00M/8.00M .*\nConverting X\n"),
-        (io.StringIO(), "Downloading X\nConverting X\n"),
-    ],
-)
-def test_progress_is_a_bar_on_a_terminal_and_a_line_a_step_elsewhere(monkeypatch, stream, shown):
-    monkeypatch.setattr("sys.stderr", stream)
+def test_progress_is_a_line_a_step_where_there_is_no_terminal(capsys):
     with cli.progress_bar() as bar:
         for megabytes in (2, 5, 8):
             bar(Progress("Downloading X", megabytes * 1_000_000, 8_000_000))
         bar(Progress("Converting X"))
-    lines = [line.rpartition("\r")[2] for line in stream.getvalue().split("\n")]
-    assert re.fullmatch(shown, "\n".join(lines)), stream.getvalue()
+    assert capsys.readouterr().err == "Downloading X\nConverting X\n"
 
 
-def raced(differs_at: int | None = None):
+@pytest.mark.parametrize(
+    ("stream", "differs_at", "shown", "words"),
+    [
+        (
+            Terminal(),
+            2,
+            "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m",
+            "differ: token 3 is .* 0.25 ",
+        ),
+        (io.StringIO(), None, "a b\\u202e c\\x1b d \n\nautoregressive decoding:", "identical"),
+    ],
+)
+def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
+    monkeypatch, stream, differs_at, shown, words
+):
+    monkeypatch.setenv("TERM", "xterm")
     session = FakeSession()
     session.differs_at = differs_at
-    return list(session.race("a b\u202e c\x1b d", Settings()))
-
-
-@pytest.mark.parametrize(
-    ("differs_at", "words"),
-    [(2, r"differ: token 3 is .* 'other ', margin 0.25 logits"), (None, "identical")],
-)
-def test_the_comparison_with_the_baseline_is_reported(differs_at, words):
-    *_, trace = raced(differs_at)
-    assert re.search(words, report(trace)[-1])
-
-
-@pytest.mark.parametrize(
-    ("certificate", "words"),
-    [
-        (Certificate(True, 3, None, 0.1), "chose the same tokens"),
-        (Certificate(False, 3, 1, 0.1), "chose another token at position 1"),
-    ],
-)
-def test_a_certificate_says_what_was_checked(certificate, words):
-    *_, trace = raced()
-    trace = dataclasses.replace(trace, certificate=certificate, baseline=None, identical=None)
-    assert words in report(trace)[-1]
-
-
-@pytest.mark.parametrize(
-    ("stream", "shown"),
-    [
-        (Terminal(), "\x1b[7;33ma \x1b[0m\x1b[32mb\\u202e \x1b[0m"),
-        (io.StringIO(), "a b\\u202e c\\x1b d \n\nautoregressive decoding:\na b\\u202e c\\x1b d "),
-    ],
-)
-def test_an_answer_has_colours_on_a_terminal_and_no_control_characters(monkeypatch, stream, shown):
-    monkeypatch.setenv("TERM", "xterm")
-    events = raced()
-    assert show(events, Console(file=stream, soft_wrap=True)) is events[-1]
+    trace = show(
+        session.race("a b\u202e c\x1b d", Settings()), Console(file=stream, soft_wrap=True)
+    )
     assert stream.getvalue().startswith(shown)
+    assert re.search(words, report(trace)[-1])
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):

@@ -270,6 +270,11 @@ def test_a_wrong_call_of_gradios_routes_is_told_so_without_a_traceback(
     assert sentence.endswith(".") and "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("path", ["call/generate/none", "queue/data?session_hash=none"])
+def test_what_never_began_is_not_found(page, path):
+    assert httpx.get(f"{page[0]}/gradio_api/{path}").status_code == 404
+
+
 def test_nothing_can_be_uploaded(page):
     url, folder = page
     files = {"files": ("run.json", b"0" * 100)}

@@ -71,6 +71,6 @@ def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair)
         damage(folder / WEIGHTS)
         loaded.check = Check([folder])
         with pytest.raises(DamagedModel, match=WEIGHTS):
-            session.require_intact()
+            loaded.check.require()
         with pytest.raises(DamagedModel, match=WEIGHTS):
             session.answer("Hi", Settings(max_new_tokens=2))

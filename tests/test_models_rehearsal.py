@@ -9,7 +9,6 @@ import pytest
 
 from specdemo import cli
 from specdemo.models import ir, machine, measured, rehearsal
-from specdemo.models.drafts import promised_speedup
 from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.registry import PAIRS, find_pair, survey
 from specdemo.models.rehearsal import rehearse, rehearse_pair, shape_of
@@ -22,20 +21,10 @@ def few_forwards(monkeypatch) -> None:
     monkeypatch.setattr(rehearsal, "TOKENS", (1, 2))
 
 
-LLAMA = {
-    "inner": 384,
-    "rotary": 1.0,
-    "parallel": False,
-    "tied": True,
-    "biased": False,
-    "llama": True,
-}
-
-
-@pytest.mark.parametrize("kind", [{}, LLAMA], ids=["NeoX", "Llama"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, kind):
-    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, **kind)
+@pytest.mark.parametrize("llama", [False, True], ids=["NeoX", "Llama"])
+def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
+    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, tied=llama, llama=llama)
     write_made_up(shape, bits, tmp_path)
     figures = rehearse("tiny", tmp_path)
     assert len(figures.step_seconds) == 2
@@ -72,11 +61,6 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     [listed] = [one for one in survey() if one.pair.name == "dolly-3b"]
     assert listed.token_seconds == measured.read().steps["dolly-v2-3b-int8-ov"][0] > 0
     assert list(machine.cache_home().glob("rehearsal/scratch-*")) == []
-    assert cli.main(["rehearse", "dolly-3b"]) == 0
-    shown = capsys.readouterr().out
-    assert "made-up weights" in shown
-    assert "memory of its own, GB" in shown
-    assert "the draft to begin with" in shown
 
 
 def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(
@@ -89,14 +73,6 @@ def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(
     assert rounded.weights_bytes > target.weights_bytes
 
 
-def test_no_two_matrices_share_their_bytes_or_their_memory(tmp_path):
-    shape = Shape(hidden=1024, layers=4, heads=8, vocabulary=1000)
-    write_made_up(shape, 8, tmp_path)
-    figures = rehearse("tiny", tmp_path)
-    assert figures.weights_bytes == pytest.approx(shape.bytes(8), rel=0.05)
-    assert 0.9 * shape.bytes(8) < figures.own_bytes < 1.5 * shape.bytes(8) + 100_000_000
-
-
 def test_every_dolly_and_smollm2_pair_is_rehearsed_with_the_sizes_of_the_real_files():
     for pair in PAIRS:
         if pair.name.startswith(("dolly", "smollm2")):
@@ -104,10 +80,3 @@ def test_every_dolly_and_smollm2_pair_is_rehearsed_with_the_sizes_of_the_real_fi
             mixed = 0.2 if bits == 4 else 0.02  # some matrices of the real files have 8 bits
             assert shape.bytes(bits) == pytest.approx(pair.target.download_bytes, rel=mixed)
             assert all(shape_of(one) or one == EMBEDDED_TARGET for one in pair.drafts)
-
-
-@pytest.mark.parametrize(
-    ("draft_step", "rate", "speedup"), [(0.0, 0.999999, 8), (1.0, 0.5, 0.75), (0.1, 0.8, 2.47)]
-)
-def test_the_speed_up_that_the_best_draft_length_promises(draft_step, rate, speedup):
-    assert promised_speedup({1: 1.0, 8: 1.0}, draft_step, rate) == pytest.approx(speedup, abs=0.01)

@@ -32,27 +32,15 @@ def tokenizer(embedded_pair) -> Tokenizer:
 
 def spelled(tokenizer: Tokenizer, ids: list[int]) -> str:
     """The text of `ids` with special tokens written out."""
-    parts, run = [], []
-    for id in ids:
-        if id in tokenizer.special_ids:
-            parts += [tokenizer.decode(run), tokenizer.token_string(id)]
-            run = []
-        else:
-            run.append(id)
-    return "".join([*parts, tokenizer.decode(run)])
+    return tokenizer._parsing.decode(ids, skip_special_tokens=False)
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=TEXT)
 @example("  two leading, two trailing  ")
 @example("\n\n\ttabs and\r\nnewlines \n")
-@example("日本語、한국어, العربية, ελληνικά")
-@example("👩‍👩‍👧 🇫🇷 👍🏽 e\u0301 é")
-@example("a\u00a0b\u2003c\ufeff\u200b")
-@example("don't I'LL we've 12345 3.14159 1,000,000")
-@example("def f(x):\n    return x ** 2\n")
+@example("日本語 👩‍👩‍👧 e\u0301 é a\u00a0b\ufeff\u200b")
 @example("<|im_end|> is only text here")
-@example("")
 def test_any_text_comes_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
 
@@ -81,22 +69,14 @@ def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):
     assert tokenizer.encode("<|im_end|>") == [2]
     assert 2 not in tokenizer.encode("<|im_end|>", special=False)
     assert tokenizer.decode([2]) == ""
-
-
-def test_a_lone_surrogate_does_not_stop_encoding(tokenizer):
     assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"
     assert tokenizer.vocabulary_size == 49_152
 
 
-@pytest.mark.parametrize("content", [None, '{"model": '])
-def test_a_missing_or_damaged_tokenizer_is_one_sentence(tmp_path, content):
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(FetchError, match=r"tokenizer\.json is missing, or not"):
         Tokenizer(tmp_path / "tokenizer.json")
-
-
-# Templates.
 
 
 def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):
@@ -131,19 +111,12 @@ def write_config(folder, template) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize(
-    ("source", "in_a_file"),
-    [
-        (TURNS, ""),
-        ([{"name": "tools", "template": "x"}, {"name": "default", "template": TURNS}], ""),
-        ("not this one", TURNS),
-    ],
-)
-def test_a_tokenizers_own_chat_template_is_used(tmp_path, source, in_a_file):
+@pytest.mark.parametrize("source", [TURNS, [{"name": "default", "template": TURNS}], "a file"])
+def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
     assert chat_template(tmp_path) is None
     write_config(tmp_path, source)
-    if in_a_file:
-        (tmp_path / "chat_template.jinja").write_text(in_a_file)
+    if source == "a file":
+        (tmp_path / "chat_template.jinja").write_text(TURNS)
     template = chat_template(tmp_path)
     assert template.parts([Message("user", "x")]) == ["<s>[user] ", "x", " [model]"]
 

@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 
 from specdemo.engine import numerics
+from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
 from specdemo.session import Session
 from specdemo.settings import Settings
@@ -34,11 +35,6 @@ def embedded(embedded_pair):
 
 def answered(session: Session, instruction: str, settings: Settings, **options) -> Trace:
     *_, trace = session.answer(instruction, settings, **options)
-    return trace
-
-
-def raced(session: Session, instruction: str, settings: Settings) -> Trace:
-    *_, trace = session.race(instruction, settings)
     return trace
 
 
@@ -71,10 +67,9 @@ def test_the_embedded_pair_answers_as_its_baseline_does(embedded, at, temperatur
 @pytest.mark.parametrize("draft_tokens", [None, 1, 5, 15])
 def test_two_models_answer_as_the_baseline_does(session, drafter, draft_tokens):
     for number, options in enumerate([{}, {}, {"temperature": 0.9, "top_k": 20}]):
-        settings = Settings(
-            max_new_tokens=60, drafter=drafter, draft_tokens=draft_tokens, seed=number, **options
-        )
-        assert raced(session, f"{PROMPTS[number]} {number}", settings).identical
+        settings = Settings(60, draft_tokens, drafter, seed=number, **options)
+        trace = answered(session, f"{PROMPTS[number]} {number}", settings, baseline=True)
+        assert trace.identical
 
 
 def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
@@ -87,7 +82,7 @@ def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
         assert "DYNAMIC_QUANTIZATION_GROUP_SIZE=0" in session.info.numerics_found
         for number, options in enumerate([{}, {"temperature": 0.9, "top_p": 0.9}]):
             settings = Settings(max_new_tokens=60, drafter="model", seed=number, **options)
-            assert raced(session, PROMPTS[number], settings).identical
+            assert answered(session, PROMPTS[number], settings, baseline=True).identical
 
 
 def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(
@@ -95,54 +90,26 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
 ):
     """A forward of one token, as the baseline runs, once puts the second best token first."""
     target = session._engine.target("exact").model
-    forward = target.forward
+    forward, ones = target.forward, []
     asked = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
     trace = answered(session, PROMPTS[0], asked)
-    ones: list[int] = []
 
     def other_choice(batch):
-        logits = forward(batch)
-        if len(batch) > 1 or batch[0].rows != 1 or len(batch[0].tokens) != 1:
-            return logits
+        [logits, *more] = forward(batch)
+        if more or batch[0].rows != 1 or len(batch[0].tokens) != 1:
+            return [logits, *more]
         ones.append(batch[0].tokens[0])
-        if len(ones) != 7:
-            return logits
-        [only] = logits
-        rows = only.rows.copy()
-        rows[0, rows[0].argsort()[-2]] = 100.0
-        return [only._replace(rows=rows)]
+        rows = logits.rows.copy()
+        if len(ones) == 7:
+            rows[0, rows[0].argsort()[-2]] = 100.0
+        return [logits._replace(rows=rows)]
 
     monkeypatch.setattr(target, "forward", other_choice)
     *_, trace = session.baseline(trace)
-    assert trace.identical is False
     difference, theirs = trace.difference, trace.baseline.tokens
-    assert difference.position == 7
-    assert [token.id for token in theirs[:7]] == list(trace.token_ids[:7])
-    assert theirs[7].id != trace.token_ids[7]
+    assert trace.identical is False and difference.position == 7
     assert (difference.baseline_text, difference.margin) == (theirs[7].text, theirs[7].margin)
     assert ones[7] == theirs[7].id, "the baseline goes on from its own token"
-
-
-def test_a_baseline_that_is_stopped_leaves_identical_open(session):
-    stop = threading.Event()
-    events = session.race(PROMPTS[0], Settings(max_new_tokens=60), stop=stop)
-    for event in events:
-        if isinstance(event, BaselineToken):
-            stop.set()
-            break
-    *_, trace = events
-    assert trace.finish_reason == "length" and trace.identical is None
-    assert 0 < len(trace.baseline.tokens) < 60
-
-
-def test_a_certificate_is_made_for_a_greedy_answer_where_it_is_asked_for(embedded):
-    settings = Settings(max_new_tokens=24)
-    trace = answered(embedded, PROMPTS[0], settings, certify=True)
-    assert trace.certificate.certified and trace.certificate.first_difference is None
-    assert trace.certificate.checked == len(trace.token_ids) == 24
-    assert answered(embedded, PROMPTS[0], settings).certificate is None
-    sampled = dataclasses.replace(settings, temperature=0.7)
-    assert answered(embedded, PROMPTS[0], sampled, certify=True).certificate is None
 
 
 # Prompts
@@ -172,61 +139,50 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(
     assert second.prompt_reused == reused(second, opening)
     forget_prompts(embedded)
     fresh = answered(embedded, instruction, settings)
-    assert fresh.prompt_reused == 0 and fresh.token_ids == second.token_ids
-    assert fresh.rounds[0].emitted == second.rounds[0].emitted
+    assert (fresh.prompt_reused, fresh.token_ids) == (0, second.token_ids)
 
 
 # Ends
 
 
-def test_stopping_ends_within_a_round_and_the_next_question_is_answered(embedded):
+@pytest.mark.parametrize(("during", "ended"), [(Round, "cancelled"), (BaselineToken, "length")])
+def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded, during, ended):
     stop = threading.Event()
-    seen = []
-    for event in embedded.race(PROMPTS[0], Settings(max_new_tokens=200), stop=stop):
-        seen.append(event)
-        if len(seen) == 5:
-            stop.set()
-    assert seen[-1].finish_reason == "cancelled" and len(seen) == 6
-    assert seen[-1].baseline is None and seen[-1].identical is None
-    assert answered(embedded, PROMPTS[0], Settings(max_new_tokens=10)).finish_reason == "length"
+    events = embedded.race(PROMPTS[0], Settings(max_new_tokens=60), stop=stop)
+    next(event for event in events if isinstance(event, during))
+    stop.set()
+    [trace] = events
+    assert (trace.finish_reason, trace.identical) == (ended, None)
+    assert trace.baseline is None if during is Round else len(trace.baseline.tokens) < 10
 
 
-def test_dropping_the_iterator_frees_the_session_and_its_blocks(embedded):
-    answered(embedded, PROMPTS[1], Settings(max_new_tokens=5))
+def test_dropping_the_iterator_frees_its_blocks(embedded):
     used = embedded._engine.target("exact").model.pool.used
-    events = embedded.answer(PROMPTS[1], Settings(max_new_tokens=200))
+    events = embedded.answer(PROMPTS[0], Settings(max_new_tokens=200))
     next(events), next(events)
     events.close()
     assert embedded._engine.target("exact").model.pool.used == used
-    assert answered(embedded, PROMPTS[1], Settings(max_new_tokens=5)).finish_reason == "length"
+    assert answered(embedded, PROMPTS[0], Settings(max_new_tokens=5)).finish_reason == "length"
 
 
-def test_the_context_limit_ends_an_answer_exactly(tiny_llama_pair):
-    with closing(Session(dataclasses.replace(tiny_llama_pair, context_limit=40))) as session:
-        trace = raced(session, "hello", Settings(max_new_tokens=500, draft_tokens=7))
+def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answer(tiny_llama_pair):
+    pair = dataclasses.replace(tiny_llama_pair, draft_xml=None, context_limit=40)
+    asked = Settings(max_new_tokens=500, draft_tokens=7)
+    with closing(Session(pair)) as session:
+        trace = answered(session, "hello", asked, baseline=True)
+        with pytest.raises(BadInput, match="no draft model"):
+            session.answer("hi", Settings(drafter="model"))
     assert trace.finish_reason == "context" and trace.identical
     assert trace.prompt_tokens + len(trace.token_ids) == 40
 
 
 @pytest.mark.parametrize(
     ("instruction", "prompt", "said"),
-    [
-        (" \n", None, "empty"),
-        ("hi", (), "prompt is empty"),
-        ("word " * 9000, None, "shorten"),
-        ("hi", (1,) * 9000, "prompt is 9000 tokens long"),
-    ],
+    [(" \n", None, "empty"), ("hi", (1,) * 9000, "prompt is 9000 tokens long")],
 )
 def test_bad_requests_are_refused_before_anything_runs(embedded, instruction, prompt, said):
     with pytest.raises(BadInput, match=said):
         embedded.answer(instruction, Settings(), prompt=prompt)
-
-
-def test_a_draft_model_is_refused_where_there_is_none(tiny_llama_pair):
-    with closing(Session(dataclasses.replace(tiny_llama_pair, draft_xml=None))) as session:
-        with pytest.raises(BadInput, match="no draft model"):
-            session.answer("hi", Settings(drafter="model"))
-        assert raced(session, "hi", Settings(max_new_tokens=10)).identical
 
 
 # Several at a time
@@ -242,7 +198,6 @@ def test_requests_at_the_same_time_get_what_each_gets_alone(embedded):
     assert [trace.token_ids for trace in shared] == [trace.token_ids for trace in alone]
     assert max(trace.shared_with for trace in shared) >= 3
     assert not any(trace.shared_with for trace in alone)
-    assert [trace.instruction for trace in shared] == [instruction for instruction, _ in requests]
     assert all(use.used == use.kept for use in embedded.cache_blocks().values())
 
 

@@ -13,6 +13,9 @@ import os
 import sys
 from pathlib import Path
 
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
 EXPORTED = {
     "hub": (("dolly", "int8"), ("pythia", "int8"), ("gpt2", "int8")),
     "llama": (
@@ -56,82 +59,63 @@ def write_group(group: str, home: Path) -> None:
         main()
 
 
-def special(id: int, content: str) -> dict:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": id, "content": content, "special": True, **flags}
-
-
-def byte_level_tokenizer(model):
-    """A tokenizer of the `tokenizers` library with byte-level text."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-
-    tokenizer = Tokenizer(model)
+def byte_level_tokenizer(vocabulary: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
+    """A BPE tokenizer whose text is bytes."""
+    tokenizer = Tokenizer(BPE({word: id for id, word in enumerate(vocabulary)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def save_tokenizer(folder: Path, data: dict, kind: str, **tokens: str) -> None:
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, kind: str, **tokens: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, ensure_ascii=False)
-    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": kind, **tokens}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def trained_words() -> tuple[dict, list[str]]:
-    """A BPE tokenizer trained on TRAINING_TEXT, as data, and its words in the order of ids."""
-    from tokenizers import models, pre_tokenizers, trainers
-
-    tokenizer = byte_level_tokenizer(models.BPE())
+def trained_words() -> tuple[list[str], list[tuple[str, str]]]:
+    """The words of a BPE tokenizer trained on TRAINING_TEXT, in order, and its merges."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    tokenizer = byte_level_tokenizer([], [])
     tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    data = json.loads(tokenizer.to_str())
-    vocabulary = data["model"]["vocab"]
-    return data, sorted(vocabulary, key=vocabulary.get)
+    model = json.loads(tokenizer.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].get), list(map(tuple, model["merges"]))
 
 
-def vocabulary_of(words: list[str], size: int) -> dict[str, int]:
-    words = words + [f"Ġword{id}" for id in range(len(words), size)]
-    return {word: id for id, word in enumerate(words)}
+def filled(words: list[str], size: int) -> list[str]:
+    return words + [f"Ġword{id}" for id in range(len(words), size)]
 
 
 def write_neox_tokenizer(folder: Path, *, dolly: bool) -> None:
     """GPT-NeoX's layout: <|endoftext|> 0, <|padding|> 1, words to 50253, runs of spaces to 50276,
     Dolly's own after."""
     end, padding = "<|endoftext|>", "<|padding|>"
-    data, words = trained_words()
-    data["normalizer"] = {"type": "NFC"}
-    data["model"]["vocab"] = vocabulary_of([end, padding, *words], 50254)
-    spaces = [special(50254 + at, " " * (24 - at)) for at in range(23)]
-    added = [special(0, end), special(1, padding)]
-    added += [{**one, "special": False, "normalized": True} for one in spaces]
+    words, merges = trained_words()
+    tokenizer = byte_level_tokenizer(filled([end, padding, *words], 50254), merges)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens([end, padding])
+    tokenizer.add_tokens([AddedToken(" " * (24 - at), normalized=True) for at in range(23)])
     if dolly:
-        names = ("### End", "### Instruction:", "### Response:\n")
-        added += [special(50277 + at, name) for at, name in enumerate(names)]
-    data["added_tokens"] = added
+        tokenizer.add_special_tokens(["### End", "### Instruction:", "### Response:\n"])
     ends = {"bos_token": end, "eos_token": end, "unk_token": end}
-    save_tokenizer(folder, data, "GPTNeoXTokenizer", **ends)
+    save_tokenizer(folder, tokenizer, "GPTNeoXTokenizer", **ends)
 
 
 def write_gpt2_tokenizer(folder: Path) -> None:
     """GPT-2's layout: 50257 ids, <|endoftext|> last."""
     end = "<|endoftext|>"
-    data, words = trained_words()
-    data["model"]["vocab"] = vocabulary_of(words, 50256) | {end: 50256}
-    data["added_tokens"] = [special(50256, end)]
-    save_tokenizer(folder, data, "GPT2Tokenizer", eos_token=end, bos_token=end)
+    words, merges = trained_words()
+    tokenizer = byte_level_tokenizer([*filled(words, 50256), end], merges)
+    tokenizer.add_special_tokens([end])
+    save_tokenizer(folder, tokenizer, "GPT2Tokenizer", eos_token=end, bos_token=end)
 
 
 def write_byte_tokenizer(folder: Path) -> None:
     """A token for every byte and nothing else."""
-    from tokenizers import models, pre_tokenizers
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    model = models.BPE({character: id for id, character in enumerate(alphabet)}, [])
-    data = json.loads(byte_level_tokenizer(model).to_str())
-    save_tokenizer(folder, data, "PreTrainedTokenizerFast")
+    save_tokenizer(folder, byte_level_tokenizer(alphabet, []), "PreTrainedTokenizerFast")
 
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

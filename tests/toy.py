@@ -59,7 +59,8 @@ class ToyModel:
             self.fault(batch)
         assert len({id(run.sequence) for run in batch}) == len(batch)
         for run in batch:
-            self._reserve(run.sequence, len(run.sequence.tokens) + len(run.tokens))
+            length, blocks = len(run.sequence.tokens) + len(run.tokens), run.sequence.blocks
+            blocks += run.sequence._pool.take(max(-(-length // BLOCK) - len(blocks), 0))
         self.batches.append([len(run.tokens) for run in batch])
         self._last = [self._run(run) for run in batch]
         return list(self._last)
@@ -78,12 +79,6 @@ class ToyModel:
         width = HASHED_VOCABULARY if self.table is None else self.table.shape[1]
         rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
         return logits_of(rows.reshape(run.rows, width))
-
-    def _reserve(self, sequence: Sequence, length: int) -> None:
-        pool = sequence._pool
-        missing = -(-length // BLOCK) - len(sequence.blocks)
-        if missing > 0:
-            sequence.blocks += pool.take(missing)
 
 
 def random_table(
@@ -136,10 +131,6 @@ def decoding(
 def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round], object]:
     """Run a generator that asks for forwards; gives its rounds and its result. A table stands for a
     model."""
-    models = {
-        name: model if isinstance(model, ToyModel) else ToyModel(model)
-        for name, model in models.items()
-    }
     rounds: list[Round] = []
     reply = None
     while True:
@@ -151,7 +142,9 @@ def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round
         if isinstance(event, Round):
             rounds.append(event)
         else:
-            [logits] = models[event.model].forward([event.run])
+            model = models[event.model]
+            model = ToyModel(model) if isinstance(model, np.ndarray) else model
+            [logits] = model.forward([event.run])
             reply = Reply(logits, 0.001, len(event.run.tokens))
 
 
@@ -183,11 +176,9 @@ def request(
     draft_tokens: int = 0,
 ) -> Decoding:
     """A whole request, as a session makes it: prompt, answer, everything given back."""
-    target = models["target"].new_sequence()
-    draft = models["draft"].new_sequence()
     policy = Policy(fixed=draft_tokens)
     name = "model" if draft_tokens else "none"
-    try:
+    with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
         return (
             yield from decode(
@@ -199,9 +190,6 @@ def request(
                 limits=Limits(new_tokens, 10_000, frozenset({0})),
             )
         )
-    finally:
-        target.release()
-        draft.release()
 
 
 def alone(seed: int, prompt: tuple[int, ...], new_tokens: int) -> tuple[int, ...]:

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -25,6 +21,8 @@ from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from specdemo.serving.load import started  # noqa: E402
 
 QUESTION = "Write a long story about a lighthouse keeper and the sea"
 
@@ -42,30 +40,9 @@ def token_ms(summary: dict) -> float:
     return 1e3 * summary["decode_seconds"] / (summary["tokens"] - 1)
 
 
-@contextlib.contextmanager
-def served() -> Iterator[str]:
+def served():
     """The page of a server of its own, with the embedded pair."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "app.py", "--port", str(port), "--pair", "embedded"],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        url = f"http://127.0.0.1:{port}/"
-        for _ in range(600):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(url, timeout=2).read()
-                break
-            time.sleep(0.1)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(20)
+    return started("app.py", "--pair", "embedded", HF_HUB_OFFLINE="1")
 
 
 @contextlib.contextmanager
@@ -127,7 +104,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     options = parser.parse_args()
     settings = {"max_new_tokens": options.tokens, "draft_tokens": "3"}
-    with served() as url, chromium() as browser:
+    with served() as server, chromium() as browser:
+        url = server.url
         paints = []
         for _ in range(3):
             context = browser.new_context()

@@ -20,8 +20,8 @@ FRAME = 0.125
 
 def main() -> None:
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-    with served() as url, chromium() as browser:
-        page = open_page(browser.new_context(**looks), url, max_new_tokens=160)
+    with served() as server, chromium() as browser:
+        page = open_page(browser.new_context(**looks), server.url, max_new_tokens=160)
         for question in (*WARM_UP, QUESTION):
             race(page, question)
         page.evaluate("scrollTo(0, 0)")

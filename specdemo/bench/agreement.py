@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.engine.drafters import Forward, Reply
@@ -13,23 +13,7 @@ from specdemo.models.load import LoadedPair, require_same_vocabulary
 from specdemo.session import Session
 from specdemo.settings import Settings
 
-TOGETHER = 16
-"""Tokens that are read in one forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Over the greedy answers of the reference: places, places where the other chooses the same
-    token after the same text, and answers in which it does so everywhere."""
-
-    prompts: int
-    tokens: int
-    agreed: int
-    identical: int
-
-    @property
-    def share(self) -> float:
-        return self.agreed / self.tokens
+TOGETHER = 16  # tokens that are read in one forward
 
 
 class Choices(Request):
@@ -49,9 +33,13 @@ class Choices(Request):
 
 def agreement(
     reference: LoadedPair, other: LoadedPair, prompts: Sequence[BenchPrompt], settings: Settings
-) -> Agreement:
-    """Let `reference` answer, and ask `other` along its answers; one after the other, so that one
-    of them is in memory. Raises BadInput where their tokens mean different strings."""
+) -> dict[str, float]:
+    """Let `reference` answer greedily, and ask `other` along its answers; one after the other, so
+    that one of them is in memory. Gives, as JSON has it, `tokens`, those where the other
+    chooses the same after the same text, and the answers in which it does so everywhere.
+
+    Raises BadInput where their tokens mean different strings.
+    """
     names = reference.info.target, other.info.target
     require_same_vocabulary(reference.tokenizer, other.tokenizer, *names)
     settings = replace(settings, temperature=0.0, drafter="auto")
@@ -60,9 +48,12 @@ def agreement(
         for prompt in prompts:
             *_, trace = session.answer(prompt.instruction, settings)
             answers.append(trace.token_ids)
-    same = []
+    tokens, agreed, identical = sum(map(len, answers)), 0, 0
     with Session(other) as session:
         for prompt, answer in zip(prompts, answers, strict=True):
             chosen = session.result_of(Choices, prompt.instruction, settings, answer)
-            same.append([one == two for one, two in zip(chosen, answer, strict=True)])
-    return Agreement(len(same), sum(map(len, same)), sum(map(sum, same)), sum(map(all, same)))
+            same = [one == two for one, two in zip(chosen, answer, strict=True)]
+            agreed += sum(same)
+            identical += all(same)
+    figures = {"prompts": len(answers), "tokens": tokens, "agreed": agreed, "identical": identical}
+    return figures | {"agreement": agreed / tokens}

@@ -4,54 +4,52 @@ test that it is lossless, of our pair and of a peer."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
 from pydantic.dataclasses import dataclass
-from tqdm import tqdm
 
 from specdemo.bench.prompts import PromptOptions
 from specdemo.cli import (
-    FAILURE,
     answer_options,
     check_output,
     load_pair,
     options_of,
+    progress_bar,
     write_json,
 )
 from specdemo.errors import RequestFailed
+from specdemo.models.progress import Progress
 from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
-from specdemo.terminal import printable, say, show, text, where
+from specdemo.terminal import printable, show, where
 from specdemo.trace import as_json
 
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
-    from specdemo.bench.report import Report
+    from specdemo.bench.peers import Peer
+    from specdemo.models.load import LoadedPair
+    from specdemo.session import Session
     from specdemo.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchOptions(PromptOptions):
-    html: str | None = option(
-        None, "write the report as one self-contained page with figures", metavar="FILE"
-    )
+    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
     repeats: whole(1, 99) = option(1, "runs of each prompt; medians count", metavar="R")
     reference: str | None = option(
-        None,
-        "measure how often the target chooses as that of this pair, and nothing else",
-        metavar="PAIR",
+        None, "only compare the target's choices with those of this pair", metavar="PAIR"
     )
-    record: str | None = option(
-        None, "record answers for --replay, and measure nothing", metavar="FILE"
-    )
+    record: str | None = option(None, "only record answers for --replay", metavar="FILE")
     replay: str | None = option(
         None, "decode recorded answers again over cost tables, without a clock", metavar="FILE"
     )
     costs: str | None = option(
         None,
-        "cost table of --replay: of bench/cost_tables.json, or a file like it",
+        "for --replay, of cost_tables.json or a file like it",
         metavar="NAME|FILE",
         unset="all",
     )
@@ -78,43 +76,42 @@ def bench(
     elif asked.record or asked.replay:
         result = _replay(asked, choice, settings, out)
     else:
-        report = _bench(asked, choice, settings, out)
-        if not report.rows:
-            raise RequestFailed(f"None of the prompts could be run: {report.skipped[0].reason}")
-        if asked.html:
-            Path(asked.html).write_text(report.page(), encoding="utf-8")
-        result = report.as_dict()
+        result = _bench(asked, choice, settings, out)
     if json_file:
         write_json(as_json(result), json_file)
 
 
-def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> Report:
-    """Prints what `race.bench` yields as it comes, and its report."""
-    from specdemo.bench import peers, race
-    from specdemo.bench.report import Row, Skipped
+def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
+    """Measures, prints the report's tables and writes its page."""
+    from specdemo.bench import report
+
+    prompts = asked.read()
+    with _opened(asked, choice, settings) as (_, session, peers), progress_bar() as bar:
+        for event in report.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
+            if isinstance(event, Progress):
+                bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
+    for title, table in reversed(report.tables(event).items()):
+        show(title, table, out)
+    if not event["rows"]:
+        raise RequestFailed("None of the prompts could be run.")
+    if asked.html:
+        Path(asked.html).write_text(report.page(event), encoding="utf-8")
+    return event
+
+
+@contextmanager
+def _opened(
+    asked: PromptOptions, choice: ModelChoice, settings: Settings
+) -> Iterator[tuple[LoadedPair, Session, list[Peer]]]:
+    """The chosen pair, which is intact, a session of it, and the peers that are asked for."""
+    from specdemo.bench.peers import peers_of
     from specdemo.session import Session
 
-    prompts, loaded = asked.read(), load_pair(choice)
-    form = "{percentage:3.0f}% |{bar:24}| {desc}"
-    with Session(loaded) as session, tqdm(leave=False, disable=None, bar_format=form) as bar:
-        session.require_intact()
-        say(f"{session.info.target}, draft model: {session.info.draft or 'none'}", out)
+    loaded = load_pair(choice)
+    with Session(loaded) as session:
+        loaded.check.require()
         properties = session.target_properties(settings.numerics)
-        others = peers.peers_of(asked.peers or (), loaded, properties)
-        more = {"repeats": asked.repeats, "peers": list(peers.fitting(others))}
-        for event in race.bench(session, prompts, settings, **more):
-            if isinstance(event, race.Step):
-                bar.total, bar.n = event.total, event.done
-                bar.set_description_str(printable(event.text, keep=""))
-            elif isinstance(event, Skipped):
-                say(f"skipped {event.id}: {event.reason}", out)
-            elif isinstance(event, Row):
-                figures = f"{event.figures.tokens} tokens, speed-up {text(event.figures.speedup)}"
-                same = f"identical: {text(event.identical)}"
-                say(f"{event.task} {event.id}: {figures}, {same}", out)
-    for title, table in reversed(event.tables().items()):
-        show(title, table, out)
-    return event
+        yield loaded, session, list(peers_of(asked.peers or (), loaded, properties))
 
 
 def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
@@ -127,15 +124,10 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     loaded = load_pair(replace(choice, draft=NO_DRAFT if choice.pair else ""))
     compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
-    names = loaded.info.name, compared.info.name
-    measured.remember("agreement", " ".join(names), found.share)
-    say(
-        f"{names[0]} chooses the token of {names[1]} at {100 * found.share:.1f} % of "
-        f"{found.tokens} places; {found.identical} of {found.prompts} answers are the same",
-        out,
-    )
-    pairs = dict(zip(("pair", "reference"), names, strict=True))
-    return pairs | asdict(found) | {"agreement": found.share}
+    names = {"pair": loaded.info.name, "reference": compared.info.name}
+    measured.remember("agreement", " ".join(names.values()), found["agreement"])
+    show("Tokens that both would choose", [names | found], out)
+    return names | found
 
 
 def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> list:
@@ -149,10 +141,8 @@ def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: T
     loaded = load_pair(choice)
     if asked.record:
         with Session(loaded) as session:
-            records = list(replay.record(session, asked.read(), settings))
-        replay.write_records(records, asked.record)
-        if not asked.replay:
-            return []
+            recorded = list(replay.record(session, asked.read(), settings))
+        replay.write_records(recorded, asked.record)
     rows = list(replay.replay_all(records, tables, loaded, asked.without or ()))
     show("Speed-up by cost table", rows, out)
     return rows
@@ -163,47 +153,39 @@ def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: T
 @answer_options
 def audit(
     asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
-) -> int:
+) -> None:
     from specdemo.bench import audit as audits
-    from specdemo.bench import peers
-    from specdemo.session import Session
+    from specdemo.bench.peers import to_audit
 
     chosen = asked.read()
     sampled = audits.sampled_settings(settings)
-    loaded = load_pair(choice)
-    with Session(loaded) as session:
-        session.require_intact()
-        properties = session.target_properties(settings.numerics)
-        others = peers.peers_of(asked.peers or (), loaded, properties)
+    with _opened(asked, choice, settings) as (loaded, session, peers):
         found = audits.audit(
             session,
             chosen,
             settings,
             draws=asked.draws,
             stop_ids=loaded.stop_ids,
-            peers=peers.to_audit(others, sampled.draft_tokens),
+            peers=to_audit(peers, sampled.draft_tokens),
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
         write_json(as_json(found), json_file)
     if not found.lossless:
-        click.echo("specdemo: speculative decoding changes the output of this pair", err=True)
-        return FAILURE
-    return 0
+        raise RequestFailed("Speculative decoding changes the output of this pair.")
 
 
 def _show_audit(audit: Audit, out: TextIO) -> None:
     compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
     compared |= {f"{name}, greedy": peer["greedy"] for name, peer in audit.peers.items()}
+    rows = []
     for name, one in compared.items():
-        if one is not None:
-            same = f"{one.identical} of {one.prompts} answers identical"
-            say(f"{name}: {same} to autoregressive decoding ({one.tokens} tokens)", out)
-            for id, difference in one.differences[:10]:
-                say(f"  {id}: {where(difference)}", out)
-    for name, peer in audit.peers.items():
-        say(f"{name}: {peer['note']}", out)
+        if one:
+            parted = "; ".join(f"{id}: {where(place)}" for id, place in one.differences)
+            rows.append({"": name, **asdict(one), "differences": parted})
+    show("Answers, against autoregressive decoding", rows, out)
+    notes = [{"": name, "note": peer["note"]} for name, peer in audit.peers.items()]
+    show("Other engines", notes, out)
     cells = [*audit.sampling_cells, *(peer["sampling"] for peer in audit.peers.values())]
     first = {"drafter": "", "coupling": "", "batched": ""}
-    table = [first | cell for cell in cells if cell]
-    show("Sampling, against the exact distribution", table, out)
+    show("Sampling, against the exact distribution", [first | cell for cell in cells if cell], out)

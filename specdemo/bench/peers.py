@@ -1,8 +1,5 @@
-"""Other engines on the same models and prompts, for `bench` and `audit` to compare with.
-
-An engine is a function of `ENGINES`, which yields how it can run a pair; its package is imported
-only when it is asked for. docs/reference/benchmark.md says what each of them runs.
-"""
+"""Other engines on the same models and prompts: each is a function of `ENGINES`, which yields the
+ways in which it can run a pair, and imports its package. docs/reference/benchmark.md lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -31,10 +27,7 @@ LENGTHS = {"autoregressive": (None,), "speculative": (2, 3, 5), "prompt-lookup":
 """The modes, and the draft lengths that bench tries with each."""
 
 LOOKUP_NGRAM = 3
-
-MEMORY_PER_WEIGHT_BYTE = 1.6
-"""Of a compiled pipeline of OpenVINO GenAI, over the size of its weights on disk: measured 1.2 to
-1.5."""
+MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline of OpenVINO GenAI: measured 1.2 to 1.5
 
 Answer = tuple[tuple[int, ...], float]
 """Token ids, with the stop token, and the seconds from the first to the last."""
@@ -42,40 +35,32 @@ Answer = tuple[tuple[int, ...], float]
 Generate = Callable[[int | None, list[int], Settings], Answer]
 """(draft length, the prompt's token ids, settings)."""
 
-Pipeline = tuple[str, str, dict[str, str], Callable[[], Generate], float]
-"""A mode, what tells it from others of the same mode, its settings, what loads it, and how many
-bytes of memory it will need."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """One way of an engine to run a pair, with one draft length; `name` is ENGINE/MODE, `memory` in
-    bytes what it needs. Its pipeline is not in memory before the first answer."""
+    """One way of an engine to run a pair; `name` is ENGINE/MODE, `kind` tells it from others of
+    that name, `load` makes its pipeline when it is first asked, `length` is its draft length."""
 
     loaded: LoadedPair
     name: str
-    length: int | None
     kind: str
     properties: dict[str, str]
-    load: Any
-    memory: float = 0.0
-
-    @property
-    def variant(self) -> str:
-        return f"K={self.length}" if self.length else self.kind
+    load: Callable[[], Generate]
+    length: int | None = None
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"variant": self.variant, **self.properties}
+        variant = f"K={self.length}" if self.length else self.kind
+        return {"variant": variant, **self.properties}
 
     def answer(self, instruction: str, settings: Settings) -> Answer:
         """Raises RequestFailed with what the engine says."""
         ids = self.loaded.template.render(instruction, self.loaded.tokenizer)
         try:
             return self.load()(self.length, list(ids), settings)
-        except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise RequestFailed(f"{self.name} failed: {lines[-1].strip()[:200]}") from error
+        except Exception as error:
+            last = (str(error).strip() or repr(error)).splitlines()[-1]
+            raise RequestFailed(f"{self.name} failed: {last[:200]}") from error
 
     def close(self) -> None:
         """Free the memory of the pipeline."""
@@ -88,23 +73,9 @@ def peers_of(
     """All ways of these engines, with our target's `properties` and every draft length. Raises
     BadInput for a pair that an engine cannot run, MissingPackage."""
     for engine in engines:
-        for mode, kind, own, load, memory in ENGINES[engine](loaded, properties):
-            load = cache(load)
-            for length in LENGTHS[mode.removesuffix("/default")]:
-                yield Peer(loaded, f"{engine}/{mode}", length, kind, own, load, memory)
-
-
-def fitting(peers: Iterable[Peer]) -> Iterator[Peer]:
-    """Those that memory has room for at once; what is left out is said on stderr."""
-    room = 0.9 * available_bytes()
-    for _, group in groupby(peers, key=lambda peer: peer.load):
-        ways = list(group)
-        if ways[0].memory > room:
-            gigabytes = f"{ways[0].memory / 1e9:.1f} GB of {room / 1e9:.1f} GB free"
-            say(f"{ways[0].name} ({ways[0].kind}) was left out: {gigabytes}", sys.stderr)
-            continue
-        room -= ways[0].memory
-        yield from ways
+        for way in ENGINES[engine](loaded, properties):
+            for length in LENGTHS[way.name.split("/")[1]]:
+                yield replace(way, length=length)
 
 
 def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
@@ -116,56 +87,50 @@ def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
     return list(found.values())
 
 
-def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
+def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """OpenVINO GenAI on the same IR files: each mode with our target's `properties`, then
     (`/default`) with the plugin's own."""
     if isinstance(loaded.target_xml, Checkpoint) or isinstance(loaded.draft_xml, Checkpoint):
-        raise BadInput(
-            "--peers openvino-genai runs IR; this pair is on a torch device: choose --peers "
-            "transformers, or devices of OpenVINO's."
-        )
-    ways = [(mode, "PA") for mode in LENGTHS if mode != "speculative" or loaded.draft_xml]
+        raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
+    ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
+    if loaded.draft_xml:
+        ways.append(("speculative", "PA"))
     for suffix, wanted in (("", properties), ("/default", {})):
         # Where our target runs with the plugin's own properties, both sets are the same.
-        for mode, backend in [*ways, ("autoregressive", "SDPA")] if wanted or suffix else ():
-            weights = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
-            size = sum(xml.with_suffix(".bin").stat().st_size for xml in weights)
-            load = partial(_load_genai, loaded, mode, wanted, backend)
-            memory = MEMORY_PER_WEIGHT_BYTE * size
-            yield mode + suffix, f"{backend} backend", wanted, load, memory
+        for mode, backend in ways if wanted or suffix else ():
+            load = cache(partial(_load_genai, loaded, mode, wanted, backend))
+            name = f"openvino-genai/{mode}{suffix}"
+            yield Peer(loaded, name, f"{backend} backend", wanted, load)
 
 
 def _load_genai(
     loaded: LoadedPair, mode: str, properties: dict[str, str], backend: str
 ) -> Generate:
+    """Seconds are those of GenAI's own metrics."""
     import openvino_genai as genai
 
-    options: dict[str, Any] = {}
+    models = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
+    size = sum(xml.with_suffix(".bin").stat().st_size for xml in models)
+    needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
+    if needed > 0.9 * free:
+        raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
+    options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
     if mode == "speculative":
         draft = str(loaded.draft_xml.parent), loaded.draft_device
-        options["draft_model"] = genai.draft_model(*draft, **properties)
+        options = {"draft_model": genai.draft_model(*draft, **properties)}
     elif mode == "prompt-lookup":
-        options["prompt_lookup"] = True
-    else:
-        options["ATTENTION_BACKEND"] = backend
+        options = {"prompt_lookup": True}
     target = str(loaded.target_xml.parent), loaded.device
     pipeline = genai.LLMPipeline(*target, **properties, **options)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
-        """Seconds are those of GenAI's own metrics."""
-        config = genai.GenerationConfig()
+        config = genai.GenerationConfig(**_sampling(settings, 2**64 - 1), rng_seed=settings.seed)
         config.max_new_tokens = settings.max_new_tokens
         config.stop_token_ids = set(loaded.stop_ids)
-        if settings.temperature:
-            config.do_sample = True
-            config.temperature, config.top_p = settings.temperature, settings.top_p
-            config.rng_seed = settings.seed
-            if settings.top_k:
-                config.top_k = settings.top_k
         if length is not None:
             config.num_assistant_tokens = length
-            if mode == "prompt-lookup":
-                config.max_ngram_size = LOOKUP_NGRAM
+        if mode == "prompt-lookup":
+            config.max_ngram_size = LOOKUP_NGRAM
         prompt = np.array([ids], np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(prompt), ov.Tensor(np.ones_like(prompt)))
         result = pipeline.generate(inputs, config)
@@ -175,21 +140,28 @@ def _load_genai(
     return generate
 
 
-def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
+def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
+    """The options that OpenVINO GenAI and transformers share; `unlimited` is their top-k for all
+    tokens."""
+    if not settings.temperature:
+        return {"do_sample": False}
+    options = {"temperature": settings.temperature, "top_p": settings.top_p}
+    return {"do_sample": True, "top_k": settings.top_k or unlimited, **options}
+
+
+def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """llama.cpp on the GGUF file of the embedded target; the `properties` say nothing here."""
     try:
         import llama_cpp
     except ImportError as error:
-        raise MissingPackage(
-            "--peers llama-cpp needs llama-cpp-python: pip install llama-cpp-python."
-        ) from error
+        message = "--peers llama-cpp needs llama-cpp-python: pip install llama-cpp-python."
+        raise MissingPackage(message) from error
     if not Path(loaded.target_xml).with_name(SOURCE).is_file():
-        raise BadInput(
-            "--peers llama-cpp runs the GGUF file of the embedded pair: --pair embedded."
-        )
+        raise BadInput("--peers llama-cpp runs the embedded pair's GGUF file: --pair embedded.")
     settings = {"llama-cpp-python": llama_cpp.__version__, "threads": str(processors())}
     for mode in ("autoregressive", "prompt-lookup"):
-        yield mode, "Q4_1", settings, partial(_load_llama, loaded, mode), 0.0
+        load = cache(partial(_load_llama, loaded, mode))
+        yield Peer(loaded, f"llama-cpp/{mode}", "Q4_1", settings, load)
 
 
 def _load_llama(loaded: LoadedPair, mode: str) -> Generate:
@@ -221,18 +193,15 @@ def _load_llama(loaded: LoadedPair, mode: str) -> Generate:
     return generate
 
 
-def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pipeline]:
+def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """transformers on the same checkpoints; all modes share one copy of the weights, in the type of
     our target's `properties`. A draft model on no torch device is left out."""
     if not isinstance(loaded.target_xml, Checkpoint):
-        raise BadInput(
-            f"--peers transformers runs checkpoints; --device {loaded.device} runs IR: choose "
-            "--device torch:cpu or another of torch's."
-        )
+        raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     from specdemo.engine import torch_model
 
     target = torch_model.load_module(loaded.target_xml, loaded.device, properties["dtype"])
-    drafts = {mode: None for mode in LENGTHS if mode != "speculative"}
+    drafts = {"autoregressive": None, "prompt-lookup": None}
     if isinstance(loaded.draft_xml, Checkpoint):
         fast = dict(torch_model.properties(loaded.draft_device, exact=False))
         draft = torch_model.load_module(loaded.draft_xml, loaded.draft_device, fast["dtype"])
@@ -243,14 +212,13 @@ def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pi
     settings = {"dtype": str(target.dtype), "device": str(target.device)}
     kind = settings["dtype"].removeprefix("torch.")
     for mode, draft in drafts.items():
-        generate = partial(_generate, loaded, target, draft)
-        yield mode, kind, settings, lambda generate=generate: generate, 0.0
+        load = cache(partial(partial, _generate, loaded, (target, draft)))
+        yield Peer(loaded, f"transformers/{mode}", kind, settings, load)
 
 
 def _generate(
     loaded: LoadedPair,
-    target: Any,
-    draft: Any,
+    models: tuple[Any, Any],
     length: int | None,
     ids: list[int],
     settings: Settings,
@@ -259,9 +227,8 @@ def _generate(
     favour."""
     import torch
 
-    options: dict[str, Any] = {"do_sample": settings.temperature > 0}
-    if settings.temperature:
-        options |= {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k")}
+    target, draft = models
+    options = _sampling(settings, 0)
     if draft is not None:
         options["assistant_model"] = draft
         draft.generation_config.num_assistant_tokens = length
@@ -285,8 +252,4 @@ def _generate(
     return tuple(answer[0, len(ids) :].tolist()), seconds
 
 
-ENGINES = {
-    "openvino-genai": _genai,
-    "llama-cpp": _llama,
-    "transformers": _transformers,
-}
+ENGINES = {"openvino-genai": _genai, "llama-cpp": _llama, "transformers": _transformers}

@@ -31,18 +31,16 @@ class BenchPrompt:
 
 
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
-    """The prompts of a JSONL file, in file order; blank lines are skipped and other keys ignored.
-
-    Raises BadInput, naming the line, for what is no prompt and for an id that comes twice.
-    """
+    """The prompts of a JSONL file; blank lines are skipped and other keys ignored. Raises BadInput,
+    naming the line, for what is no prompt and for an id that comes twice."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        # Only newlines end a line: str.splitlines would split at separators that JSON may hold.
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--prompts {path} cannot be read: {error}.") from error
     adapter = TypeAdapter(BenchPrompt)
     prompts: dict[str, BenchPrompt] = {}
-    # Only newlines end a line: str.splitlines would also split at separators that JSON may hold.
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -67,8 +65,7 @@ class PromptOptions:
     limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
     peers: listed("openvino-genai", "llama-cpp", "transformers") | None = option(
         None,
-        "also run other engines on the same files: openvino-genai and llama-cpp, or on torch "
-        "devices transformers",
+        "also run openvino-genai and llama-cpp, or on torch devices transformers",
         metavar="NAME[,NAME]",
     )
 

@@ -1,29 +1,40 @@
-"""A benchmark's report: what was run, the figures that follow from it, as tables, JSON and one HTML
-page."""
+"""Runs a benchmark as one generator, and shows its report: a dict as JSON has it, as tables and as
+one HTML page."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import median_low
+from time import perf_counter
 from typing import Any
 
 from specdemo import __version__
+from specdemo.bench.peers import Answer, Peer
+from specdemo.bench.prompts import WARM_UP, BenchPrompt
+from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.machine import describe
+from specdemo.models.progress import Progress
 from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.terminal import Table, text, where
-from specdemo.trace import PairInfo, Summary, Trace, as_json, combined, over
+from specdemo.trace import PairInfo, Summary, Trace, as_json, combined, over, summarize
 
-PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers", "tokenizers", "numpy")
-TORCH_PACKAGES = ("torch", "transformers")
-DETAILS = "total skipped repeats stopped created seconds".split()
+PILOT_PROMPTS = 3
+"""Answered by every variant of a peer; the fastest then answers all prompts."""
+
+WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
+
+PACKAGES = "openvino openvino-genai openvino-tokenizers tokenizers numpy torch transformers".split()
+BARS = ("speedup", "milliseconds", "tokens_per_s")
+"""Columns that the page draws as bars."""
 
 
 @dataclass(frozen=True)
@@ -38,172 +49,207 @@ class Measurement:
     @staticmethod
     def here(session: Session, settings: Settings) -> dict[str, Any]:
         """The fields of a measurement on this machine."""
-        used = (*PACKAGES, *(package for package in TORCH_PACKAGES if package in sys.modules))
         versions = {"specdemo": __version__, "python": platform.python_version()}
-        versions |= {package: metadata.version(package) for package in used}
+        for package in PACKAGES:
+            if package not in ("torch", "transformers") or package in sys.modules:
+                versions[package] = metadata.version(package)
         head = {"machine": describe(), "versions": versions, "pair": session.info}
         return {**head, "settings": settings}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt: the traces of its races, and the medians of their figures."""
+def bench(
+    session: Session,
+    prompts: Sequence[BenchPrompt],
+    settings: Settings,
+    *,
+    repeats: int = 1,
+    peers: Sequence[Peer] = (),
+    stop: threading.Event | None = None,
+) -> Iterator[Progress | dict[str, Any]]:
+    """Run `prompts`. Yields Progress, in prompts, before each piece of work; after each prompt the
+    report with the `rows` so far; last, always, the whole report, which also has `details`.
 
-    id: str
-    task: str
-    traces: tuple[Trace, ...]
-    figures: Summary
+    The medians of `repeats` runs of a prompt make its row. A prompt's answer, its baseline and then
+    the peers run one after another before the next prompt. Setting `stop` ends within one forward
+    of ours (or one answer of a peer).
+    """
+    stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(prompts)
+    rows: list[dict[str, Any]] = []
+    figures: list[Summary] = []
+    ours: list[tuple[int, ...]] = []
+    details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
+    report = {**Measurement.here(session, settings), "rows": rows}
+    answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+    yield Progress("warming up", 0, total)
+    short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
+    list(session.race(WARM_UP, short, stop=stop))
+    for step in _ask(answers, WARM_UP, short, details["skipped"], stop):
+        yield Progress(step, 0, total)
+    answers = {peer: [] for peer in answers}
+    for done, prompt in enumerate(prompts, start=1):
+        yield Progress(f"{prompt.task}: {prompt.id}", done, total)
+        traces = []
+        try:
+            for _ in range(repeats):
+                *_, trace = session.race(prompt.instruction, settings, stop=stop)
+                traces.append(trace)
+        except BadInput as error:
+            details["skipped"][prompt.id] = str(error)
+            continue
+        if trace.identical is None:
+            break
+        report["pair"] = trace.pair
+        ours.append(trace.token_ids)
+        figures.append(combined(map(summarize, traces), median_low))
+        rows.append(row_of(prompt, traces, figures[-1]))
+        if not rows[-1]["identical"]:
+            parted = [where(trace.difference) for trace in traces if not trace.identical]
+            details["differences"][prompt.id] = parted[0]
+        yield report
+        for step in _ask(answers, prompt.instruction, settings, details["skipped"], stop):
+            yield Progress(f"{step}: {prompt.id}", done, total)
+        if len(rows) == PILOT_PROMPTS:
+            answers = _fastest(answers)
+    report["summary"] = summary_of(rows, figures)
+    report["peers"] = _peers(_fastest(answers), ours, settings)
+    details |= {"stopped": stop.is_set(), "total": combined(figures)}
+    details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
+    yield report | {"details": details | {"seconds": perf_counter() - since}}
 
-    @property
-    def identical(self) -> bool:
-        return all(trace.identical for trace in self.traces)
 
-    @property
-    def difference(self) -> str:
-        """Where answer and baseline part, in the first race in which they do."""
-        return next(filter(None, (where(trace.difference) for trace in self.traces)), "")
+def _ask(
+    answers: dict[Peer, list[Answer]],
+    instruction: str,
+    settings: Settings,
+    skipped: dict[str, str],
+    stop: threading.Event,
+) -> Iterator[str]:
+    """Adds every peer's answer; one that fails is skipped from then on. Yields what comes next."""
+    for peer in list(answers):
+        variant = f"{peer.name} ({peer.settings['variant']})"
+        yield variant
+        if stop.is_set():
+            return
+        try:
+            answers[peer].append(peer.answer(instruction, settings))
+        except RequestFailed as error:
+            del answers[peer]
+            skipped[variant] = str(error)
 
-    def as_dict(self) -> dict[str, Any]:
-        """As the contract has it. `tokens` counts the whole answer; rates that an answer of a
-        single token does not have are None."""
-        return {
-            "id": self.id,
-            "task": self.task,
-            "tokens": len(self.traces[0].token_ids),
-            "autoregressive_s": self.figures.baseline_decode_seconds,
-            "speculative_s": self.figures.decode_seconds,
-            "speedup": self.figures.speedup,
-            "acceptance_rate": self.figures.acceptance_rate,
-            "tokens_per_round": self.figures.tokens_per_round,
-            "identical": self.identical,
+
+def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:
+    """The fastest variant of each peer that answered anything."""
+    slowest_first = sorted(answers, key=lambda peer: _tokens_per_s(answers[peer]))
+    best = {peer.name: peer for peer in slowest_first if answers[peer]}
+    return {peer: answers[peer] for peer in answers if best.get(peer.name) is peer}
+
+
+def _peers(
+    answers: dict[Peer, list[Answer]], ours: Sequence[tuple[int, ...]], settings: Settings
+) -> dict[str, dict[str, Any]]:
+    found = {}
+    for peer, given in answers.items():
+        same = all(one == own for (one, _), own in zip(given, ours, strict=False))
+        # Two engines draw different random numbers: sampled answers are not compared.
+        found[peer.name] = {
+            "tokens_per_s": _tokens_per_s(given),
+            "settings": peer.settings,
+            "identical": None if settings.temperature else same,
         }
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A prompt or a peer that could not be run, and why (one sentence)."""
-
-    id: str
-    reason: str
+def _tokens_per_s(answers: Sequence[Answer]) -> float:
+    """Of decoding: the first token of an answer comes from its prefill."""
+    tokens = sum(len(ids) - 1 for ids, _ in answers)
+    return over(tokens, sum(seconds for _, seconds in answers)) or 0.0
 
 
-@dataclass(frozen=True)
-class Report(Measurement):
-    """A whole benchmark, finished or (`stopped`) with what was measured until then. Rates are
-    totals over totals, never means of rates. `peers` are as the contract has them."""
-
-    rows: tuple[Row, ...]
-    peers: dict[str, dict[str, Any]]
-    skipped: tuple[Skipped, ...]
-    repeats: int
-    stopped: bool
-    created: str
-    seconds: float
-
-    @cached_property
-    def total(self) -> Summary:
-        return combined(row.figures for row in self.rows)
-
-    @property
-    def identical(self) -> bool | None:
-        return all(row.identical for row in self.rows) if self.rows else None
-
-    @property
-    def worst_prompt_speedup(self) -> float | None:
-        return min((row.figures.speedup for row in self.rows if row.figures.speedup), default=None)
-
-    @cached_property
-    def speedup_by_task(self) -> dict[str, float | None]:
-        tasks: dict[str, list[Summary]] = {}
-        for row in self.rows:
-            tasks.setdefault(row.task, []).append(row.figures)
-        return {task: combined(figures).speedup for task, figures in tasks.items()}
-
-    def as_dict(self) -> dict[str, Any]:
-        """As the contract has it; what it does not name is in `details`."""
-        total = self.total
-        return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(Measurement)},
-            "rows": [row.as_dict() for row in self.rows],
-            "summary": {
-                "speedup": total.speedup,
-                "speedup_by_task": self.speedup_by_task,
-                "worst_prompt_speedup": self.worst_prompt_speedup,
-                "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
-                "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
-                "acceptance_rate": total.acceptance_rate,
-                "tokens_per_round": over(total.decoded, total.decode_rounds),
-                "identical": self.identical,
-                "prompts": len(self.rows),
-                "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
-                "cpu_seconds_per_token": {
-                    "autoregressive": total.baseline_cpu_seconds_per_token,
-                    "speculative": over(total.cpu_seconds, total.decoded),
-                },
-            },
-            "peers": self.peers,
-            "details": {name: getattr(self, name) for name in DETAILS}
-            | {"differences": {row.id: row.difference for row in self.rows if row.difference}},
-        }
-
-    def tables(self) -> dict[str, Table]:
-        """The report as tables by their titles, the most important one first."""
-        total, data = self.total, json.loads(to_json(self))
-        summary, details = data["summary"], data["details"]
-        by_task, cpu = summary.pop("speedup_by_task"), summary.pop("cpu_seconds_per_token")
-        summary |= {f"speedup, {task}": speedup for task, speedup in by_task.items()}
-        summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
-        plain = over(total.baseline_joules, total.baseline_decoded)
-        summary["joules per token, autoregressive"] = plain
-        summary["joules per token, speculative"] = over(total.joules, total.decoded)
-        facts = {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
-        facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
-        peers = []
-        for name, peer in self.peers.items():
-            # Like is compared with like: a peer's autoregressive decoding with ours.
-            plain = "/autoregressive" in name
-            ours = total.baseline_tokens_per_second if plain else total.tokens_per_second
-            shown = {"settings": _listed(peer["settings"])}
-            shown["ours is"] = over(ours, peer["tokens_per_s"])
-            peers.append({"peer": name, **peer, **shown})
-        return {
-            "Summary": [
-                {"": name.replace("_", " "), "figure": value} for name, value in summary.items()
-            ],
-            "Other engines": peers,
-            "How this was measured": [
-                {"": name, "value": value}
-                for name, value in ({"machine": self.machine} | facts).items()
-            ],
-            "Prompts": [{**row.as_dict(), "": row.difference} for row in self.rows],
-        }
-
-    def page(self) -> str:
-        """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
-        plotly's own output is escaped."""
-        from jinja2 import Environment, FileSystemLoader
-        from plotly.offline import get_plotlyjs
-
-        from specdemo.bench.figures import all_figures
-
-        environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-        environment.filters["text"] = text
-        look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
-        return environment.get_template("report.html.j2").render(
-            report=self,
-            tables=self.tables(),
-            figures=[figure.to_html(**look) for figure in all_figures(self)],
-            plotlyjs=get_plotlyjs(),
-        )
+def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> dict[str, Any]:
+    """One prompt: `figures` are the medians of its races. `tokens` counts the whole answer; rates
+    that an answer of a single token does not have are None."""
+    return {
+        "id": prompt.id,
+        "task": prompt.task,
+        "tokens": len(traces[0].token_ids),
+        "autoregressive_s": figures.baseline_decode_seconds,
+        "speculative_s": figures.decode_seconds,
+        "speedup": figures.speedup,
+        "acceptance_rate": figures.acceptance_rate,
+        "tokens_per_round": figures.tokens_per_round,
+        "identical": all(trace.identical for trace in traces),
+    }
 
 
-def traces_of(rows: Iterable[Row]) -> list[Trace]:
-    return [trace for row in rows for trace in row.traces]
+def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> dict[str, Any]:
+    """What the rows, and their figures, come to: totals over totals, never means of rates."""
+    total = combined(figures)
+    tasks: dict[str, list[Summary]] = {}
+    for row, one in zip(rows, figures, strict=True):
+        tasks.setdefault(row["task"], []).append(one)
+    return {
+        "speedup": total.speedup,
+        "speedup_by_task": {task: combined(found).speedup for task, found in tasks.items()},
+        "worst_prompt_speedup": min(filter(None, (row["speedup"] for row in rows)), default=None),
+        "autoregressive_tokens_per_s": total.baseline_tokens_per_second,
+        "speculative_tokens_per_s": over(total.decoded, total.decode_seconds),
+        "acceptance_rate": total.acceptance_rate,
+        "tokens_per_round": over(total.decoded, total.decode_rounds),
+        "identical": all(row["identical"] for row in rows) if rows else None,
+        "prompts": len(rows),
+        "outside_inference_fraction": over(total.outside_seconds, total.decode_seconds),
+        "cpu_seconds_per_token": {
+            "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
+            "speculative": over(total.cpu_seconds, total.decoded),
+        },
+    }
+
+
+def tables(report: dict[str, Any]) -> dict[str, Table]:
+    """A report as tables by their titles, the most important one first."""
+    data = json.loads(as_json(report))
+    summary, details = data["summary"], data["details"]
+    total, cpu = details["total"], summary.pop("cpu_seconds_per_token")
+    by_task = summary.pop("speedup_by_task").items()
+    summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
+    ways = ("autoregressive", "speculative")
+    spent = {f"{way} decoding": over(1.0, summary[f"{way}_tokens_per_s"]) for way in ways}
+    parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}
+    for name, part in parts.items():
+        spent[name] = over(total[f"{part}_seconds"], total["decoded"])
+    own = {"settings": {}, "identical": None}
+    ours = {
+        f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in ways
+    }
+    peers = ours | data["peers"] if data["peers"] else {}
+    facts = {"machine": data["machine"]}
+    facts |= {name: _listed(data[name]) for name in ("pair", "settings", "versions")}
+    facts |= {name: details[name] for name in ("repeats", "created", "seconds")}
+    parted = details["differences"]
+    return {
+        "Summary": [{"": name.replace("_", " "), "is": value} for name, value in summary.items()],
+        "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
+        "Time of a token": [
+            {"": name, "milliseconds": seconds and 1e3 * seconds} for name, seconds in spent.items()
+        ],
+        "Other engines on the same files": [
+            {"": name, **peer, "settings": _listed(peer["settings"])}
+            for name, peer in peers.items()
+        ],
+        "How this was measured": [{"": name, "is": value} for name, value in facts.items()],
+        "Prompts": [{**row, "": parted.get(row["id"], "")} for row in data["rows"]],
+        "Left out": [{"": id, "because": reason} for id, reason in details["skipped"].items()],
+    }
+
+
+def page(report: dict[str, Any]) -> str:
+    """One self-contained HTML page. Everything is escaped."""
+    from jinja2 import Template
+
+    source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+    names = {"tables": tables(report), "bars": BARS, "text": text}
+    return Template(source, autoescape=True).render(report, **names)
 
 
 def _listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
-
-
-def to_json(report: Report) -> str:
-    return as_json(report.as_dict())

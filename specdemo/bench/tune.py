@@ -19,10 +19,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import Table
 from specdemo.trace import combined, summarize
 
-TOKENS = 64
-"""Longest answer."""
-
-PROMPTS = 8
+TOKENS = 64  # of the longest answer
 
 
 def tune(
@@ -30,7 +27,7 @@ def tune(
     open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
     *,
     prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
-    prompts: int = PROMPTS,
+    prompts: int,
     stop: threading.Event | None = None,
 ) -> Iterator[str | Raced | Tuned]:
     """Answer built-in prompts, each with and without drafting, with each draft of the pair of this
@@ -39,7 +36,6 @@ def tune(
 
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
     """
-    adaptive = Settings(max_new_tokens=TOKENS)
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
     rows = []
     for draft in (*(one.name for one in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
@@ -49,9 +45,9 @@ def tune(
         with open_session(choice) as session:
             for at, instruction in enumerate(asked):
                 yield f"{pair} with {named(draft)}: prompt {at} of {prompts}"
-                settings = adaptive
+                settings = Settings(max_new_tokens=TOKENS)
                 if at == 0 and draft != NO_DRAFT:  # what a step costs is seen only if it is taken
-                    settings = replace(adaptive, drafter="model", draft_tokens=3)
+                    settings = replace(settings, drafter="model", draft_tokens=3)
                 *_, trace = session.race(instruction, settings, stop=stop)
                 if trace.identical is None:
                     raise RequestFailed(f"Tuning {pair} was stopped; nothing of it is kept.")

@@ -197,8 +197,6 @@ def rehearse(pair: str, json_file: str | None) -> None:
             "weights file, GB": one.weights_bytes / 1e9,
             "memory of its own, GB": one.own_bytes / 1e9,
             "cache of a full context, GB": one.cache_bytes / 1e9,
-            "load and first forward, s": one.load_seconds,
-            f"prefill of {PROMPT}, s": one.prefill_seconds,
         }
         for one in models
     ]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from specdemo.cli import answer_options, load_pair, write_json
 from specdemo.errors import BadInput
+from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import printable, where
-
-if TYPE_CHECKING:
-    from specdemo.settings import ModelChoice, Settings
-    from specdemo.trace import BaselineToken, Round, Trace
+from specdemo.trace import BaselineToken, Round, Trace, summarize, to_json
 
 STYLES = {
     "accepted": "green",
@@ -28,6 +25,8 @@ are plain."""
 
 CHECK_SECONDS = 2.0
 """How long to wait for the check of the models' files, which began when they were loaded."""
+
+KEPT = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
 @click.command()
@@ -43,9 +42,7 @@ def run(
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
 
-    from specdemo.answering import Question
     from specdemo.session import Session  # imports openvino: not before what may be refused
-    from specdemo.trace import to_json
 
     out = sys.stderr if json_file == "-" else sys.stdout
     screen = Console(file=out, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -55,9 +52,9 @@ def run(
             for origin, style in STYLES.items():
                 screen.print(origin, style=style, end="   ")
             screen.print("\n")
-        asked = Question(instruction, settings, certify=not baseline, baseline=baseline)
-        trace = show(session.ask(asked), screen)
-        session.require_intact(CHECK_SECONDS)
+        asked = {"certify": not baseline, "baseline": baseline}
+        trace = show(session.answer(instruction, settings, **asked), screen)
+        loaded.check.require(CHECK_SECONDS)
     screen.print("\n" + "\n".join(report(trace)))
     if json_file:
         write_json(to_json(trace), json_file)
@@ -65,29 +62,23 @@ def run(
 
 def show(events: Iterable[Round | BaselineToken | Trace], screen: Console) -> Trace:
     """Print a session's events as they come; returns the last, the trace."""
-    from specdemo.trace import BaselineToken, Trace
-
     answering = True
     for event in events:
-        if isinstance(event, Trace):
-            trace = event
+        if isinstance(event, Round):
+            for token in event.tokens:
+                style = STYLES.get(getattr(token, "kind", "accepted"))
+                screen.print(printable(token.text, KEPT), style=style, end="")
         elif isinstance(event, BaselineToken):
             if answering:
                 screen.print("\n\nautoregressive decoding:")
             answering = False
-            screen.print(printable(event.text), end="")
-        else:
-            for token in event.tokens:
-                style = STYLES.get(getattr(token, "kind", "accepted"))
-                screen.print(printable(token.text), style=style, end="")
+            screen.print(printable(event.text, KEPT), end="")
     screen.print()
-    return trace
+    return event
 
 
 def report(trace: Trace) -> list[str]:
     """The figures of a run in a few lines."""
-    from specdemo.trace import summarize
-
     figures = summarize(trace)
     lines = [
         f"{figures.tokens} tokens in {figures.rounds} rounds"

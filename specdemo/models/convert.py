@@ -4,41 +4,35 @@ tokenizer.json, run in a child process (see `export`): `python -m specdemo.model
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
+import openvino_genai
+from gguf import GGUFReader, TokenType
 from openvino import opset13 as ops
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits
 
 from specdemo.models import ir
+from specdemo.models.neox import compressed
 
-_AT_ONCE = 32
-"""Matrices unpacked together: one at a time, compiling takes most of the time; all, the memory."""
-
-_CONTROL = 3  # a kind of token
-_BYTE_LEVEL = {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": True,
-    "use_regex": True,
-}
-_DIGITS = {"type": "Digits", "individual_digits": True}
+_AT_ONCE = 32  # matrices unpacked: with one, compiling takes most of the time; with all, the memory
 
 
 def from_gguf(gguf: Path, out: Path) -> None:
     """Write IR of `gguf` with int8 weights into the new folder `out`."""
-    import openvino_genai
-
     out.mkdir(parents=True)
     source, rewritten = out / "model.gguf", out / "rewritten.xml"  # the IR is written beside them
     shutil.copyfile(gguf, source)
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
     # The weights of a model that was read stay mapped from its file.
-    model = to_int8_rows(ov.Core().read_model(out / ir.MODEL))
+    model = ov.Core().read_model(out / ir.MODEL)
+    to_int8_rows(model)
     ov.save_model(model, rewritten, compress_to_fp16=False)
     for name in (ir.MODEL, ir.WEIGHTS):
         rewritten.with_suffix(Path(name).suffix).replace(out / name)
@@ -46,74 +40,46 @@ def from_gguf(gguf: Path, out: Path) -> None:
 
 def write_tokenizer(gguf: Path, path: Path) -> None:
     """Write the byte-level BPE tokenizer of a GGUF file of SmolLM's kind as tokenizer.json."""
-    from gguf import GGUFReader
-
     file = GGUFReader(gguf)
     tokens, kinds, merges = (
         file.get_field(f"tokenizer.ggml.{name}").contents()
         for name in ("tokens", "token_type", "merges")
     )
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    data = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": id, "content": tokens[id], "special": True, **flags}
-            for id, kind in enumerate(kinds)
-            if kind == _CONTROL
-        ],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [_DIGITS, _BYTE_LEVEL]},
-        "decoder": _BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "vocab": {token: id for id, token in enumerate(tokens)},
-            "merges": [merge.split(" ") for merge in merges],
-        },
-    }
-    path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, [tuple(merge.split(" ")) for merge in merges]))
+    bytes_ = ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([Digits(individual_digits=True), bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = zip(tokens, kinds, strict=True)
+    control = [token for token, kind in special if kind == TokenType.CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.save(str(path))
 
 
-def to_int8_rows(model: ov.Model) -> ov.Model:
+def to_int8_rows(model: ov.Model) -> None:
     """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place:
     the form that unpacks fastest where there are no dot products of small integers."""
-    matrices = [node for node in model.get_ordered_ops() if _is_compressed_matrix(node)]
+    matrices = [
+        node
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Convert" and node.get_input_element_type(0) == ov.Type.f16
+        if node.get_output_element_type(0) == ov.Type.f32
+    ]
     for begin in range(0, len(matrices), _AT_ONCE):
         nodes = matrices[begin : begin + _AT_ONCE]
         expressions = ov.Model([ops.result(node.output(0)) for node in nodes], [], "weights")
         precision = {"INFERENCE_PRECISION_HINT": "f32"}
         values = ov.Core().compile_model(expressions, "CPU", precision)()
         for index, node in enumerate(nodes):
-            replacement = _int8_rows(values[index])
+            weights = values[index]
+            scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
+            scale[scale == 0] = 1
+            rounded = np.rint(weights / scale.astype(np.float32)).clip(-127, 127).astype(np.int8)
+            replacement = compressed(ov.Tensor(rounded[:, None]), scale[:, None])
             for target in list(node.output(0).get_target_inputs()):
                 if target.get_node().get_type_name() != "Result":
                     target.replace_source_output(replacement)
     model.validate_nodes_and_infer_types()
-    return model
-
-
-def _int8_rows(weights: np.ndarray) -> ov.Output:
-    scale = np.abs(weights).max(axis=1, keepdims=True).astype(np.float16) / np.float16(127)
-    scale[scale == 0] = 1
-    rounded = np.clip(np.rint(weights / scale.astype(np.float32)), -127, 127).astype(np.int8)
-    unpacked = ops.multiply(ops.convert(ops.constant(rounded), "f16"), ops.constant(scale))
-    return ops.convert(unpacked, "f32").output(0)
-
-
-def _is_compressed_matrix(node: ov.Node) -> bool:
-    """Whether `node` converts a constant expression of integers to a float32 matrix."""
-    if node.get_type_name() != "Convert" or node.get_output_element_type(0) != ov.Type.f32:
-        return False
-    shape = node.get_output_partial_shape(0)
-    if shape.rank.is_dynamic or len(shape) != 2:
-        return False
-    pending, integers = [node], False
-    while pending:
-        at = pending.pop()
-        pending += [value.get_node() for value in at.input_values()]
-        if at.get_type_name() == "Constant":
-            integers |= at.get_element_type().is_integral() and len(at.get_output_shape(0)) > 1
-        elif not at.get_input_size():  # of an input of the model
-            return False
-    return integers
 
 
 if __name__ == "__main__":

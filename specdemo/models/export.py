@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,6 @@ from specdemo.models.machine import file_size, make_folder, require_space
 from specdemo.models.progress import Progress, Report, silent
 
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
-_KEPT = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
 
 
 def export(
@@ -47,10 +39,9 @@ def export(
     from specdemo.models import neox
 
     require_checkpoint(source)
-    name = name or str(source)
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    config = ir.read_json(source / "config.json")
+    name, config = name or str(source), ir.read_json(source / "config.json")
     shape, bits = neox.shape_of(config), neox.BITS[weight_format]
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
@@ -58,12 +49,9 @@ def export(
             f"Exporting needs {', '.join(missing)}, which are not installed; run "
             "`pip install --retries 1 -r requirements-export.txt`."
         )
-    if shape:  # the packed weights, then the IR
-        needed = 2 * shape.bytes(bits)
-    else:  # the 32-bit IR comes first, of a checkpoint of perhaps 16 bits
-        weights = [path for path in source.glob("*") if path.suffix in (".safetensors", ".bin")]
-        needed = int(2.5 * sum(map(file_size, weights)))
-    require_space(make_folder(out.parent), needed + 100_000_000, f"Exporting {name}")
+    # Optimum-intel writes a 32-bit IR first, of a checkpoint of perhaps 16 bits.
+    needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
+    require_space(make_folder(out.parent), int(needed) + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
     group = fitting_group_size(config)
     try:
@@ -73,13 +61,11 @@ def export(
                 neox.convert(source, shape, made, bits, group, report, name)
             else:
                 arguments = optimum_arguments(source, made, weight_format, group)
-                code, output = _run("optimum.commands.optimum_cli", arguments, Path(scratch))
-                if code != 0:
-                    why = reason(code, output)
+                if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
-            for kept in _KEPT:  # where transformers wrote none or another form
-                if (source / kept).is_file():
-                    shutil.copyfile(source / kept, made / kept)
+            # Transformers writes none of these or another form.
+            for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
+                shutil.copyfile(kept, made / kept.name)
             os.replace(made, out)
     except OSError as error:
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
@@ -108,22 +94,13 @@ def fitting_group_size(config: dict[str, Any]) -> int:
 def convert_gguf(gguf: Path, out: Path) -> None:
     """Make IR of a GGUF file, weights as int8 rows, and its tokenizer in the new folder `out`.
     Raises FetchError."""
-    code, output = _run("specdemo.models.convert", [str(gguf), str(out)], out.parent)
-    if code != 0:
-        raise FetchError(
-            f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {reason(code, output)}"
-        )
-
-
-def _run(module: str, arguments: list[str], work: Path) -> tuple[int, str]:
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(work)}
-    return run_module(module, arguments, log=work / "convert.log", environment=offline)
+    if why := run_module("specdemo.models.convert", [str(gguf), str(out)], out.parent):
+        raise FetchError(f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {why}")
 
 
 def require_checkpoint(folder: Path) -> None:
     """Raise BadInput if `folder` holds no PyTorch checkpoint with its configuration."""
-    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    if not has_weights or not (folder / "config.json").is_file():
+    if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
         raise BadInput(
             f"{folder} holds no PyTorch checkpoint (config.json, *.safetensors), nor OpenVINO IR "
             f"({ir.MODEL}) where that would do."
@@ -131,27 +108,25 @@ def require_checkpoint(folder: Path) -> None:
 
 
 def run_module(
-    module: str,
-    arguments: list[str],
-    *,
-    log: Path,
-    environment: Mapping[str, str],
-    watch: Callable[[], None] = lambda: None,
-) -> tuple[int, str]:
-    """Run `python -m module arguments`; returns its exit code and its output, kept in `log`.
+    module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
+) -> str:
+    """Run `python -m module arguments`, with temporary files in `work`. Gives why it failed: its
+    last line, or the signal that ended it; "" if it did not.
 
     `watch` is called about five times a second. The child is killed if this function is left early.
     """
     package_root = str(Path(specdemo.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
+    variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    log = work / "child.log"
     with open(log, "wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=variables,
+            env={**os.environ, **variables},
         )
         try:
             while child.poll() is None:
@@ -160,12 +135,8 @@ def run_module(
         finally:
             child.kill()
             child.wait()
-    return child.returncode, log.read_text(encoding="utf-8", errors="replace")
-
-
-def reason(code: int, output: str) -> str:
-    """Why a child failed: its last line, or the signal that ended it."""
+    code, lines = child.returncode, log.read_text(encoding="utf-8", errors="replace").splitlines()
     if code < 0:
         return f"the process was killed (signal {-code}), which usually means that memory ran out."
-    lines = output.strip().splitlines()
-    return lines[-1].strip()[:300] if lines else f"exit code {code}."
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}.")
+    return last[:300] if code else ""

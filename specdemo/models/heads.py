@@ -18,27 +18,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.engine.graph import raw_bytes
 from specdemo.models import ir
+from specdemo.models.neox import compressed
 
 TOKENS = "head_tokens.npy"
+MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
-GROUP = 64
-"""Weights that share a scale."""
-DAMPING = 0.01
-"""Relative to the mean of the squares."""
-FITTED = 4096
-"""Chains that `fit` reads at once."""
-LATER = 0.6
-"""What a token of a chain counts relative to the one before."""
+GROUP = 64  # weights that share a scale
+DAMPING = 0.01  # relative to the mean of the squares
 
 
-@dataclass(frozen=True, slots=True)
-class Quantized:
+class Quantized(NamedTuple):
     """A matrix in int4: values uint8 [rows, columns / 2], two a byte, the lower one first, and
     scales float16 [rows, groups]."""
 
@@ -58,48 +55,21 @@ class Head:
 
     def save(self, path: Path) -> None:
         """Write an .npz."""
-        parts = {f"{name}.values": one.values for name, one in self.weights.items()}
-        parts |= {f"{name}.scales": one.scales for name, one in self.weights.items()}
+        parts = {
+            f"{name}.{part}": array
+            for name, one in self.weights.items()
+            for part, array in one._asdict().items()
+        }
         np.savez(path, tokens=self.tokens, fractions=self.fractions, **parts)
 
 
 def load(path: Path) -> Head:
     """Read what `Head.save` wrote."""
     with np.load(path) as held:
-        names = [name.removesuffix(".values") for name in held if name.endswith(".values")]
         weights = {
-            name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in names
+            name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES
         }
         return Head(weights, held["tokens"], tuple(held["fractions"].tolist()))
-
-
-def fit(
-    matrices: dict[str, np.ndarray], embedding: np.ndarray, hidden: np.ndarray, tokens: np.ndarray
-) -> dict[str, Quantized]:
-    """Round matrices, float32, to four bits so that their products change least on chains from
-    hidden states, [n, H], that read these tokens, int [n, depth]."""
-    squares = dict.fromkeys(matrices, 0.0)
-    for begin in range(0, len(hidden), FITTED):
-        part = slice(begin, begin + FITTED)
-        count, width = len(hidden[part]), embedding.shape[1]
-        read = _normed(hidden[part].reshape(count, -1, width)).reshape(count, -1)
-        state = np.zeros((count, len(matrices["mix"])), np.float32)
-        for depth, token in enumerate(tokens[part].T):
-            x = {"mix": np.concatenate([read, _normed(state), _normed(embedding[token])], 1)}
-            state = x["mix"] @ matrices["mix"].T
-            x["gate_up"] = _normed(state)
-            gate, up = np.split(x["gate_up"] @ matrices["gate_up"].T, 2, 1)
-            x["down"] = gate / (1 + np.exp(-gate)) * up
-            state = state + x["down"] @ matrices["down"].T
-            x["out"] = _normed(state)
-            x["rows"] = x["out"] @ matrices["out"].T
-            for name, given in x.items():
-                squares[name] = squares[name] + LATER**depth * (given.T @ given)
-    return {name: quantize(matrix, squares[name]) for name, matrix in matrices.items()}
-
-
-def _normed(rows: np.ndarray) -> np.ndarray:
-    return rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + EPSILON)
 
 
 def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
@@ -153,19 +123,11 @@ def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
     `embedding`, float32 [vocabulary, E], is the target's. The IR keeps the fractions as runtime
     information.
     """
-    model = _graph(head, embedding)
-    model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
-    ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
-    np.save(folder / TOKENS, head.tokens.astype(np.int64))
-
-
-def _graph(head: Head, embedding: np.ndarray) -> ov.Model:
     width, parts = embedding.shape[1], 1 + len(head.fractions)
-    given = 2 * head.weights["mix"].values.shape[1]
-    state_size = given - (parts + 1) * width
-    hidden, state = _input("hidden", parts * width), _input("state", state_size)
-    token = ops.parameter(ov.PartialShape([-1]), ov.Type.i64, name="token")
-    token.output(0).get_tensor().set_names({"token"})
+    state_size = 2 * head.weights["mix"].values.shape[1] - (parts + 1) * width
+    hidden = _input("hidden", [-1, parts * width], ov.Type.f32)
+    state = _input("state", [-1, state_size], ov.Type.f32)
+    token = _input("token", [-1], ov.Type.i64)
     pieces = ops.split(hidden, ops.constant(-1), parts).outputs()
     pieces += [state.output(0), _embedded(embedding, token)]
     x = ops.concat([_norm(piece) for piece in pieces], -1)
@@ -178,7 +140,10 @@ def _graph(head: Head, embedding: np.ndarray) -> ov.Model:
     for name, output in (("logits", _product(out, head.weights["rows"])), ("next_state", s)):
         output.output(0).get_tensor().set_names({name})
         results.append(ops.result(output.output(0)))
-    return ov.Model(results, [hidden, state, token], "draft_head")
+    model = ov.Model(results, [hidden, state, token], "draft_head")
+    model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
+    ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
+    np.save(folder / TOKENS, head.tokens.astype(np.int64))
 
 
 def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
@@ -192,8 +157,8 @@ def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
     return ops.multiply(value, scale).output(0)
 
 
-def _input(name: str, size: int) -> ov.Node:
-    parameter = ops.parameter(ov.PartialShape([-1, size]), ov.Type.f32, name=name)
+def _input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
     parameter.output(0).get_tensor().set_names({name})
     return parameter
 
@@ -207,9 +172,6 @@ def _norm(rows: ov.Output) -> ov.Node:
 def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
     outputs, groups = weights.scales.shape
     columns = 2 * weights.values.shape[1]
-    tensor = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
-    tensor.data.reshape(-1).view(np.uint8)[:] = weights.values.reshape(-1)
-    values = ops.convert(ops.constant(tensor), "f16")
-    scaled = ops.multiply(values, ops.constant(weights.scales[:, :, None]))
-    matrix = ops.reshape(scaled, ops.constant(np.array([outputs, columns])), False)
-    return ops.matmul(rows, ops.convert(matrix, "f32"), False, True)
+    integers = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
+    raw_bytes(integers)[:] = weights.values.reshape(-1)
+    return ops.matmul(rows, compressed(integers, weights.scales[:, :, None]), False, True)

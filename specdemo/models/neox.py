@@ -6,6 +6,7 @@ other programs treat both alike. Needs neither torch nor transformers.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +17,18 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from specdemo.engine.graph import raw_bytes
 from specdemo.errors import FetchError
 from specdemo.models import ir
 from specdemo.models.progress import Meter, Report
-from specdemo.models.tensors import float32, stored_tensors
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
-GROUP = 128
-"""Weights that share a scale, for 4 bits."""
+GROUP = 128  # weights that share a scale, for 4 bits
 _EMBEDDING = "gpt_neox.embed_in.weight"
 _HEAD = "embed_out.weight"
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _MASKED = np.float32(-65504)
-_PIECE = 4 << 20  # weights that are packed at once
+_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _SHIFT = 4096  # bytes of noise between the begins of two made-up matrices
 _STEP = 2.7e-4  # of made-up 8-bit weights: a standard deviation of 0.02, as in a new model
 
@@ -38,7 +38,7 @@ class Shape:
     """A GPT-NeoX decoder; `inner` is the width of its feed-forward part, 0 for four times `hidden`.
     `rotary` is the share of each head that is rotated, `gelu` the way it is computed, `biased`
     whether attention has biases. `llama`: a Llama instead, for made-up weights only; RMSNorm, a
-    gated feed-forward part, and query, key and value in matrices of their own."""
+    gated feed-forward part, no biases, and query, key and value in matrices of their own."""
 
     hidden: int
     layers: int
@@ -91,55 +91,30 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Weights as the IR stores them: numbers [rows, columns] or [rows, groups, group]; for integers
-    a scale (float16) a row or group, and the integer that stands for zero."""
-
-    numbers: ov.Tensor
-    scales: np.ndarray | None = None
-    zero: int = 0
-
-
 class Checkpoint:
-    """The weights of a checkpoint, packed piece by piece into the file `packed`, which the matrices
-    map. `group` weights of 4 bits share a scale, -1 for a row."""
+    """The weights of the safetensors files in `source`, mapped; bfloat16 as uint16, for their own
+    library does not read it without torch. `group` weights of 4 bits share a scale, -1 for a row.
+    Raises FetchError for damaged files."""
 
-    def __init__(
-        self, tensors: dict[str, np.ndarray], group: int, packed: Path, meter: Meter
-    ) -> None:
-        self._tensors, self._group, self._packed, self._meter = tensors, group, packed, meter
-        self._mapped: list[np.memmap] = []  # OpenVINO uses their memory without owning it
+    def __init__(self, source: Path, group: int, report: Report, name: str) -> None:
+        self._tensors: dict[str, np.ndarray] = {}
+        self._group = group
+        for path in sorted(source.glob("*.safetensors")):
+            try:
+                data = np.memmap(path, np.uint8, "r")
+                begin = 8 + int(data[:8].view(np.uint64)[0])
+                for key, one in json.loads(data[8:begin].tobytes()).items():
+                    if kind := _TYPES.get(one.get("dtype")):
+                        first, end = one["data_offsets"]
+                        stored = data[begin + first : begin + end]
+                        self._tensors[key] = stored.view(kind).reshape(one["shape"])
+            except Exception as error:  # a damaged table may fail in any way
+                raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
+        total = sum(one.nbytes for one in self._tensors.values())
+        self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
 
-    def vector(self, name: str, size: int) -> np.ndarray:
-        """Float32 [size]."""
-        return float32(self._stored(name, (size,)))
-
-    def matrix(self, name: str, rows: int, columns: int, bits: int) -> Matrix:
-        stored = self._stored(name, (rows, columns))
-        group = self._group if bits == 4 and self._group > 0 else columns
-        step = max(1, _PIECE // columns)
-        scales = []
-        with open(self._packed, "ab") as file:
-            begin = file.tell()
-            for row in range(0, rows, step):
-                weights = float32(stored[row : row + step])
-                self._meter.update(weights.size * stored.itemsize)
-                if bits == 16:
-                    weights.astype(np.float16).tofile(file)
-                else:
-                    integers, scale = quantized(weights.reshape(len(weights), -1, group), bits)
-                    integers.tofile(file)
-                    scales.append(scale)
-            mapped = np.memmap(self._packed, np.uint8, "c", begin, file.tell() - begin)
-        self._mapped.append(mapped)
-        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
-        numbers = ov.Tensor(mapped, ov.Shape(_shape(rows, columns, group)), kind)
-        if not scales:
-            return Matrix(numbers)
-        return Matrix(numbers, np.concatenate(scales).reshape(*list(numbers.shape)[:-1], 1))
-
-    def _stored(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def vector(self, name: str, *shape: int) -> np.ndarray:
+        """Float32, of this shape."""
         stored = self._tensors.get(name)
         if stored is None or stored.shape != shape:
             found = f"it is {list(stored.shape)}" if stored is not None else "there is none"
@@ -147,15 +122,29 @@ class Checkpoint:
                 f"The checkpoint does not go with its config.json: {name} should be {list(shape)}, "
                 f"and {found}."
             )
-        return stored
+        self._meter.update(stored.nbytes)
+        if stored.dtype == np.uint16:  # bfloat16: the upper half of a float32
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        """A float32 expression [rows, columns] of weights of `bits`."""
+        weights = self.vector(name, rows, columns)
+        if bits == 16:
+            half = ops.constant(weights.astype(np.float16))
+            return ops.convert(half, "f32", name=f"{name}/half").output(0)
+        group = self._group if bits == 4 and self._group > 0 else columns
+        packed, scales = quantized(weights.reshape(rows, -1, group), bits)
+        kind = ov.Type.i8 if bits == 8 else ov.Type.i4
+        integers = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
+        raw_bytes(integers)[:] = packed
+        return compressed(integers, scales)
 
 
 class MadeUp:
-    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero).
-
-    Every matrix is a piece of the same noise that begins elsewhere: no two are equal, which
-    OpenVINO would hold once, and all of them take the memory of one.
-    """
+    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero). Every
+    matrix is a piece of the same noise that begins elsewhere: no two are equal, which OpenVINO
+    would hold once, and all of them take the memory of one."""
 
     def __init__(self, shape: Shape, bits: int) -> None:
         largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
@@ -167,25 +156,41 @@ class MadeUp:
     def vector(self, _name: str, size: int) -> np.ndarray:
         return self._random.normal(1, 0.02, size).astype(np.float32)
 
-    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> Matrix:
-        group = GROUP if bits == 4 and columns % GROUP == 0 else columns
+    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> ov.Output:
         data = self._noise[self._used : self._used + rows * columns * bits // 8]
         self._used += _SHIFT
+        group = GROUP if bits == 4 and columns % GROUP == 0 else columns
         kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
-        shape = _shape(rows, columns, group)
-        scales = np.full((*shape[:-1], 1), step, np.float16)
-        return Matrix(ov.Tensor(data, ov.Shape(shape), kind), scales, zero)
+        integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
+        return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
+
+
+def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
+    """A float32 matrix [rows, columns] of integers [rows, groups, group] around `zero` and a scale
+    (float16) for each group; one group is a row of a matrix. Does not copy the integers."""
+    rows, groups, group = integers.shape
+    if groups == 1:
+        scales = scales[:, 0]
+        integers.shape = ov.Shape([rows, group])
+    values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
+    if zero:
+        zeros = ops.constant(np.full(scales.shape, zero, np.uint8))
+        values = ops.subtract(values, ops.convert(zeros, "f16"))
+    weights = ops.multiply(values, ops.constant(scales))
+    if groups > 1:
+        weights = ops.reshape(weights, [rows, groups * group], False)
+    return ops.convert(weights, "f32").output(0)
 
 
 def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Integers of `bits` (uint8, two of 4 bits in a byte) and scales (float16 [..., 1]) of float32
     weights [rows, groups, group], symmetric around 0, as nncf chooses them: the largest weight of a
     group becomes the most negative integer."""
+    limit = 2 ** (bits - 1)
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
-    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / 2 ** (bits - 1)
+    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / limit
     smallest = np.finfo(np.float32).eps
     scales = np.where(np.abs(scales) < smallest, smallest, scales)
-    limit = 2 ** (bits - 1)
     integers = np.rint(weights / scales).clip(-limit, limit - 1).astype(np.int8)
     packed = integers.reshape(-1).view(np.uint8)
     if bits == 4:
@@ -193,41 +198,27 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     return packed, scales.astype(np.float16)
 
 
-def _shape(rows: int, columns: int, group: int) -> list[int]:
-    return [rows, columns] if group == columns else [rows, columns // group, group]
-
-
-def write_made_up(shape: Shape, bits: int, folder: Path) -> Path:
-    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`; returns its XML's
-    path."""
+def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
+    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = MadeUp(shape, bits)  # owns the memory of the model's weights
     ov.save_model(_Decoder(shape, bits, weights).build(), folder / ir.MODEL, compress_to_fp16=False)
-    return folder / ir.MODEL
 
 
 def convert(
     source: Path, shape: Shape, out: Path, bits: int, group: int, report: Report, name: str
 ) -> None:
     """Write IR of the checkpoint in `source` into `out`: weights of `bits` (16, 8 or 4; `group` of
-    4 bits share a scale, -1 for a row). Takes the memory of one piece of a matrix, and twice the
-    IR's size of disk. Raises FetchError."""
+    4 bits share a scale, -1 for a row). Takes the IR's size of memory. Raises FetchError."""
     out.mkdir(parents=True)
-    packed = out / "weights.packed"
-    tensors = stored_tensors(source)
-    total = sum(one.nbytes for one in tensors.values())
-    meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
-    weights = Checkpoint(tensors, group, packed, meter)
-    model = _Decoder(shape, bits, weights).build()
+    model = _Decoder(shape, bits, Checkpoint(source, group, report, name)).build()
     ov.save_model(model, out / ir.MODEL, compress_to_fp16=False)
-    packed.unlink()
     if bits == 16:  # plugins keep 16-bit weights whose conversion has this mark, as they are
         text = (out / ir.MODEL).read_text(encoding="utf-8")
         converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
         mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
         text = re.sub(converted, rf"\1{mark}", text)
         (out / ir.MODEL).write_text(text, encoding="utf-8")
-    meter.update(total - meter.done)  # what is not read: buffers, vectors
 
 
 class _Decoder:
@@ -236,21 +227,16 @@ class _Decoder:
     def __init__(self, shape: Shape, bits: int, weights: Checkpoint | MadeUp) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
         self._width = shape.hidden // shape.heads
-        self._inputs = {
-            name: ops.parameter(ov.PartialShape([-1] * rank), kind, name=name)
-            for name, rank, kind in (
-                ("input_ids", 2, ov.Type.i64),
-                ("attention_mask", 2, ov.Type.i64),
-                ("position_ids", 2, ov.Type.i64),
-                ("beam_idx", 1, ov.Type.i32),
-            )
-        }
-        for name, node in self._inputs.items():
-            node.output(0).get_tensor().set_names({name})
+        self._inputs = {}
+        for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):
+            rank, kind = (1, ov.Type.i32) if name == "beam_idx" else (2, ov.Type.i64)
+            self._inputs[name] = ops.parameter([-1] * rank, kind, name=name)
+            self._inputs[name].output(0).get_tensor().set_names({name})
         self._sinks: list[ov.Node] = []
 
     def build(self) -> ov.Model:
         shape = self._shape
+        parallel = shape.parallel and not shape.llama
         mask, rotary = self._mask(), self._rotary_tables()
         embedding = self._matrix(_EMBEDDING, shape.vocabulary, shape.hidden)
         state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
@@ -258,10 +244,10 @@ class _Decoder:
             layer = f"gpt_neox.layers.{at}."
             normalised = self._normalised(f"{layer}input_layernorm", state)
             attended = self._attention(at, f"{layer}attention.", normalised, mask, rotary)
-            before = state if shape.parallel else ops.add(attended, state)
+            before = state if parallel else ops.add(attended, state)
             normalised = self._normalised(f"{layer}post_attention_layernorm", before)
             narrowed = self._feed_forward(f"{layer}mlp.", normalised)
-            if shape.parallel:
+            if parallel:
                 narrowed = ops.add(narrowed, attended)
             state = ops.add(narrowed, before)
         state = self._normalised("gpt_neox.final_layer_norm", state)
@@ -274,12 +260,10 @@ class _Decoder:
     def _feed_forward(self, name: str, state) -> ov.Node:
         shape = self._shape
         if shape.llama:
-            gate, up = (
-                self._linear(f"{name}{one}_proj", state, shape.widened, False)
-                for one in ("gate", "up")
-            )
+            gate = self._linear(f"{name}gate_proj", state, shape.widened)
+            up = self._linear(f"{name}up_proj", state, shape.widened)
             active = ops.multiply(ops.swish(gate), up)
-            return self._linear(f"{name}down_proj", active, shape.hidden, False)
+            return self._linear(f"{name}down_proj", active, shape.hidden)
         widened = self._linear(f"{name}dense_h_to_4h", state, shape.widened)
         return self._linear(f"{name}dense_4h_to_h", ops.gelu(widened, shape.gelu), shape.hidden)
 
@@ -287,10 +271,8 @@ class _Decoder:
         """Three of [batch, heads, tokens, width]."""
         shape, width = self._shape, self._width
         if shape.llama:
-            linears = (
-                self._linear(f"{name}{one}_proj", state, shape.hidden, False) for one in "qkv"
-            )
-            split = (ops.reshape(one, [0, 0, shape.heads, width], True) for one in linears)
+            linears = [self._linear(f"{name}{one}_proj", state, shape.hidden) for one in "qkv"]
+            split = [ops.reshape(one, [0, 0, shape.heads, width], True) for one in linears]
             return [ops.transpose(one, [0, 2, 1, 3]).output(0) for one in split]
         mixed = self._linear(f"{name}query_key_value", state, 3 * shape.hidden, shape.biased)
         # Each head's query, key and value lie side by side.
@@ -323,9 +305,8 @@ class _Decoder:
         """What is added to attention scores [batch, 1, tokens, all tokens]: padding and later
         tokens count nothing."""
         given = self._inputs["attention_mask"]
-        count, total = (
-            ops.gather(ops.shape_of(one), 1, 0) for one in (self._inputs["input_ids"], given)
-        )
+        count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
+        total = ops.gather(ops.shape_of(given), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
         own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
         earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
@@ -370,20 +351,11 @@ class _Decoder:
     def _linear(self, name: str, state, rows: int, biased: bool = True) -> ov.Node:
         columns = state.get_output_partial_shape(0)[2].get_length()
         product = ops.matmul(state, self._matrix(f"{name}.weight", rows, columns), False, True)
-        return ops.add(product, self._weights.vector(f"{name}.bias", rows)) if biased else product
+        if self._shape.llama or not biased:
+            return product
+        return ops.add(product, self._weights.vector(f"{name}.bias", rows))
 
     def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
-        """A float32 expression [rows, columns]; embedding and head have at least 8 bits."""
+        """Embedding and head have at least 8 bits."""
         bits = max(self._bits, 8) if name in (_EMBEDDING, _HEAD) else self._bits
-        stored = self._weights.matrix(name, rows, columns, bits)
-        numbers = ov.op.Constant(stored.numbers, shared_memory=True)
-        if stored.scales is None:
-            return ops.convert(numbers, "f32", name=f"{name}/half").output(0)
-        values = ops.convert(numbers, "f16")
-        if stored.zero:
-            zeros = ops.constant(np.full(stored.scales.shape, stored.zero, np.uint8))
-            values = ops.subtract(values, ops.convert(zeros, "f16"))
-        weights = ops.multiply(values, ops.constant(stored.scales))
-        if len(stored.scales.shape) == 3:
-            weights = ops.reshape(weights, [rows, columns], False)
-        return ops.convert(weights, "f32").output(0)
+        return self._weights.matrix(name, rows, columns, bits)

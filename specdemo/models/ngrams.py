@@ -10,7 +10,8 @@ import hashlib
 import io
 import re
 import threading
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,24 +21,15 @@ import numpy as np
 
 from specdemo.models import machine
 
-_BITS = 16
-"""Of a packed token id: a context of four fits into 64."""
-
-_WIDE_BITS = 21
-"""Of an id of a vocabulary beyond 65,536: a context of three fits."""
-
-MOST_ENTRIES = 200_000
-"""Contexts that a table may learn: up to 40 MB of memory, 2 MB on the disk."""
-
-_FIRST = 32
-"""Confidence, in 255ths, of what followed a context of one token once; times their number for
-longer ones."""
-
-_SAVED_EVERY = 4096
-"""Tokens learnt between two savings."""
+# Bits of a packed token id: a context of four fits into 64, or, of ids beyond 65,536, one of three.
+_BITS, _WIDE_BITS = 16, 21
+MOST_ENTRIES = 200_000  # contexts that a table may learn: up to 40 MB of memory, 2 MB on the disk
+_FIRST = 32  # confidence, in 255ths, of what followed a context once, for each of its tokens
+_SAVED_EVERY = 4096  # tokens learnt between two savings
+_RARE = 2  # a longer context that was seen less often is not counted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NGramTable:
     """`known[n - 1]` maps a context of n tokens, packed with `bits` each, to the likeliest next
     token and its probability in 255ths, smoothed over shorter contexts."""
@@ -47,16 +39,8 @@ class NGramTable:
 
     @staticmethod
     def empty(vocabulary_size: int) -> NGramTable:
-        wide = vocabulary_size > 1 << _BITS
-        bits = _WIDE_BITS if wide else _BITS
+        bits = _WIDE_BITS if vocabulary_size > 1 << _BITS else _BITS
         return NGramTable(tuple({} for _ in range(64 // bits)), bits)
-
-    def pack(self, context: Sequence[int]) -> int:
-        """The ids of a context as one number of at most 64 bits."""
-        packed = 0
-        for token in context:
-            packed = packed << self.bits | token
-        return packed
 
     def guess(self, context: Sequence[int]) -> tuple[int, float] | None:
         """The likeliest token after the longest known ending of `context`, with its probability."""
@@ -67,8 +51,8 @@ class NGramTable:
             found = self.known[length].get(packed, found)
         return None if found is None else (found[0], found[1] / 255)
 
-    def content(self) -> bytes:
-        """A compressed .npz, the same bytes for the same table."""
+    def save(self, path: Path) -> None:
+        """Replace the file in one step: a compressed .npz, the same bytes for the same table."""
         arrays = {}
         for length, table in enumerate(self.known, start=1):
             # Differences of sorted keys compress to a third of the keys.
@@ -80,13 +64,10 @@ class NGramTable:
             arrays[f"confidence{length}"] = np.array([share for _, (_, share) in entries], np.uint8)
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
-        return content.getvalue()
-
-    def save(self, path: Path) -> None:
-        path.write_bytes(self.content())
+        machine.replace_file(path, content.getvalue())
 
 
-class LearningTable:
+class LearningTable(NGramTable):
     """A table that grows from answers and is kept in the file `path`. Begins with what is there,
     else with `first`; learns MOST_ENTRIES contexts beside it, and gives up those longest unused.
 
@@ -95,36 +76,32 @@ class LearningTable:
     """
 
     def __init__(self, path: Path, vocabulary_size: int, first: NGramTable | None = None):
+        begin = load(path) or first or NGramTable.empty(vocabulary_size)
+        super().__init__(tuple(map(dict, begin.known)), begin.bits)
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._unsaved = 0
-        self.table = load(path)
-        if self.table is None:
-            begin = first or NGramTable.empty(vocabulary_size)
-            self.table = NGramTable(tuple(map(dict, begin.known)), begin.bits)
         self._most = MOST_ENTRIES + sum(map(len, first.known if first else ()))
-        self.guess = self.table.guess
 
     def read(self, answer: Sequence[int]) -> None:
         """Learn from a finished answer."""
         with self._lock:
             for at in range(1, len(answer)):
-                self._saw(answer[max(at - len(self.table.known), 0) : at], answer[at])
-            known = self.table.known
-            if sum(map(len, known)) > self._most:
-                for entries in known:
+                self._saw(answer[max(at - len(self.known), 0) : at], answer[at])
+            if sum(map(len, self.known)) > self._most:
+                for entries in self.known:
                     for key in list(islice(entries, len(entries) // 4)):
                         del entries[key]
             self._unsaved += len(answer)
-        if self._unsaved > _SAVED_EVERY:
-            self.save()
+            if self._unsaved > _SAVED_EVERY:
+                self.keep()
 
     def _saw(self, context: Sequence[int], token: int) -> None:
         """`token` came after `context`: each of its endings moves to the end of its entries."""
         packed = 0
         for length, before in enumerate(reversed(context)):
-            packed |= before << self.table.bits * length
-            entries, first = self.table.known[length], _FIRST * (length + 1)
+            packed |= before << self.bits * length
+            entries, first = self.known[length], _FIRST * (length + 1)
             usual, share = entries.pop(packed, (token, 0))
             if share == 0:
                 share = first
@@ -136,12 +113,40 @@ class LearningTable:
                 share -= share // 4
             entries[packed] = usual, min(share, 250)
 
-    def save(self) -> None:
-        """Replace the file in one step, if there is anything new."""
+    def keep(self) -> None:
+        """Save what is new."""
         with self._lock:
             if self._unsaved:
-                machine.replace_file(self._path, self.table.content())
+                self.save(self._path)
                 self._unsaved = 0
+
+
+def count(answers: Iterable[Sequence[int]], vocabulary_size: int) -> NGramTable:
+    """The table of these answers, with Witten and Bell's probabilities."""
+    table = NGramTable.empty(vocabulary_size)
+    following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for answer in answers:
+        for at in range(1, len(answer)):
+            for length in range(1, min(len(table.known), at) + 1):
+                following[tuple(answer[at - length : at])][answer[at]] += 1
+    for context, counts in following.items():
+        if len(context) == 1 or counts.total() >= _RARE:
+            share, token = max((_smoothed(following, context, one), one) for one in counts)
+            packed = sum(before << table.bits * at for at, before in enumerate(reversed(context)))
+            table.known[len(context) - 1][packed] = token, round(255 * share)
+    return table
+
+
+def _smoothed(
+    following: dict[tuple[int, ...], Counter[int]], context: tuple[int, ...], token: int
+) -> float:
+    """The probability of `token` after `context`, that after shorter contexts mixed in."""
+    if not context:
+        return 0.0
+    counts = following[context]
+    own = counts.total() / (counts.total() + len(counts))
+    shorter = _smoothed(following, context[1:], token)
+    return own * counts[token] / counts.total() + (1 - own) * shorter
 
 
 def made_path(target: str, revision: str) -> Path:

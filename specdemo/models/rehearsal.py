@@ -38,14 +38,7 @@ SHAPES = {
     "pythia-410m": Shape(1024, 24, 16, 50304),
     "pythia-160m": Shape(768, 12, 12, 50304),
     "pythia-70m": Shape(512, 6, 8, 50304),
-    "SmolLM2-1.7B-Instruct": Shape(
-        *(2048, 24, 32, 49152, 8192),
-        rotary=1.0,
-        parallel=False,
-        tied=True,
-        biased=False,
-        llama=True,
-    ),
+    "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, rotary=1.0, tied=True, llama=True),
 }
 
 
@@ -58,25 +51,20 @@ def shape_of(source: Source) -> tuple[Shape, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What one model cost in exact numerics, in bytes and seconds, and whether logits agree
-    bitwise.
-
-    `weights_bytes` is the real model's file, which is mapped and may be dropped from memory at any
-    time; `own_bytes` what the compiled model takes beside it; `cache_bytes` a full context.
-    `step_seconds` are medians of forwards over each of TOKENS.
+    """What one model costs: bytes and seconds. `weights_bytes` is its file, which is mapped and
+    read while loading; `own_bytes` what the compiled model takes beside it; `cache_bytes` a full
+    context. `step_seconds` are medians of forwards over each of TOKENS.
     """
 
     model: str
     weights_bytes: int
     own_bytes: int
     cache_bytes: int
-    load_seconds: float
-    prefill_seconds: float
     step_seconds: tuple[float, ...]
     invariance: str
 
 
-def rehearse_pair(pair: Pair, report: Report = silent) -> tuple[Rehearsed, ...]:
+def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
     """What the target and the drafts of `pair` cost here, then the same target with 4 or 8 bits a
     weight where there is a pair of it. The embedded target drafts as it is. Raises BadInput for
     unknown shapes, FetchError where disk or memory are too small."""
@@ -90,59 +78,43 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> tuple[Rehearsed, ...]:
         found = shape_of(other.target)
         if found and found[0] == shapes[pair.target][0]:
             shapes.setdefault(other.target, found)
-    home = machine.cache_home() / "rehearsal"
-    what = f"Rehearsing {pair.name}"
+    home, what = machine.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
     needed = WORKING_BYTES + max(one[0].bytes(one[1]) for one in shapes.values() if one)
     machine.require_memory(needed, what)
     machine.require_space(home, needed, what)
     rehearsed = []
     for source, shape in shapes.items():
         with machine.exclusive_scratch(home) as folder:
+            report(Progress(f"{what}: {source.name}"))
             if shape:
-                report(Progress(f"Making up weights for {source.name}"))
                 write_made_up(*shape, folder)
             else:
                 folder = embedded.fetch(report)[0].folder
-            rehearsed.append(rehearse(source.name, folder, report))
-    return tuple(rehearsed)
+            rehearsed.append(rehearse(source.name, folder))
+    return rehearsed
 
 
-def rehearse(name: str, folder: Path, report: Report = silent) -> Rehearsed:
-    """Load the model in `folder` and time it."""
+def rehearse(name: str, folder: Path) -> Rehearsed:
+    """Load the model in `folder` and time it; forwards of all sizes in turn, so that a slow spell
+    affects all of them."""
     gc.collect()
-    report(Progress(f"Loading {name}"))
-    before, began = machine.own_bytes(), perf_counter()
+    before = machine.own_bytes()
     model = PagedModel(folder / ir.MODEL, EXACT)
+    times: dict[int, list[float]] = {count: [] for count in TOKENS}
     with model.new_sequence() as sequence:
-        model.forward([Run(sequence, [1, 1], 1)])
-    load_seconds = perf_counter() - began
-    with model.new_sequence() as sequence:
-        began = perf_counter()
         model.forward([Run(sequence, [1] * PROMPT, 1)])
-        prefill_seconds = perf_counter() - began
-    own_bytes = machine.own_bytes() - before
-    report(Progress(f"Timing {name}"))
+        own_bytes = machine.own_bytes() - before
+        for _ in range(REPEATS):
+            for count in TOKENS:
+                began = perf_counter()
+                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
+                times[count].append(perf_counter() - began)
+                sequence.truncate(PROMPT)
     return Rehearsed(
         model=name,
         weights_bytes=machine.file_size(folder / ir.WEIGHTS),
         own_bytes=own_bytes,
         cache_bytes=model.block_bytes * CONTEXT // model.block_size,
-        load_seconds=load_seconds,
-        prefill_seconds=prefill_seconds,
-        step_seconds=_step_seconds(model),
+        step_seconds=tuple(map(statistics.median, times.values())),
         invariance=str(measure_invariance(model)),
     )
-
-
-def _step_seconds(model: PagedModel) -> tuple[float, ...]:
-    """Forwards of all sizes, interleaved, so that a slow spell affects all of them."""
-    times: dict[int, list[float]] = {count: [] for count in TOKENS}
-    with model.new_sequence() as sequence:
-        model.forward([Run(sequence, [1] * PROMPT, 1)])
-        for _ in range(REPEATS):
-            for count in TOKENS:
-                before = perf_counter()
-                model.forward([Run(sequence, [1] * count, count, stepwise=True)])
-                times[count].append(perf_counter() - before)
-                sequence.truncate(PROMPT)
-    return tuple(map(statistics.median, times.values()))

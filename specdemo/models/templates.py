@@ -10,25 +10,23 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.models.ir import read_json
 from specdemo.models.tokenizer import Tokenizer
 
-_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-_DOLLY = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes "
-    "the request."
-)
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
 _CHATML = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
-    + _SYSTEM
-    + "<|im_end|>\n{% endif %}"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -63,7 +61,7 @@ class Template:
     name: str
     jinja: str
     bos: bool = False
-    tokens: tuple[tuple[str, str], ...] = ()
+    tokens: dict[str, str] = field(default_factory=dict)
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Nothing in the instruction becomes a special token."""
@@ -76,7 +74,7 @@ class Template:
 
     def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
         """The token ids of a conversation that the model is to continue. Raises BadInput."""
-        return _encode(self.parts(messages), tokenizer, bos=self.bos)
+        return _encode(self.parts(messages), tokenizer, self.bos)
 
     def parts(self, messages: Sequence[Message]) -> list[str]:
         """The prompt of a conversation: the template's own text and messages in turn.
@@ -87,8 +85,10 @@ class Template:
             {"role": message.role, "content": _MARK.format(at)}
             for at, message in enumerate(messages)
         ]
+        given = {"messages": marked, "add_generation_prompt": True, "tools": None}
         try:
-            text = self._rendered(marked)
+            template = _environment().from_string(self.jinja)
+            text = template.render(given, documents=None, **self.tokens)
         except Exception as error:  # a repository's template may raise anything
             raise BadInput(
                 f"The model's chat template refuses this conversation: {error}", "messages"
@@ -104,30 +104,23 @@ class Template:
         pieces[1::2] = [messages[int(at)].content for at in pieces[1::2]]
         return pieces
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = time.strftime
-        return environment.from_string(self.jinja).render(
-            messages=messages,
-            add_generation_prompt=True,
-            tools=None,
-            documents=None,
-            **dict(self.tokens),
-        )
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    """As transformers renders chat templates."""
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
+    return environment
 
 
-def _raise(message: str) -> None:
-    raise ValueError(message)
-
-
-def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool) -> list[int]:
+def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
     """The token ids of a prompt: a template's own text at even places, foreign text at odd ones.
 
     A special token such as `<|im_end|>` that foreign text spells, alone or together with the text
@@ -138,27 +131,19 @@ def _encode(parts: Sequence[str], tokenizer: Tokenizer, *, bos: bool) -> list[in
         return [id for id in ids if id in tokenizer.special_ids]
 
     whole = tokenizer.encode("".join(parts), bos=bos)
-    own = tokenizer.encode("".join(parts[::2]), bos=bos)
-    if special(whole) == special(own):
+    if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=bos)):
         return whole
-    # Special tokens from the templates' own text only, and the text between two of them as one.
-    strings = {tokenizer.token_string(id): id for id in tokenizer.special_ids}
-    pattern = "|".join(re.escape(one) for one in sorted(strings, key=len, reverse=True))
     ids = special(tokenizer.encode("", bos=bos))
-    text = ""
     for at, part in enumerate(parts):
-        # re.split with one group: text and special strings alternate, text first and last.
-        pieces = [part] if at % 2 else re.split(f"({pattern})", part)
-        text += pieces[0]
-        for string, following in zip(pieces[1::2], pieces[2::2], strict=True):
-            ids += [*tokenizer.encode(text, special=False), strings[string]]
-            text = following
-    return ids + tokenizer.encode(text, special=False)
+        ids += tokenizer.encode(part, special=at % 2 == 0)
+    return ids
 
 
 CHATML = Template("chatml", _CHATML)
 DOLLY = Template(
-    "dolly", _DOLLY + "\n\n### Instruction:\n" + _ONE_TEXT + "{{ '\n\n### Response:\n' }}"
+    "dolly",
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    f"the request.\n\n### Instruction:\n{_ONE_TEXT}{{{{ '\n\n### Response:\n' }}}}",
 )
 PLAIN = Template("plain", _ONE_TEXT, bos=True)
 
@@ -175,11 +160,11 @@ def chat_template(folder: Path) -> Template | None:
         source = own_file.read_text(encoding="utf-8")
     if not source:
         return None
-    texts = []
+    texts = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = config.get(name) or ""
-        texts.append((name, token["content"] if isinstance(token, dict) else str(token)))
-    template = Template("chat", source, tokens=tuple(texts))
+        texts[name] = token["content"] if isinstance(token, dict) else str(token)
+    template = Template("chat", source, tokens=texts)
     try:
         once = len(template.parts([Message("user", "")])) == 3
     except BadInput as error:

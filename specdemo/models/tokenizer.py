@@ -61,10 +61,6 @@ class Tokenizer:
         decoding = DecodeStream(skip_special_tokens=True)
         return lambda id: decoding.step(self._parsing, int(id)) or ""
 
-    def token_string(self, id: int) -> str | None:
-        """The vocabulary's own string of `id`, or None if it has none."""
-        return self._parsing.id_to_token(int(id))
-
     def token_id(self, string: str) -> int | None:
         """The id of a vocabulary string, or None."""
         return self._parsing.token_to_id(string)

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from specdemo.answering import Answering, Question
-from specdemo.bench.energy import Meter
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
@@ -43,8 +39,6 @@ class RemoteSession(Answering):
     it cannot be reached. Answers raise the same, with their first event.
     """
 
-    exclusive = False
-    meter = partial(Meter, Path(os.devnull))  # this machine's counters do not measure the server's
     load = Load()  # the server's own /metrics has it
 
     def __init__(self, url: str, key: str | None = None):

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
-class ServeOptions(ModelChoice):
-    """The models, and the fields below; `gateways` are processes that speak the API."""
+class ServerOptions(ModelChoice):
+    """What the page's server and the API's are both told: the models, and who may ask."""
 
     host: Line = option("127.0.0.1", "address to listen on")
     port: whole(1, 65535) = option(8000, "port to listen on")
+    share: bool = False
     shared: bool | None = option(
         None,
-        "whether strangers share this server; numerics that are not loaded are then refused",
+        "whether strangers share this server; what loads or compiles models (pair, device, KV "
+        "cache, numerics) is then its owner's alone",
         off="private",
-        unset="shared where --host is not this machine's own address",
+        unset="shared on a Space, with --share, or where --host is not this machine's own address",
     )
     allowed_host: tuple[str, ...] = option(
         (), "a further name that the server is reached by; '*' for any"
@@ -36,15 +38,34 @@ class ServeOptions(ModelChoice):
     allow_origin: tuple[str, ...] = option(
         (), "another site whose pages may ask this server; '*' for any", metavar="URL"
     )
-    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
-        512, "tokens of a chat answer whose request names no limit"
-    )
     learn_ngrams: bool | None = option(
         None,
-        "whether an n-gram table grows from finished answers; by how soon text comes a client "
-        "could notice what another was answered",
+        "whether an n-gram table grows from finished answers; by how soon text comes others could "
+        "notice what was answered",
         off="no-learn-ngrams",
         unset="on unless strangers share the server",
+    )
+    cache_mb: whole(1, 1_000_000) = option(
+        1024, "megabytes of KV cache at most, and one full context at least; taken as it is used"
+    )
+
+    @property
+    def strangers(self) -> bool:
+        from specdemo.serving.door import strangers_share
+
+        return strangers_share(self.host, self.share, self.shared)
+
+    @property
+    def learn(self) -> bool:
+        return not self.strangers if self.learn_ngrams is None else self.learn_ngrams
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ServeOptions(ServerOptions):
+    """The fields below too; `gateways` are processes that speak the API."""
+
+    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
+        512, "tokens of a chat answer whose request names no limit"
     )
     no_ray: bool = option(False, "one engine in this process, without Ray")
     replicas: whole(1) = option(1, "replicas, each with the pair and an engine of its own")
@@ -58,20 +79,10 @@ class ServeOptions(ModelChoice):
         "requests that may wait for each replica; more are refused with status 429",
         name="max_waiting",
     )
-    cache_mb: whole(1) | None = option(
-        1024,
-        "megabytes of KV cache of each replica, allocated at the start; one full context at least",
-    )
     drain_seconds: real(0, 86_400) = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
     gateways: whole(1) = 1
-
-    @property
-    def strangers(self) -> bool:
-        from specdemo.serving.door import strangers_share
-
-        return strangers_share(self.host, option=self.shared)
 
 
 def key_from_environment() -> str | None:
@@ -101,7 +112,7 @@ def open_engine(
         active=options.ongoing,
         waiting=options.waiting,
         cache_mb=options.cache_mb,
-        learn=not options.strangers if options.learn_ngrams is None else options.learn_ngrams,
+        learn=options.learn,
     )
     session.prepare()  # a replica that says it is ready answers at full speed
     return Engine(session, loaded, options)

@@ -16,11 +16,8 @@ from specdemo.settings import CONFIG, Line, option, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TrainSettings:
-    """What a training run does; the command offers the settings that have help.
-
-    Of the others, `answer_tokens` is the longest answer written, `chains` the size of a training
-    step, and `width` the size of a head.
-    """
+    """What a training run does; the command offers the settings that have help. `answer_tokens` is
+    the longest answer written, `chains` the size of a training step, `width` that of a head."""
 
     target: Line = option(
         MISSING,
@@ -39,12 +36,12 @@ class TrainSettings:
     tokens: whole(1000) = option(400_000, "answer tokens of text that the target writes")
     minutes: Annotated[float, Field(gt=0, le=100_000)] | None = option(
         None,
-        "how long to train, beside the writing and reading of text; with --only, how long to write",
+        "how long to train, beside the writing and reading of text",
         metavar="M",
         unset="by --passes",
     )
     passes: Annotated[float, Field(gt=0, le=1000)] = option(3.0, "how often the text is read")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to train")
+    device: Literal["cpu", "cuda"] = option("cpu", "where to train")
     text: FilePath | None = option(
         None,
         "conversations to learn from beside those that the target writes (JSONL: u, a)",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,49 +18,29 @@ from tqdm import tqdm
 
 from specdemo.models import heads
 from specdemo.training.command import TrainSettings
-from specdemo.training.states import Rows
+from specdemo.training.data import Rows
 
-DEPTH = 5
-"""Tokens of a chain."""
-LATER = 0.8
-"""Weight of a step of a chain, relative to the one before."""
+TOKENS = 4096  # frequent tokens that a head chooses from
+DEPTH = 5  # tokens of a chain
+LATER, FITTED_LATER = 0.8, 0.6  # weight of a step after the one before: in training, in rounding
 LEARNING_RATE = 4e-3
-WARMUP_STEPS = 20
-DECAY = 0.35
-"""Share of the run at its end over which the learning rate falls."""
-AVERAGE = 0.98
-"""Decay of the running average of weights."""
-FEWEST_ROWS = 64
-"""Rows of a step that its later tokens keep at least."""
-EVALUATED_ROWS = 2048
-FITTED_ROWS = 10_000
-"""That the rounding to int4 is fitted to."""
+AVERAGE = 0.98  # decay of the running average of weights
+FITTED_ROWS = 10_000  # that the rounding to int4 is fitted to
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far training came."""
-
-    steps: int = 0
-    seconds: float = 0.0
 
 
 class DraftHead:
     """A head's weights, by the names of `specdemo.models.heads`, and what it has of the target: the
-    embedding, [vocabulary, E], and its output matrix for the tokens `frequent`, [V', E]. `features`
-    is the width of a hidden state."""
+    embedding, [vocabulary, E], and of its output matrix, as large, the rows of the TOKENS tokens
+    that are the most `frequent` in `rows`, [V', E]."""
 
     def __init__(
-        self,
-        embedding: np.ndarray,
-        output: np.ndarray,
-        frequent: np.ndarray,
-        features: int,
-        width: int,
-        device: str,
+        self, embedding: np.ndarray, output: np.ndarray, rows: Rows, settings: TrainSettings
     ) -> None:
-        size = embedding.shape[1]
+        size, features = embedding.shape[1], rows.states.shape[1] - 1
+        width, device = settings.width, settings.device
+        counts = np.bincount(rows.tokens, minlength=len(output))
+        self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
         shapes = {
             "mix": (width, features + width + size),
             "gate_up": (4 * width, width),
@@ -69,47 +49,83 @@ class DraftHead:
         }
         generator = torch.Generator().manual_seed(0)
         self.weights = {
-            name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(device)
+            name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5)
+            .to(device)
+            .requires_grad_(True)
             for name, shape in shapes.items()
         }
-        for weights in self.weights.values():
-            weights.requires_grad_(True)
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32
         self.embedding = torch.from_numpy(embedding).to(device)
-        self.rows = torch.from_numpy(output[frequent]).to(device, self.kind)
-        self.frequent = frequent
+        self.rows = torch.from_numpy(output[self.frequent]).to(device, self.kind)
         self.device = device
 
-    def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
-        """The weights and the target's output matrix, rounded for chains along these rows."""
-        own = {**self.weights, "rows": self.rows}
-        matrices = {name: one.detach().float().cpu().numpy() for name, one in own.items()}
-        at = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
-        ahead = np.minimum(at[:, None] + np.arange(DEPTH), len(rows.tokens) - 1)
-        hidden = rows.states[at, :-1].astype(np.float32)
-        return heads.fit(matrices, self.embedding.cpu().numpy(), hidden, rows.tokens[ahead])
-
-    def begin(self, states: np.ndarray) -> torch.Tensor:
-        """What all steps of a chain share, [n, S], of rows of `Rows.states`."""
+    def hidden(self, states: np.ndarray) -> torch.Tensor:
+        """What the head reads of rows of `Rows.states`, [n, H]."""
         pieces = torch.from_numpy(states[:, :-1]).to(self.device).float()
-        pieces = _norm(pieces.reshape(len(states), -1, self.embedding.shape[1]))
-        hidden = pieces.view(len(states), -1)
+        return _norm(pieces.view(len(states), -1, self.embedding.shape[1])).flatten(1)
+
+    def shared(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What all steps of a chain share, [n, S]."""
         return self._product(hidden, self.weights["mix"][:, : hidden.shape[1]])
 
     def step(
         self, shared: torch.Tensor, state: torch.Tensor | None, tokens: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next state, [n, S], and the logits of the frequent tokens, [n, V']."""
-        given = _norm(self.embedding[torch.from_numpy(tokens).to(self.device)])
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The next state, [n, S], the logits of the frequent tokens, [n, V'], and what the matrices
+        were multiplied by; `mix` by `hidden` before that."""
         state = torch.zeros_like(shared) if state is None else _norm(state)
-        given = torch.cat([state, given], 1)
-        state = shared + self._product(given, self.weights["mix"][:, -given.shape[1] :])
-        gate, up = self._product(_norm(state), self.weights["gate_up"]).chunk(2, 1)
-        state = state + self._product(functional.silu(gate) * up, self.weights["down"])
-        out = self._product(_norm(state), self.weights["out"])
-        return state, self._product(out, self.rows)
+        embedded = _norm(self.embedding[torch.from_numpy(tokens).to(self.device)])
+        x = {"mix": torch.cat([state, embedded], 1)}
+        mix = self.weights["mix"][:, -x["mix"].shape[1] :]
+        state = shared + self._product(x["mix"], mix)
+        x["gate_up"] = _norm(state)
+        gate, up = self._product(x["gate_up"], self.weights["gate_up"]).chunk(2, 1)
+        x["down"] = functional.silu(gate) * up
+        state = state + self._product(x["down"], self.weights["down"])
+        x["out"] = _norm(state)
+        x["rows"] = self._product(x["out"], self.weights["out"])
+        return state, self._product(x["rows"], self.rows), x
+
+    @torch.no_grad()
+    def chains(
+        self, rows: Rows, starts: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, torch.Tensor, dict[str, torch.Tensor]]]:
+        """Steps along the answers that follow these rows: how many came before in their chains, the
+        places in `starts`, the logits, and what the matrices were multiplied by."""
+        for part in np.array_split(np.arange(len(starts)), -(-len(starts) // 2048)):
+            hidden, state = self.hidden(rows.states[starts[part]]), None
+            shared = self.shared(hidden)
+            for depth in range(DEPTH):
+                ahead = np.minimum(starts[part] + depth, len(rows.tokens) - 1)
+                state, logits, x = self.step(shared, state, rows.tokens[ahead])
+                yield depth, part, logits, x | {"mix": torch.cat([hidden, x["mix"]], 1)}
+
+    def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
+        """The weights and the target's output matrix, rounded to four bits so that their products
+        change least along these rows."""
+        starts = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
+        matrices = {**self.weights, "rows": self.rows}
+        squares = dict.fromkeys(matrices, 0.0)
+        for depth, _, _, x in self.chains(rows, starts):
+            for name, given in x.items():
+                squares[name] = squares[name] + FITTED_LATER**depth * (given.T @ given)
+        return {
+            name: heads.quantize(matrix.detach().float().cpu().numpy(), squares[name].cpu().numpy())
+            for name, matrix in matrices.items()
+        }
+
+    def guesses(self, rows: Rows, starts: np.ndarray) -> np.ndarray:
+        """Which of the DEPTH tokens after each of these rows would be right, if those before them
+        are: bool [n, DEPTH], False past the end."""
+        hits = np.zeros((len(starts), DEPTH), bool)
+        for depth, part, logits, _ in self.chains(rows, starts):
+            ahead = starts[part] + depth + 1
+            inside = ahead < rows.ends[starts[part]]
+            wanted = rows.tokens[np.minimum(ahead, len(rows.tokens) - 1)]
+            hits[part, depth] = inside & self.right(logits, wanted)
+        return hits
 
     @torch.no_grad()
     def wanted(self, states: np.ndarray) -> torch.Tensor:
@@ -120,7 +136,6 @@ class DraftHead:
         return (logits - rows[:, -1:]).clamp_(max=0).exp_()
 
     def right(self, logits: torch.Tensor, tokens: np.ndarray) -> np.ndarray:
-        """Whether the likeliest ones are these tokens, bool [n]."""
         return self.frequent[logits.argmax(1).cpu().numpy()] == tokens
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -133,9 +148,10 @@ def _norm(rows: torch.Tensor) -> torch.Tensor:
 
 def train(
     head: DraftHead, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
-) -> Progress:
+) -> dict[str, float]:
     """Train a head in place on chains that start at the rows `starts`, for `settings.minutes` or
-    `settings.passes`, and leave it with the running average of its weights.
+    `settings.passes`, and leave it with the running average of its weights. Gives the number of
+    steps and the seconds that they took.
 
     A step draws `settings.chains` chains, those more often whose first token weighs more.
     `checkpoint` is read if it is there, and written every `settings.checkpoint_seconds`.
@@ -147,55 +163,51 @@ def train(
     optimizer = torch.optim.Muon(
         parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
     )
-    progress = Progress()
+    steps, seconds = 0, 0.0
     if checkpoint.is_file():
         held = torch.load(checkpoint, map_location=head.device)
         for tensor, value in zip(parameters + averages, held["weights"], strict=True):
             tensor.data.copy_(value)
         optimizer.load_state_dict(held["optimizer"])
-        progress = Progress(**held["progress"])
+        steps, seconds = held["progress"]
 
     def save() -> None:
         weights = [one.detach() for one in parameters + averages]
-        held = {"weights": weights, "progress": asdict(progress)}
-        partial = checkpoint.with_suffix(".part")
-        torch.save(held | {"optimizer": optimizer.state_dict()}, partial)
+        held = {"weights": weights, "progress": (steps, seconds)}
+        held["optimizer"] = optimizer.state_dict()
+        torch.save(held, partial := checkpoint.with_suffix(".part"))
         os.replace(partial, checkpoint)
 
-    steps = max(1, round(settings.passes * len(starts) / settings.chains))
-    limit, saved = 60 * (settings.minutes or 0), progress.seconds
+    planned = max(1, round(settings.passes * len(starts) / settings.chains))
+    limit, saved = 60 * (settings.minutes or 0), seconds
     with tqdm(total=1.0, desc="Training", bar_format=BAR) as bar:
-        while (done := progress.seconds / limit if limit else progress.steps / steps) < 1:
+        while (done := seconds / limit if limit else steps / planned) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
-            optimizer.param_groups[0]["lr"] = _rate(progress.steps, done)
-            rng = np.random.default_rng(progress.steps)
+            # Warm-up, then constant so that the average is usable at any time, over the last 35 %
+            # down to 2 % (WSD, arXiv 2404.06395).
+            share = min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * share
+            rng = np.random.default_rng(steps)
             places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
             optimizer.zero_grad()
             loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
-            progress.steps += 1
+            steps += 1
             # The average is young at first: it must not remember weights that never trained.
-            keep = min(AVERAGE, progress.steps / (progress.steps + 10))
+            keep = min(AVERAGE, steps / (steps + 10))
             torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
             bar.set_postfix(agreement=f"{agreement:.3f}")
-            progress.seconds += time.monotonic() - before
-            if progress.seconds - saved >= settings.checkpoint_seconds:
+            seconds += time.monotonic() - before
+            if seconds - saved >= settings.checkpoint_seconds:
                 save()
-                saved = progress.seconds
-        bar.update(1 - bar.n)
+                saved = seconds
     save()
     for parameter, average in zip(parameters, averages, strict=True):
         parameter.data.copy_(average)
-    return progress
-
-
-def _rate(steps: int, done: float) -> float:
-    """Warm-up, then constant so that the average is usable at any time, then down to 2 % (WSD,
-    arXiv 2404.06395)."""
-    return LEARNING_RATE * min(1.0, (steps + 1) / WARMUP_STEPS, max(0.02, (1 - done) / DECAY))
+    return {"steps": steps, "seconds": seconds}
 
 
 def _loss(
@@ -203,11 +215,11 @@ def _loss(
 ) -> tuple[torch.Tensor, float]:
     """The cross-entropy to the target's probabilities along the chains that start at the rows `at`,
     and the share of right first tokens."""
-    shared, state, count = head.begin(rows.states[at]), None, len(at)
+    shared, state, count = head.shared(head.hidden(rows.states[at])), None, len(at)
     loss, agreement = torch.zeros((), device=head.device), 0.0
     for depth in range(1, DEPTH + 1):
         ahead = np.minimum(at + depth, len(rows.tokens) - 1)
-        state, logits = head.step(shared, state, rows.tokens[ahead - 1])
+        state, logits, _ = head.step(shared, state, rows.tokens[ahead - 1])
         share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
         if depth > 1:
             share = share * rows.weights[ahead]
@@ -218,26 +230,7 @@ def _loss(
         agreement = agreement if depth > 1 else float(right.mean())
         # A draft token is judged only after right ones; of the others some go on, too.
         order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
-        kept = np.sort(np.argsort(-order)[: max(FEWEST_ROWS, len(at) // 2)])
+        kept = np.sort(np.argsort(-order)[: max(64, len(at) // 2)])
         index = torch.from_numpy(kept).to(head.device)
         at, shared, state = at[kept], shared[index], state[index]
     return loss, agreement
-
-
-@torch.no_grad()
-def guesses(head: DraftHead, rows: Rows, starts: np.ndarray) -> np.ndarray:
-    """Which tokens of the chains that start at the rows `starts` would be right, if those before
-    them are: bool [n, DEPTH], column d for the token d + 1 places after the row's; False past the
-    end."""
-    hits = np.zeros((len(starts), DEPTH), bool)
-    for begin in range(0, len(starts), EVALUATED_ROWS):
-        at = starts[begin : begin + EVALUATED_ROWS]
-        shared, state = head.begin(rows.states[at]), None
-        for depth in range(1, DEPTH + 1):
-            ahead = np.minimum(at + depth, len(rows.tokens) - 1)
-            state, logits = head.step(shared, state, rows.tokens[ahead - 1])
-            inside = at + depth < rows.ends[at]
-            hits[begin : begin + len(at), depth - 1] = inside & head.right(
-                logits, rows.tokens[ahead]
-            )
-    return hits

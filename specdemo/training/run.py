@@ -6,53 +6,28 @@ where it was.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specdemo.cli import progress_bar
 from specdemo.errors import BadInput, MissingPackage
-from specdemo.models import heads, machine
+from specdemo.models import heads, ngrams
 from specdemo.models.load import LoadedPair, load_pair
-from specdemo.models.ngrams import made_path
 from specdemo.models.registry import NO_DRAFT, PAIRS, Pair, own_pair
 from specdemo.models.sources import source_of
 from specdemo.settings import ModelChoice
-from specdemo.training import ngrams, states, text
+from specdemo.training import data
 from specdemo.training.command import TrainSettings
-from specdemo.training.text import Conversation
+from specdemo.training.data import Conversation
 
-HELD_EVERY, HELD_MOST = 16, 120
-"""One greedy conversation in HELD_EVERY is held back for evaluation, HELD_MOST at most."""
-HEAD_TOKENS = 4096
-"""Frequent tokens that a head chooses from."""
-OWN = 3
-"""How often answers to the generator's instructions are read for each time that those of --text
-are: they are of the kinds that people ask."""
-LOOKUP = 4
-"""Tokens of the longest context of n-gram lookup."""
-PRIVATE = {"out", "device", "checkpoint_seconds"}
-"""Settings that may differ when a run is continued. The card leaves them out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How often a head is right on the target's greedy answers that it never learned, after the
-    answer's own tokens; `unaided`: where n-gram lookup matches fewer than two tokens. `by_depth` is
-    the share of right tokens of a chain after right ones, `tokens_per_round` what whole chains
-    would give."""
-
-    tokens: int
-    agreement: float
-    unaided: float
-    by_kind: dict[str, float]
-    by_depth: list[float]
-    tokens_per_round: float
+OWN = 3  # how often the target's new answers, of the kinds that people ask, count beside --text
+PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued
 
 
 def train_draft(settings: TrainSettings) -> str:
@@ -63,42 +38,46 @@ def train_draft(settings: TrainSettings) -> str:
     same head as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
-    out, work, device = settings.out, settings.out / "work", _device(settings)
-    pair = _pair(settings)
+    if not settings.only:
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingPackage(
+                "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+            ) from error
+        torch.zeros(1, device=settings.device)  # a GPU that is missing is missed now
+    pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
-    said = text.given(settings.text, loaded) if settings.text else []
-    said += text.written(loaded, work / "text", settings, said)
+    said = data.given(settings.text, loaded) if settings.text else []
+    said += data.written(loaded, work / "text", settings)
     said = [one for one in said if one.answer]
     table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
     table.save(out / "ngrams.npz")
     if settings.only:
-        made = made_path(loaded.info.target, loaded.info.target_revision)
-        machine.replace_file(made, table.content())
+        table.save(ngrams.made_path(loaded.info.target, loaded.info.target_revision))
         tokens = sum(len(one.answer) for one in said)
         return f"{out} holds an n-gram table of {tokens:,} tokens, in use now"
-    found = _make_head(settings, loaded, said, device)
+    found = _make_head(settings, loaded, said)
     return (
-        f"{out} holds the draft head: agreement with the target on {found.tokens:,} held-back "
-        f"tokens {found.agreement:.3f}; its card is {out / 'card.json'}"
+        f"{out} holds the draft head: agreement with the target on {found['tokens']:,} held-back "
+        f"tokens {found['agreement']:.3f}; its card is {out / 'card.json'}"
     )
 
 
 def _make_head(
-    settings: TrainSettings, loaded: LoadedPair, said: Sequence[Conversation], device: str
-) -> Agreement:
+    settings: TrainSettings, loaded: LoadedPair, said: Sequence[Conversation]
+) -> dict[str, Any]:
+    """Gives what the card says of the evaluation."""
     from specdemo.training import head
 
     out, work = settings.out, settings.out / "work"
-    rows = _rows(loaded, said, work / "states")
+    rows = data.read_rows(loaded, said, work / "states")
     embedding, output = heads.tables(loaded.target_xml)
-    counts = np.bincount(rows.tokens, minlength=len(output))
-    frequent = np.argsort(-counts, kind="stable")[:HEAD_TOKENS]
-    features = rows.states.shape[1] - 1
-    network = head.DraftHead(embedding, output, frequent, features, settings.width, device)
+    network = head.DraftHead(embedding, output, rows, settings)
     held, learned = _split(said)
-    generated = np.array([one.kind != text.GIVEN for one in said])
+    generated = np.array([one.kind != data.GIVEN for one in said])
     counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
     lengths = [len(one.answer) for one in said]
     starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
@@ -106,83 +85,50 @@ def _make_head(
     judged = np.flatnonzero(np.repeat(held, lengths))
     judged = judged[judged + 1 < rows.ends[judged]]
     kinds = np.repeat([one.kind for one in said], lengths)[judged]
-    found = _agreement(head.guesses(network, rows, judged), rows.weights[judged + 1] == 1, kinds)
-    own = heads.Head(network.quantized(rows), frequent, states.THIRDS)
+    found = _agreement(network.guesses(rows, judged), kinds)
+    own = heads.Head(network.quantized(rows), network.frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
     hidden = PRIVATE | {"target", "kind", "only", "text"}
-    recipe = {name: one for name, one in asdict(settings).items() if name not in hidden}
     card = {
         "target": loaded.info.target,
         "target_revision": loaded.info.target_revision,
-        "recipe": recipe,
+        "recipe": {name: one for name, one in asdict(settings).items() if name not in hidden},
         "text": {
             "conversations": len(said),
             "answer_tokens": len(rows.tokens),
             "given": settings.text and settings.text.name,
         },
-        "training": asdict(progress),
-        "held_back": asdict(found),
+        "training": progress,
+        "held_back": found,
     }
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     return found
 
 
-def _rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) -> states.Rows:
-    """What n-gram lookup proposes rightly is drafted by lookup, so those tokens weigh little."""
-    weights = []
-    for one in said:
-        prompt = loaded.template.render(one.instruction, loaded.tokenizer)
-        weights.append(lookup_weights(tuple(prompt), one.answer))
-    lengths = [len(one.answer) for one in said]
-    return states.Rows(
-        states.read_all(loaded, said, folder),
-        np.concatenate([np.asarray(one.answer, np.int64) for one in said]),
-        np.concatenate(weights),
-        np.repeat(np.cumsum(lengths), lengths),
-    )
-
-
-def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarray:
-    """The weight of each answer token, float32: 1 where fewer than two of the last tokens occurred
-    in a row before, else 0.15 where what followed them last time is right, and 0.5 where not."""
-    known = prompt + answer
-    followed: dict[tuple[int, ...], int] = {}
-    weights = []
-    for at in range(1, len(known)):
-        endings = [known[at - n : at] for n in range(min(LOOKUP, at), 0, -1)]
-        if at >= len(prompt):
-            longest = next((ending for ending in endings if ending in followed), ())
-            wrong = 0.15 if followed.get(longest) == known[at] else 0.5
-            weights.append(wrong if len(longest) > 1 else 1.0)
-        followed.update(dict.fromkeys(endings, known[at]))
-    return np.array(weights, np.float32)
-
-
 def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
-    """Which conversations are held back and which are learned, bool [conversations] each. Agreement
-    can be counted on greedy ones only; an instruction that is held back is never learned. Raises
-    BadInput where there are too few."""
-    greedy = [one.instruction for one in said if one.greedy]
-    aside = set(greedy[::HELD_EVERY][:HELD_MOST])
+    """Which conversations are held back, one greedy one in 16 and 120 at most, and which are
+    learned, bool [conversations] each: those of other instructions. Raises BadInput where there are
+    too few."""
+    greedy = np.array([one.greedy for one in said], bool)
+    aside = {one.instruction for one in [one for one in said if one.greedy][::16][:120]}
     held = np.array([one.instruction in aside for one in said], bool)
     if held.all():
         raise BadInput("--tokens or --text: there is too little text to hold any back.")
-    return held & [one.greedy for one in said], ~held
+    return held & greedy, ~held
 
 
-def _agreement(hits: np.ndarray, unaided: np.ndarray, kinds: np.ndarray) -> Agreement:
-    """The figures of `hits` (`head.guesses`), with what is known of each chain's first token."""
+def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
+    """How often a head is right (`hits` are its `guesses`) on answers that it never learned, after
+    the answer's own tokens; by kind of instruction; and, by place in a chain, after right ones."""
     first = hits[:, 0]
     right = np.logical_and.accumulate(hits, axis=1).sum(0).tolist()
-    return Agreement(
-        tokens=len(hits),
-        agreement=float(first.mean()),
-        unaided=float(first[unaided].mean()) if unaided.any() else 0.0,
-        by_kind={str(kind): float(first[kinds == kind].mean()) for kind in np.unique(kinds)},
-        by_depth=[now / max(1, before) for before, now in pairwise([len(hits), *right])],
-        tokens_per_round=1 + sum(right) / len(hits),
-    )
+    return {
+        "tokens": len(hits),
+        "agreement": float(first.mean()),
+        "by_kind": {str(kind): float(first[kinds == kind].mean()) for kind in np.unique(kinds)},
+        "by_depth": [now / max(1, before) for before, now in pairwise([len(hits), *right])],
+    }
 
 
 def _pair(settings: TrainSettings) -> Pair:
@@ -198,32 +144,13 @@ def _open_work(settings: TrainSettings, work: Path) -> None:
     """Make OUT/work, which belongs to these settings alone."""
     out, path = settings.out, work / "settings.json"
     described = {name: str(one) for name, one in asdict(settings).items() if name not in PRIVATE}
-    try:
-        if path.is_file():
-            if json.loads(path.read_bytes()) != described:
-                raise BadInput(
-                    f"{out} holds a run with other settings; repeat them to continue it, or name "
-                    "another --out."
-                )
-        elif out.exists() and any(out.iterdir()):
+    if not path.is_file():
+        if out.exists() and any(out.iterdir()):
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
-        else:
-            work.mkdir(parents=True)
-            path.write_text(json.dumps(described, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--out {out} cannot be written: {error.strerror or error}.") from error
-
-
-def _device(settings: TrainSettings) -> str:
-    """Where to train. Raises MissingPackage, or BadInput without the GPU that was asked for."""
-    if settings.only:
-        return "cpu"
-    if importlib.util.find_spec("torch") is None:
-        raise MissingPackage(
-            "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+        work.mkdir(parents=True)
+        path.write_text(json.dumps(described, indent=1), encoding="utf-8")
+    elif json.loads(path.read_bytes()) != described:
+        raise BadInput(
+            f"{out} holds a run with other settings; repeat them to continue it, or name another "
+            "--out."
         )
-    import torch
-
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: torch finds no GPU here; use --device cpu or auto.")
-    return "cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu"

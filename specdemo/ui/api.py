@@ -4,50 +4,20 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any
 
 import gradio as gr
 
 from specdemo.engine.rounds import Round
 from specdemo.trace import Trace, over
 from specdemo.ui import MAX_EVENTS
-from specdemo.ui.choice import Offer
-from specdemo.ui.inputs import help_of, settings_of
-from specdemo.ui.limits import LimitedSession, visitor_of
-from specdemo.ui.runs import update_seconds
-from specdemo.ui.service import Service
+from specdemo.ui.choice import Offer, settings_of
+from specdemo.ui.service import Service, visitor_of
 from specdemo.ui.wording import error_sentence
-
-
-class Piece(TypedDict):
-    """One item of a streamed answer. `text` and `finish_reason` are empty until `done`."""
-
-    delta: str
-    tokens: int
-    tokens_per_second: float
-    acceptance_rate: float | None
-    done: bool
-    text: str
-    finish_reason: str
 
 
 def add(service: Service, offer: Offer) -> None:
     """Adds the endpoint to the Blocks being built. It uses the pair the server started with."""
-
-    @contextmanager
-    def opened(request: gr.Request) -> Iterator[tuple[LimitedSession, threading.Event]]:
-        """The session and its stop signal; what fails is told in one sentence."""
-        stop = threading.Event()
-        try:
-            for _ in service.states(offer.first, stop):
-                pass
-            with service.session(offer.first, visitor_of(request)) as session:
-                yield session, stop
-        except Exception as error:
-            raise gr.Error(error_sentence(error), print_exception=False) from error
-        finally:
-            stop.set()
 
     def generate(
         request: gr.Request,
@@ -60,42 +30,48 @@ def add(service: Service, offer: Offer) -> None:
         top_k: int = 0,
         seed: int = 0,
         numerics: str = "exact",
-    ) -> Piece:  # of which it yields many: Gradio reads no Iterator
-        given = locals()
-        with opened(request) as (session, stop):
-            rounds: list[Round] = []
-            sent, sent_at = 0, 0.0
-            for event in session.answer(instruction, settings_of(given), stop=stop):
-                if isinstance(event, Trace):
-                    ended = {"text": event.text, "finish_reason": event.finish_reason}
-                    yield _piece(rounds, rounds[sent:], done=True, **ended)
-                    return
-                rounds.append(event)
-                if time.monotonic() - sent_at >= update_seconds(service):
-                    yield _piece(rounds, rounds[sent:])
-                    sent, sent_at = len(rounds), time.monotonic()
+    ) -> dict:  # of which it yields many: Gradio reads no Iterator
+        """Answer an instruction with speculative decoding, streamed as it is generated.
 
-    names = list(generate.__annotations__)[2:-1]
-    described = "".join(f"\n    {name}: {help_of(name)}" for name in names)
-    generate.__doc__ = (
-        "Answer an instruction with speculative decoding, streamed as it is generated.\n\n"
-        "Each item holds the text that is new since the one before, and the figures so far. The "
-        'last one has "done": true, the whole answer in "text" and why it ended in '
-        f'"finish_reason".\n\nArgs:\n    instruction: What to answer.{described}'
-    )
+        Each item holds the text that is new since the one before in "delta", and the figures so
+        far: "tokens", "tokens_per_second" and "acceptance_rate". The last one has "done": true, the
+        whole answer in "text" and why it ended in "finish_reason". The settings are those of
+        `python -m specdemo run --help`.
+        """
+        given, stop, pair = locals(), threading.Event(), offer.first
+        try:
+            list(service.states(pair, stop))
+            with service.session(pair, visitor_of(request)) as session:
+                events = session.answer(instruction, settings_of(given), stop=stop)
+                yield from _pieces(events, service)
+        except Exception as error:
+            raise gr.Error(error_sentence(error), print_exception=False) from error
+        finally:
+            stop.set()
+
     gr.api(generate, api_name="generate", concurrency_limit=MAX_EVENTS)
 
 
-def _piece(rounds: list[Round], new: list[Round], **ended: Any) -> Piece:
-    """The figures of the `rounds` so far and the text of the `new` ones."""
-    tokens = sum(len(one.tokens) for one in rounds)
-    accepted = sum(one.accepted for one in rounds)
-    rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
-    spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-    piece = {
-        "delta": "".join(token.text for one in new for token in one.tokens),
-        "tokens": tokens,
-        "tokens_per_second": over(tokens - 1, spent) or 0.0,
-        "acceptance_rate": over(accepted, accepted + rejected),
-    }
-    return {**piece, "done": False, "text": "", "finish_reason": "", **ended}
+def _pieces(events: Iterator[Round | Trace], service: Service) -> Iterator[dict[str, Any]]:
+    rounds: list[Round] = []
+    sent, sent_at = 0, 0.0
+    for event in events:
+        ended = isinstance(event, Trace)
+        if not ended:
+            rounds.append(event)
+            if time.monotonic() - sent_at < service.update_seconds:
+                continue
+        tokens = sum(len(one.tokens) for one in rounds)
+        accepted = sum(one.accepted for one in rounds)
+        rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
+        spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        yield {
+            "delta": "".join(token.text for one in rounds[sent:] for token in one.tokens),
+            "tokens": tokens,
+            "tokens_per_second": over(tokens - 1, spent) or 0.0,
+            "acceptance_rate": over(accepted, accepted + rejected),
+            "done": ended,
+            "text": event.text if ended else "",
+            "finish_reason": event.finish_reason if ended else "",
+        }
+        sent, sent_at = len(rounds), time.monotonic()

@@ -7,160 +7,134 @@ import html
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
-from specdemo.models.registry import Pair
 from specdemo.ui import PRIVATE
 from specdemo.ui.choice import Offer
-from specdemo.ui.inputs import AUTO
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
-BUTTONS = {"fetching": "Pause", "paused": "Resume", "failed": "Try again", "ready": "Use it now"}
-"""What a click does, by the kind of state. The other two have no button."""
+STATES = {
+    "fetching": ("Pause", "Fetching {}"),
+    "paused": ("Resume", "Paused: {}"),
+    "failed": ("Try again", "{} is not here yet"),
+    "ready": ("Use it now", "{} is here"),
+    "changing": ("", "Loading {}; questions are answered meanwhile"),
+    "here": ("", "{} answers from now on"),
+}
+"""What a click does in each state, and what the line says."""
 
 RETRY_SECONDS = 300.0
 """After which a shared server, where nobody may click, tries again to fetch what it could not."""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """`kind` is one of BUTTONS, "changing" or "here"; `error` is the sentence of "failed"."""
-
-    kind: str
-    progress: Progress | None = None
-    error: str = ""
-
-
 class Arrival:
-    """The pair `offer.later` on its way. Once it is here and taken, AUTO names it."""
+    """The pair `offer.later` on its way. `state` is one of STATES, `error` the sentence of
+    "failed"."""
 
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
-        self.pair: Pair = offer.later
-        self.shared = bool(offer.fixed)
-        self.state = State("paused")
+        self.pair, self.shared = offer.later, bool(offer.fixed)
+        self.state, self.error = "paused", ""
+        self.progress: Progress | None = None
         self._lock = threading.RLock()
-        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None  # None while it is paused
 
-    def start(self, kind: str = "fetching") -> None:
+    def start(self, state: str = "fetching") -> None:
         """Fetch the pair in a thread, or change to it."""
+        work = self._fetch if state == "fetching" else self._change
         with self._lock:
-            self._stop = threading.Event()  # a thread that was stopped may take a while to end
-            self.state = replace(self.state, kind=kind)
-            threading.Thread(target=self._run, args=[kind, self._stop], daemon=True).start()
+            self.state = state
+            self._thread = threading.Thread(target=self._run, args=[work], daemon=True)
+            self._thread.start()
 
     def press(self, button: str) -> None:
         """Do what a button says, if it still says so."""
         with self._lock:
-            if BUTTONS.get(self.state.kind) != button:
+            if STATES[self.state][0] != button:
                 return
             if button == "Pause":
-                self._stop.set()
-                self.state = replace(self.state, kind="paused")
+                self.state, self._thread = "paused", None
             else:
                 self.start("changing" if button == "Use it now" else "fetching")
 
-    def _run(self, kind: str, stop: threading.Event) -> None:
-        changing = kind == "changing"
+    def _run(self, work: Callable[[], str]) -> None:
         try:
-            if changing:
-                self._change()
-            else:
-                self._fetch(stop)
-            after = State("here" if changing else "ready")
-        except Exception as error:
-            after = State("failed", error=error_sentence(error))
+            state, error = work(), ""
+        except Exception as failure:
+            state, error = "failed", error_sentence(failure)
         with self._lock:
-            if stop.is_set():
+            if self._thread is not threading.current_thread():
                 return
-            self.state = after
-        print(f"{self.pair.name}: {after.error or after.kind}", file=sys.stderr, flush=True)
-        if self.shared and not changing:
-            if after.error:
+            self.state, self.error = state, error
+        print(f"{self.pair.name}: {error or state}", file=sys.stderr, flush=True)
+        if self.shared and work == self._fetch:
+            if error:
                 time.sleep(RETRY_SECONDS)
-            self.start("fetching" if after.error else "changing")
+            self.start("fetching" if error else "changing")
 
-    def _fetch(self, stop: threading.Event) -> None:
+    def _fetch(self) -> str:
         from specdemo.models.load import fetch_pair
+
+        mine = threading.current_thread()
+
+        def report(progress: Progress | None) -> None:  # called in several threads
+            if self._thread is not mine:
+                raise RequestFailed("Paused.")
+            self.progress = progress
 
         # The first answer needs the processor that a quick download would take.
         while (told := self._service.health())["status"] == "loading" or told["preparing"]:
-            if stop.wait(0.2):
-                return
-
-        def report(progress: Progress) -> None:
-            with self._lock:
-                if stop.is_set():
-                    raise RequestFailed("Paused.")
-                self.state = State("fetching", progress)
-
+            report(self.progress)
+            time.sleep(0.2)
         fetch_pair(self.pair, self._offer.first, report)
+        return "ready"
 
-    def _change(self) -> None:
-        """From the moment on in which the session is there, AUTO names this pair."""
-        first = self._offer.first
-        adopt = partial(self._offer.adopt, self.pair)
-        self._service.exchange(first, replace(first, pair=self.pair.name), adopt)
-        adopt()
+    def _change(self) -> str:
+        list(self._service.states(replace(self._offer.first, pair=self.pair.name)))
+        return "here"
 
     @property
     def line(self) -> str:
         """HTML of what is going on."""
-        title, kind, progress, bar = self.pair.title, self.state.kind, self.state.progress, ""
-        said = {
-            "fetching": f"Fetching {title}",
-            "paused": f"Paused: {title}",
-            "failed": f"{title} is not here yet. {self.state.error}",
-            "ready": f"{title} is here.",
-            "changing": f"Loading {title}; questions are answered meanwhile.",
-            "here": f"{title} answers from now on.",
-        }[kind]
-        if progress is not None and kind in ("fetching", "paused"):
-            said += f". {progress.line}"
-            share = progress.fraction or 0
+        said, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
+        if self.state == "failed":
+            said += f" {self.error}"
+        elif self.progress and self.state in ("fetching", "paused"):
+            said += f" {self.progress.line}"
+            share = self.progress.fraction or 0
             bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
         return f"<span>{html.escape(said)}</span>{bar}"
 
-
-class Strip:
-    """The line on the page, with a button where the page is its owner's."""
-
-    def __init__(self, service: Service, offer: Offer, arrival: Arrival):
-        self._service, self._offer, self._arrival = service, offer, arrival
+    def lay_out(self) -> None:
+        """Adds the line to the layout being built, with a button where the page is its owner's."""
         with gr.Row(elem_id="sd-arrival"):
-            self._line = gr.HTML(arrival.line, elem_classes="sd-arrival")
-            button = {"size": "sm", "scale": 0, "visible": not arrival.shared}
-            self._button = gr.Button(BUTTONS["fetching"], **button)
-        self._timer = gr.Timer(5 if arrival.shared else 1)
+            shown = gr.HTML(self.line, elem_classes="sd-arrival")
+            self._button = gr.Button("Pause", size="sm", scale=0, visible=not self.shared)
+        self._shown = [shown, self._button, gr.Timer(5 if self.shared else 1)]
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, pair: gr.Dropdown) -> None:
-        """`status` says which pair answers; `pair` is set to AUTO by the click that takes it."""
-        shown = [self._line, self._button, self._timer, status, pair]
-        now = {"queue": False, **PRIVATE}
-        gr.on([blocks.load, self._timer.tick], self._look, None, shown, **now)
-        if not self._arrival.shared:
+        """`status` and the list of `pair` say which pair answers."""
+        shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
+        gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
+        if not self.shared:
             self._button.click(self._press, self._button, shown, **now)
 
     def _press(self, button: str) -> list[Any]:
-        self._arrival.press(button)
-        taken = gr.update(value=AUTO) if self._arrival.state.kind == "changing" else gr.skip()
-        return [*self._look()[:-1], taken]
+        self.press(button)
+        return self._look()
 
     def _look(self) -> list[Any]:
-        arrival, label = self._arrival, BUTTONS.get(self._arrival.state.kind)
-        button = gr.update(visible=False)
-        if label and not arrival.shared:
-            look = "primary" if label == BUTTONS["ready"] else "secondary"
-            button = gr.update(value=label, visible=True, variant=look)
+        label = STATES[self.state][0]
+        button = gr.update(visible=bool(label) and not self.shared, value=label)
         rest = [gr.skip()] * 3
-        if arrival.state.kind == "here":
+        if self.state == "here":
             status = html.escape(self._service.state.line)
-            rest = [gr.Timer(active=False), status, gr.update(choices=self._offer.surveyed_pairs())]
-        return [arrival.line, button, *rest]
+            rest = [gr.Timer(active=False), status, gr.update(choices=self._offer.pairs(True))]
+        return [self.line, button, *rest]

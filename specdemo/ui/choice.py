@@ -1,143 +1,183 @@
-"""Which models a visitor may choose, what "auto" means here, and how a choice is opened."""
+"""The inputs of a run: their names on the page and in links, how values become settings, and which
+models a visitor may choose. What is allowed is decided by `specdemo.settings`."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from typing import Any, get_args, get_type_hints
 
+from specdemo.answering import Answering
+from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models import ir, machine, registry
+from specdemo.models.progress import size
 from specdemo.models.sources import WORKING_BYTES
-from specdemo.settings import ModelChoice
-from specdemo.ui.inputs import AUTO, MODELS, OWN
-from specdemo.ui.service import Report
+from specdemo.settings import ModelChoice, Settings, parse
 
-if TYPE_CHECKING:
-    from specdemo.serving.client import RemoteSession
-    from specdemo.session import Session
+AUTO, OWN = "auto", "own"
+"""Two choices of pair beside the names of pairs: the one that suits the machine, and the visitor's
+own."""
+
+DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
+LONGEST_LINK_QUESTION = 2000
+
+SETTINGS = tuple(field.name for field in fields(Settings))
+MODELS = tuple(field.name for field in fields(ModelChoice))
+NAMES = ("question", *SETTINGS, *MODELS)
+"""The inputs of a run, in the order in which the page passes them; also the names in a link."""
+
+HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+_KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
+
+
+def choices(name: str) -> list[str]:
+    """The values that a setting can have."""
+    return list(get_args(_KINDS[name]))
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings among `values`. Raises BadInput."""
+    return parse(Settings, {name: values[name] for name in SETTINGS if name in values})
+
+
+def models_of(values: Mapping[str, Any]) -> ModelChoice:
+    """The models among `values`; the visitor's own have no pair name. Raises BadInput. Whether they
+    exist is found when they are opened."""
+    chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
+    if chosen.pair != OWN:
+        return replace(chosen, target="", draft="", weight_format="int8")
+    if not chosen.target:
+        raise BadInput(
+            "Your own pair needs a target: a folder here or a Hub repository (owner/name).",
+            "target",
+        )
+    return replace(chosen, pair="")
+
+
+def from_link(
+    query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values that a link asks for; whatever is missing or impossible stays at its default.
+
+    Devices and a pair of one's own are not taken from a link: a click must not fetch or run what a
+    stranger named.
+    """
+    values = dict(defaults)
+    if "question" in query:
+        values["question"] = query["question"][:LONGEST_LINK_QUESTION]
+    if query.get("pair") in pairs and query["pair"] != OWN:
+        values["pair"] = query["pair"]
+    for name in {*SETTINGS, "kv_cache"} & set(query):
+        kind = Settings if name in SETTINGS else ModelChoice
+        with suppress(BadInput):
+            values[name] = getattr(parse(kind, {name: query[name]}), name)
+    values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+    return values
 
 
 class Offer:
-    """The choices of one server. `first` is what it answers with unasked. Where its pair is AUTO,
-    `current` names the pair that this stands for now, `why` says why that one, and `later` is one
-    that suits the machine better and is not here. On a server that is `shared` by strangers nobody
-    may choose what would load or compile models anew: `fixed` names these inputs. `capacity` is
-    what sessions are made for (`active`, `cache_mb`, `exclusive` of Session)."""
+    """The choices of one server. `first` is what it answers with unasked. A server that starts with
+    the pair AUTO has one that stands for it there; `later` suits the machine better and is not
+    here, and takes its place once it is opened. Where strangers share the server nobody may choose
+    what would load or compile models anew: `fixed` names these inputs. `capacity` is what sessions
+    are made for (`active`, `cache_mb`, `learn` of Session)."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
-        self.first = first
+        self.first, self.later, self._capacity = first, None, capacity
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
-        self.defaults = {**dataclasses.asdict(first), "pair": first.pair or OWN}
-        self._capacity = capacity
-        self.current, self.why, self.later = first.pair, "", None
+        self.defaults = {**asdict(first), "pair": first.pair or OWN}
         if first.pair == AUTO:
             found = registry.default_pair()
-            self.current, self.later = found.pair.name, found.later
-            self.why = "" if found.later else found.why.partition(": ")[2]
-
-    def named(self, chosen: ModelChoice) -> ModelChoice:
-        """`chosen` with AUTO replaced by the pair that it stands for."""
-        return dataclasses.replace(chosen, pair=self.current) if chosen.pair == AUTO else chosen
+            self.first, self.later = replace(first, pair=found.pair.name), found.later
+            print(f"pair {found.why}", file=sys.stderr, flush=True)
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
-        """`chosen`, as `first` where it is the same. Raises BadInput for models that are not
-        offered or cannot be opened: a wrong name must not unload the pair that is here."""
-        if self.current and self.named(chosen).pair == self.current:
-            chosen = dataclasses.replace(chosen, draft=chosen.draft or self.first.draft)
-        if self.named(chosen) == self.named(self.first):
-            return self.first
-        if self.fixed:
-            raise BadInput(
-                f"This server is shared: its pair is {self.current}, and its devices and KV "
-                "cache precision are its owner's to choose."
-            )
-        _pair(self.named(chosen))
+        """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
+        that are not offered or cannot be opened: a wrong name must not unload the pair that is
+        here."""
+        if chosen.pair and chosen.pair in (AUTO, self.first.pair):
+            draft = chosen.draft or self.first.draft
+            chosen = replace(chosen, pair=self.first.pair, draft=draft)
+        if chosen != self.first:
+            if self.fixed:
+                raise BadInput(
+                    f"This server is shared: its pair is {self.first.pair or self.first.target}, "
+                    "and its devices and KV cache precision are its owner's to choose."
+                )
+            _pair(chosen)
         return chosen
 
-    def adopt(self, pair: registry.Pair) -> None:
-        """From now on AUTO stands for `pair`."""
-        self.current, self.why = pair.name, ""
-
-    def fetch(self, chosen: ModelChoice, report: Report) -> bool:
+    def fetch(self, chosen: ModelChoice, report: Callable[[str], None]) -> bool:
         """Fetch what is missing of the models. Whether there is memory to load them beside others.
         Raises SpecdemoError."""
         from specdemo.models.load import fetch_pair
 
-        chosen = self.named(chosen)
         models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
         weights = sum(machine.file_size(one.folder / ir.WEIGHTS) for one in models)
         return machine.available_bytes() > weights + WORKING_BYTES
 
-    def open_session(self, chosen: ModelChoice, report: Report) -> Session:
-        return open_session(self.named(chosen), report, **self._capacity)
+    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
+        """Fetch what is missing of the models, compile them, and return their session. Takes
+        seconds to hours. Raises SpecdemoError."""
+        from specdemo.models.load import load_pair
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Titles and names for the page's list, without looking at the machine."""
-        offered = [
-            ("The pair that suits this machine", AUTO),
-            *((pair.title, pair.name) for pair in registry.PAIRS),
-            (self.first.target or "Your own pair (name it below)", OWN),
-        ]
+        loaded = load_pair(_pair(chosen), choice=chosen, progress=lambda one: report(one.line))
+        report("Compiling the models for this processor")
+        from specdemo.session import Session
+
+        session = Session(loaded, **self._capacity)
+        if self.later and chosen.pair == self.later.name:
+            self.first = replace(self.first, pair=chosen.pair)
+        return session
+
+    def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
+        """Titles and names for the page's list; `survey` adds how each pair stands on this machine
+        and looks at memory and disk."""
+        auto = self.defaults["pair"] == AUTO
+        offered = [("The pair that suits this machine", AUTO)] if auto else []
+        offered += [(pair.title, pair.name) for pair in registry.PAIRS]
+        offered.append((self.defaults["target"] or "Your own pair (name it below)", OWN))
         if self.fixed:
-            return [one for one in offered if one[1] == self.defaults["pair"]]
-        return offered[self.first.pair != AUTO :]
-
-    def surveyed_pairs(self) -> list[tuple[str, str]]:
-        """The list with how each pair stands on this machine. Looks at memory and disk."""
-        from specdemo.models.progress import size
-
-        facts = {AUTO: self.current}
-        for found in registry.survey():
-            pair = found.pair
-            fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
-            if not found.fits:
-                fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
-            facts[pair.name] = "; ".join(filter(None, (fact, found.facts)))
+            offered = [one for one in offered if one[1] == self.defaults["pair"]]
+        facts = {AUTO: self.first.pair, **_surveyed()} if survey else {}
         return [
-            (f"{title} ({facts[name]})" if facts.get(name) else title, name)
-            for title, name in self.pairs()
+            (f"{title} ({facts[name]})" if name in facts else title, name)
+            for title, name in offered
         ]
 
 
 class RemoteOffer(Offer):
     """The one choice of a page in front of an engine elsewhere (`app.py --engine`): its pair.
-
-    Raises RequestFailed when there is none, Busy while it is loading, BadInput for a URL that is
-    none.
-    """
+    Raises RequestFailed when there is none, Busy while it loads, BadInput for a URL that is
+    none."""
 
     def __init__(self, url: str):
-        from specdemo.serving.client import RemoteSession
-
         self._url = url
-        with RemoteSession(url) as session:
+        with self.open_session() as session:
             pair = session.info
-        self._title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
-        super().__init__(ModelChoice(pair.name), shared=True)
+        title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
+        super().__init__(ModelChoice(target=title), shared=True)
         self.fixed = MODELS  # which numerics it has is the engine's to say
 
-    def pairs(self) -> list[tuple[str, str]]:
-        return [(self._title, self.current)]
-
-    surveyed_pairs = pairs
-
-    def open_session(self, chosen: ModelChoice, report: Report) -> RemoteSession:
+    def open_session(self, *_: object) -> Answering:
         """The engine, whatever was chosen."""
         from specdemo.serving.client import RemoteSession
 
         return RemoteSession(self._url)
 
 
-def open_session(chosen: ModelChoice, report: Report, **capacity: Any) -> Session:
-    """Fetch what is missing of the models, compile them, and return their session. Takes seconds to
-    hours. Raises SpecdemoError."""
-    from specdemo.models.load import load_pair
-
-    loaded = load_pair(_pair(chosen), choice=chosen, progress=lambda one: report(one.line))
-    report("Compiling the models for this processor")
-    from specdemo.session import Session
-
-    return Session(loaded, **capacity)
+def _surveyed() -> dict[str, str]:
+    facts = {}
+    for found in registry.survey():
+        pair = found.pair
+        fact = "here already" if found.ready else f"{size(pair.download_bytes)} to download"
+        if not found.fits:
+            fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
+        facts[pair.name] = "; ".join(filter(None, (fact, found.facts)))
+    return facts
 
 
 def _pair(chosen: ModelChoice) -> registry.Pair:

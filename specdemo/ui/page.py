@@ -1,9 +1,12 @@
-"""The page: its tabs, its looks and its scripts."""
+"""The page: its tabs, its looks and its scripts, and what the race's inputs, Run and Stop do."""
 
 from __future__ import annotations
 
 import base64
+import html
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,21 +15,45 @@ import gradio as gr
 
 from specdemo.settings import Settings
 from specdemo.trace import from_json
-from specdemo.ui import api, benchmark, inputs, race
-from specdemo.ui.arrival import Arrival, Strip
+from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, choice, runs
+from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import Offer
-from specdemo.ui.runs import Running, opened
-from specdemo.ui.service import Service
+from specdemo.ui.runs import Running
+from specdemo.ui.service import LIMITS, Service, visitor_of
 
 STATIC = Path(__file__).parent / "static"
+TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 <p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
 </header>"""
 
-STATUS = '<p class="sd-models" role="status">${value}</p>'
-SCRIPTS = "tokens.js", "about.js", "figures.js", "keep.js", "stage.js"
+SCRIPTS = "tokens.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
 """The run that plays before anybody has asked; `tools/page_record.py` makes it."""
+
+LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
+THEME = gr.themes.Base(
+    primary_hue=gr.themes.colors.blue,
+    neutral_hue=gr.themes.colors.slate,
+    font=["system-ui", "sans-serif"],
+    font_mono=["ui-monospace", "monospace"],
+).set(
+    button_primary_background_fill="#005a8f",
+    button_primary_background_fill_dark="#005a8f",
+    button_primary_text_color="white",
+    body_text_color_subdued=LIGHT,
+    body_text_color_subdued_dark=DARK,
+    block_info_text_color=LIGHT,
+    block_info_text_color_dark=DARK,
+)
+"""Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
+
+EXAMPLES = (
+    "Write a Python function that reverses a string",
+    "Count from one to fifty in words",
+    "Explain the difference between fission and fusion",
+    "Why is the sky blue?",
+)
 
 
 def build(
@@ -41,32 +68,33 @@ def build(
         **asdict(Settings(max_new_tokens=max_new_tokens)),
         **offer.defaults,
     }
-    defaults["draft_tokens"] = inputs.AUTO
-    title = "Speculative decoding on OpenVINO, measured as you watch"
-    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
+    defaults["draft_tokens"] = choice.AUTO
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         gr.HTML(HEADER, elem_id="sd-header")
-        status = gr.HTML("", elem_id="sd-models", html_template=STATUS)
-        strip = Strip(service, offer, arrival) if arrival else None
+        line = '<p class="sd-models" role="status">${value}</p>'
+        status = gr.HTML("", elem_id="sd-models", html_template=line)
+        if arrival:
+            arrival.lay_out()
         with gr.Tabs():
             with gr.Tab("Race", id="race"):
-                tab = race.Tab(service, running, offer, defaults, _static("stage.html"))
+                tab = RaceTab(service, running, offer, defaults)
             with gr.Tab("Benchmark", id="benchmark"):
-                tuning = benchmark.Tab(service, running, offer, tab.inputs).tuning
+                measuring = benchmark.Tab(service, running, offer, tab.inputs)
             with gr.Tab("How it works", id="how"):
                 drawn = base64.b64encode((STATIC / "round.svg").read_bytes()).decode()
                 picture = f"data:image/svg+xml;base64,{drawn}"
                 gr.HTML(picture, html_template=_static("explain.html"), apply_default_css=False)
-        tab.connect(blocks, status, tuning)
-        if strip:
-            strip.connect(blocks, status, tab.inputs["pair"])
+        tab.connect(blocks, status, measuring)
+        if arrival:
+            arrival.connect(blocks, status, tab.inputs["pair"])
         api.add(service, offer)
     # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
     # before every selector.
-    known = json.dumps(opened(recorded)).replace("<", "\\u003c")
+    known = json.dumps(runs.opened(recorded)).replace("<", "\\u003c")
     scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
     head = f"<style>{_static('style.css')}</style>"
     head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
-    looks = {"theme": _theme(), "head": head, "footer_links": ["api"]}
+    looks = {"theme": THEME, "head": head, "footer_links": ["api"]}
     return blocks, {**looks, "run_history": False, "ssr_mode": False}
 
 
@@ -74,22 +102,117 @@ def _static(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def _theme() -> gr.themes.Base:
-    """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
-    light, dark = "#475569", "#b6c2d1"  # Base's own have too little contrast
-    return gr.themes.Base(
-        primary_hue=gr.themes.colors.blue,
-        neutral_hue=gr.themes.colors.slate,
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    ).set(
-        button_primary_background_fill="#005a8f",
-        button_primary_background_fill_hover="#00497a",
-        button_primary_background_fill_dark="#005a8f",
-        button_primary_background_fill_hover_dark="#0072b2",
-        button_primary_text_color="white",
-        body_text_color_subdued=light,
-        body_text_color_subdued_dark=dark,
-        block_info_text_color=light,
-        block_info_text_color_dark=dark,
-    )
+class RaceTab:
+    """The tab's components and its events. `inputs` are by name, in the order of choice.NAMES."""
+
+    def __init__(self, service: Service, running: Running, offer: Offer, defaults: dict[str, Any]):
+        """Adds the tab to the layout being built; the inputs start with `defaults`."""
+        self._service, self._running, self._offer = service, running, offer
+        self._defaults = defaults
+        with gr.Row(elem_id="sd-ask", equal_height=True):
+            question = gr.Textbox(
+                label="Your question",
+                value=defaults["question"],
+                max_lines=8,
+                scale=8,
+                elem_id="sd-question",
+                container=False,
+            )
+            narrow = {"scale": 1, "min_width": 110}
+            self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
+            self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
+        with gr.Row(elem_id="sd-examples"):
+            for text in EXAMPLES:
+                example = gr.Button(text, size="sm", scale=0)
+                example.click(None, None, question, js=f"() => {json.dumps(text)}", **PRIVATE)
+        self.inputs = {"question": question}
+        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
+            self._add_settings()
+        self.inputs = {name: self.inputs[name] for name in choice.NAMES}
+        plain = {"apply_default_css": False}
+        plain["js_on_load"] = "window.specdemo.mount(element, server)"
+        opened = {"elem_id": "sd-stage", "server_functions": [runs.opened]}
+        gr.HTML(html_template=_static("stage.html"), **opened, **plain)
+        plain["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
+        self.channel = gr.HTML("", html_template="", visible="hidden", **plain)
+
+    def _add_settings(self) -> None:
+        def put(kind: type, name: str, label: str, **options: Any) -> None:
+            info = choice.HELP[name]
+            options = {"info": f"{info[0].upper()}{info[1:]}.", **options}
+            options["visible"] = name == "pair" or name not in self._offer.fixed
+            self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
+
+        def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
+            put(gr.Dropdown, name, label, choices=choices or choice.choices(name), **options)
+
+        with gr.Row():
+            info = "The target model and its draft. A pair that is not here yet is downloaded."
+            choose("pair", "Pair", self._offer.pairs(), scale=2, info=info)
+            choose("drafter", "Drafter", ["auto", "model", "lookup"])
+            choose("draft_tokens", "Draft length", choice.DRAFT_LENGTHS)
+        with gr.Row():
+            put(gr.Textbox, "target", "Target", max_lines=1, scale=2)
+            put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
+            choose("weight_format", "Weight format")
+        with gr.Row():
+            most = LIMITS.new_tokens
+            put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
+            put(gr.Slider, "temperature", "Temperature", minimum=0, maximum=5, step=0.05)
+            put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
+        with gr.Row():
+            put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
+            put(gr.Number, "seed", "Seed", precision=0, minimum=0)
+            choose("coupling", "Acceptance rule")
+        with gr.Row():
+            choose("numerics", "Numerics")
+            choose("kv_cache", "KV cache precision")
+            put(gr.Textbox, "device", "Device", max_lines=1)
+            put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
+
+    def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
+        """Connects the events of the tab, both buttons that stop, and those of opening and leaving
+        the page. After opening it, a race and tuning `status` says what is here."""
+        every, pair = list(self.inputs.values()), self.inputs["pair"]
+        now = {"queue": False, **PRIVATE}
+        remember = f"(...values) => window.specdemo.settings({json.dumps(choice.NAMES)}, values)"
+        # "multiple": the default drops a change that comes while another one is being told.
+        changes = [component.change for component in every]
+        gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
+        # The values are checked as settings are everywhere, and told in a sentence.
+        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
+        asked = [self.run.click, self.inputs["question"].submit]
+        raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
+        gr.on([self.stop.click, measuring.stop.click], self._stop, None, None, **now)
+        blocks.unload(self._stop)
+        blocks.load(self._linked_inputs, None, every, **now)
+        for event in (measuring.tuning.then, raced.then, blocks.load):
+            event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
+        blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
+
+    def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
+        asked = visitor_of(request), dict(zip(choice.NAMES, values, strict=True))
+        yield from runs.run(self._service, self._running, self._offer, *asked)
+
+    def _stop(self, request: gr.Request) -> None:
+        self._running.stop(visitor_of(request).name)
+
+    def _linked_inputs(self, request: gr.Request) -> list[Any]:
+        """The question and the settings of a link."""
+        query = dict(request.query_params)
+        if not set(choice.NAMES) & set(query):
+            return [gr.skip()] * len(choice.NAMES)
+        names = [name for _, name in self._offer.pairs()]
+        values = choice.from_link(query, names, self._defaults)
+        values |= {name: self._defaults[name] for name in self._offer.fixed}
+        return [values[name] for name in choice.NAMES]
+
+    def _loading(self) -> Iterator[str]:
+        """Text for the line under the title, until the pair is ready or has failed. Starts
+        nothing."""
+        words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
+        while shown is None or shown.kind == "loading":
+            if shown != self._service.state:
+                shown = self._service.state
+                yield html.escape(words[shown.kind] + shown.line)
+            time.sleep(0.2)

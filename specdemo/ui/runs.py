@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,47 +21,35 @@ from typing import Any
 from specdemo.answering import Answering
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput
-from specdemo.settings import ModelChoice, Settings
+from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
-from specdemo.ui import figures
-from specdemo.ui.limits import Visitor
-from specdemo.ui.service import Service
-from specdemo.ui.wording import error_sentence, origin, queue_place, verdict
-
-UPDATE_EVERY, SLOWEST_UPDATE = 0.3, 0.5
-"""Seconds between two envelopes for one user, and at most. Each takes about 20 ms of processor time
-from the models, in the server and in a browser on the same machine."""
-
-NOTES = {
-    "speculative": "Answering with speculative decoding",
-    "plain": "Answering again, one token at a time",
-}
+from specdemo.ui.choice import Offer, models_of, settings_of
+from specdemo.ui.service import Service, Visitor
+from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
 
 
 class Running:
-    """The stop signals of the runs in progress, by browser session and kind of run."""
+    """The stop signals of the runs in progress, one for each browser session."""
 
     def __init__(self):
-        self._stops: dict[tuple[str, str], Event] = {}
+        self._stops: dict[str, Event] = {}
 
     @contextmanager
-    def run(self, session: str, kind: str) -> Iterator[Event]:
-        """The stop signal of a new run, which ends an earlier run of the same session and kind. It
-        is set when the run is left, however that happens."""
-        self.stop(session, kind)
-        stop = self._stops[session, kind] = Event()
+    def run(self, session: str) -> Iterator[Event]:
+        """The stop signal of a new run, which ends an earlier run of the same session. It is set
+        when the run is left, however that happens."""
+        self.stop(session)
+        stop = self._stops[session] = Event()
         try:
             yield stop
         finally:
             stop.set()
-            if self._stops.get((session, kind)) is stop:
-                del self._stops[session, kind]
+            if self._stops.get(session) is stop:
+                del self._stops[session]
 
-    def stop(self, session: str, *kinds: str) -> None:
-        """Stop the session's runs of these kinds; of every kind if none is named."""
-        for key, stop in list(self._stops.items()):
-            if key[0] == session and (not kinds or key[1] in kinds):
-                stop.set()
+    def stop(self, session: str) -> None:
+        """Stop the session's run, if there is one."""
+        self._stops.get(session, Event()).set()
 
 
 class Channel:
@@ -94,10 +82,10 @@ class Channel:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, once, its figures and the verdict."""
-        self.rounds, self.baseline, self._sent = [], [], deque([(0, 0)])
-        whole = {"trace": json.loads(to_json(trace)), "figures": figures.of_run(trace)}
-        return self.envelope(phase, note, verdict=asdict(verdict(trace)), **whole)
+        """The last envelope of a run: the whole trace, once, its verdict and what if."""
+        self.rounds, self.baseline = [], []
+        told = {"verdict": verdict(trace), "what_if": what_if(trace)}
+        return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
 
 
 def failed(error: Exception) -> str:
@@ -109,8 +97,6 @@ def opened(text: str) -> str:
     """The envelope of a run that was measured before, from its JSON (a file's, or a link's), or of
     one sentence on what is wrong with that."""
     try:
-        if not isinstance(text, str):
-            raise BadInput("A run is opened as the text of its file.")
         trace = from_json(text)
     except BadInput as error:
         return failed(error)
@@ -118,31 +104,24 @@ def opened(text: str) -> str:
 
 
 def run(
-    service: Service,
-    running: Running,
-    visitor: Visitor,
-    question: str,
-    pair: ModelChoice,
-    settings: Settings,
+    service: Service, running: Running, offer: Offer, visitor: Visitor, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Answer and baseline, update by update. An error ends it with one sentence."""
-    channel = Channel(settings.max_new_tokens)
-    with running.run(visitor.name, "race") as stop:
+    """Answer and baseline for the inputs `given`, update by update. An error ends it with one
+    sentence."""
+    with running.run(visitor.name) as stop:
         try:
+            settings, pair = settings_of(given), offer.resolve(models_of(given))
+            channel = Channel(settings.max_new_tokens)
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
                     yield channel.envelope("loading", f"{state.line}. Your question is next.")
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
+                question = str(given["question"] or "")
                 yield from _race(session, channel, question, settings, stop, service)
         except Exception as error:
             yield failed(error)
-
-
-def update_seconds(service: Service) -> float:
-    """Seconds between two updates of a stream, more where many users share the processor."""
-    return min(UPDATE_EVERY * service.users, SLOWEST_UPDATE)
 
 
 def _race(
@@ -168,21 +147,12 @@ def _race(
             break
         answering = isinstance(event, Round)
         (channel.rounds if answering else channel.baseline).append(event)
-        if time.monotonic() - sent >= update_seconds(service):
-            phase = "speculative" if answering else "plain"
-            yield channel.envelope(phase, NOTES[phase])
+        if time.monotonic() - sent >= service.update_seconds:
+            phase, note = "plain", "Answering again, one token at a time"
+            if answering:
+                phase, note = "speculative", "Answering with speculative decoding"
+            yield channel.envelope(phase, note)
             sent = time.monotonic()
     stopped = stop.is_set() or event.finish_reason == "cancelled"
     phase, note = ("stopped", "Stopped.") if stopped else ("done", "Measured just now.")
     yield channel.finished(event, phase, note)
-
-
-def loading(service: Service) -> Iterator[str]:
-    """Text for the line under the title, until the pair is ready or has failed. Starts nothing."""
-    shown = None
-    while shown is None or shown.kind == "loading":
-        if service.state != shown:
-            shown = service.state
-            prefix = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}[shown.kind]
-            yield prefix + shown.line
-        time.sleep(0.2)

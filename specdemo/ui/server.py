@@ -20,7 +20,7 @@ from specdemo.serving import door as doors
 from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
 from specdemo.settings import ModelChoice
-from specdemo.ui.inputs import AUTO
+from specdemo.ui import MAX_EVENTS, choice
 from specdemo.ui.options import ON_SPACE, PageOptions
 
 if TYPE_CHECKING:
@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
-STOP_LOOP = b"""<script>{
+STOP_LOOP = b"""<head><script>{
   const frame = requestAnimationFrame;
   window.requestAnimationFrame = (draw) =>
     window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
 }</script>"""
 """Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
 5 % of a core. It ends once the page is there. Gradio's own `head` is put in too late for this."""
-
-SESSIONS = 256
-"""Browser sessions whose state Gradio remembers, 0.2 MB each; the longest unused go first."""
 
 
 def main(options: PageOptions) -> None:
@@ -49,24 +46,20 @@ def main(options: PageOptions) -> None:
 
     from huggingface_hub import constants
 
-    from specdemo.ui import choice
-    from specdemo.ui.limits import limits_for
-    from specdemo.ui.service import Service
+    from specdemo.ui.service import LIMITS, SHARED_LIMITS, Service
 
-    strangers = doors.strangers_share(options.host, options.share, options.shared)
     if options.engine:
         offer = choice.RemoteOffer(options.engine)
         service = Service(offer.first, offer.open_session)
     else:
-        given = {one.name: getattr(options, one.name) for one in fields(ModelChoice)}
-        models = ModelChoice(**given)
-        if not (models.pair or models.target):
-            models = replace(models, pair=AUTO)
-        capacity = {name: getattr(options, name) for name in ("cache_mb", "exclusive")}
-        learn = options.learn_ngrams
-        capacity["learn"] = not strangers if learn is None else learn
-        offer = choice.Offer(models, strangers, active=options.visitors, **capacity)
-        service = Service(offer.first, offer.open_session, limits_for(strangers), offer.fetch)
+        first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
+        if not (first.pair or first.target):
+            first = replace(first, pair=choice.AUTO)
+        capacity = {"cache_mb": options.cache_mb, "learn": options.learn}
+        capacity["active"] = 1 if options.exclusive else options.visitors
+        offer = choice.Offer(first, options.strangers, **capacity)
+        limits = SHARED_LIMITS if options.strangers else LIMITS
+        service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()
 
@@ -83,7 +76,7 @@ def main(options: PageOptions) -> None:
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
         blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
-        door = PageDoor(blocks, (options.host, *options.allowed_host), options.allow_origin)
+        door = PageDoor((options.host, *options.allowed_host), options.allow_origin)
         app = page_app(blocks, looks, service, door, key_from_environment())
         if options.share:
             door.hosts.add(public_name(options.host, options.port))
@@ -110,36 +103,31 @@ class PageDoor(doors.Door):
 
     endless = ("/gradio_api/heartbeat/",)
 
-    def __init__(self, blocks: gradio.Blocks, *rules: Any):
-        super().__init__(*rules)
-        self._blocks = blocks
+    blocks: gradio.Blocks
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
-        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
-        queue, reads = self._blocks._queue, scope["method"] == "GET"
-        if path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]:
-            return self._wrong_call(path[-1], body)
-        if reads and path[0] == "call":
-            waiting = queue.pending_event_ids_session.values()
-            if not any(path[-1] in ids for ids in (queue.event_ids_to_events, *waiting)):
-                return 404, "There is no such event; it ended, or it never began."
-        if reads and path == ["queue", "data"]:
-            session = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [""])
-            if session[0] not in queue.pending_messages_per_session:
-                return 404, "This session has asked nothing."
-        return None
-
-    def _wrong_call(self, name: str, body: bytes) -> tuple[int, str] | None:
         from gradio_client.utils import is_file_obj_with_meta, traverse
 
+        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
+        if scope["method"] == "GET" and (path[0] == "call" or path == ["queue", "data"]):
+            queue, query = self.blocks._queue, parse_qs(scope["query_string"].decode("latin-1"))
+            asked = path[-1] if path[0] == "call" else query.get("session_hash", [""])[0]
+            known = [queue.event_ids_to_events, queue.pending_messages_per_session]
+            known += queue.pending_event_ids_session.values()
+            if not any(asked in names for names in known):
+                return 404, "There is no such event; it ended, or it never began."
+        calls = path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]
+        if scope["method"] != "POST" or not calls:
+            return None
         try:
             asked = json.loads(body)
             data, number = asked.get("data"), asked.get("fn_index")
         except (ValueError, AttributeError, RecursionError):
             return 400, "The request's body is no JSON object."
-        known = self._blocks.fns
-        named = (one for one in known.values() if one.api_name == name)
-        function = known.get(number) if isinstance(number, int) else next(named, None)
+        named = (one for one in self.blocks.fns.values() if one.api_name == path[1])
+        function = next(named, None)
+        if isinstance(number, int):
+            function = self.blocks.fns.get(number)
         if function is None or function.fn is None:
             return 404, "There is no such endpoint; GET /gradio_api/info lists them."
         least = sum(not block.skip_api for block in function.inputs)
@@ -165,12 +153,9 @@ def page_app(
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-    from specdemo.ui import MAX_EVENTS
-
     def index(request: Request) -> Response:
         gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
-        whole = gradios(request, None).body
-        return HTMLResponse(whole.replace(b"<head>", b"<head>" + STOP_LOOP, 1))
+        return HTMLResponse(gradios(request, None).body.replace(b"<head>", STOP_LOOP, 1))
 
     async def health(request: Request) -> Response:
         found = service.health()
@@ -188,29 +173,31 @@ def page_app(
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
+    door.blocks = blocks
     app = FastAPI(middleware=door.middleware(), openapi_url=None)
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
-    handlers = dict.fromkeys(wrong, unreadable)
-    _tune(blocks, 3 * MAX_EVENTS, 2 * MAX_EVENTS)
-    told = {"show_error": False, "enable_monitoring": False, "mcp_server": False}
-    app_kwargs = {"exception_handlers": handlers}
-    gradio.mount_gradio_app(app, blocks, path="/", app_kwargs=app_kwargs, **told, **looks)
-    return app
-
-
-def _tune(blocks: gradio.Blocks, threads: int, waiting: int) -> None:
-    """Settings that Gradio has no option for when it is mounted."""
-    blocks.max_threads = threads  # a run that waits holds a thread
-    blocks.state_session_capacity = SESSIONS
-    blocks.queue(max_size=waiting, api_open=False)
+    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
+    blocks.state_session_capacity = 256  # 0.2 MB each; the longest unused go first
+    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
     # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
     # The first token of a question waits for it, so it is not longer.
     blocks._queue.sleep_when_free = 0.005
     # Without this a mounted page copies any file of this machine that a request names (launch()
     # sets it; mount_gradio_app of Gradio 6.31 does not).
     blocks.has_launched = True
+    gradio.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        app_kwargs={"exception_handlers": dict.fromkeys(wrong, unreadable)},
+        show_error=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        **looks,
+    )
+    return app
 
 
 def public_name(host: str, port: int) -> str:

@@ -1,28 +1,171 @@
-"""Holds the loaded pair: opens it in a background thread and says how far that is."""
+"""The loaded pair, opened in a background thread, and the limits of who may ask it how much.
+
+How many requests run at once is not decided here: the session's scheduler queues them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from specdemo.errors import Busy, DamagedModel, RequestFailed
-from specdemo.metrics import Metrics
-from specdemo.settings import ModelChoice
-from specdemo.ui.limits import LIMITS, Gate, LimitedSession, Limits, Visitor
+from specdemo.answering import Answering, Question
+from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
+from specdemo.metrics import Metrics, Record
+from specdemo.settings import ModelChoice, require_loaded
+from specdemo.trace import Trace
 from specdemo.ui.wording import error_sentence
 
 if TYPE_CHECKING:
+    import gradio
+
     from specdemo.session import Session
 
 Report = Callable[[str], None]
-Opener = Callable[[ModelChoice, Report], "Session"]
-Fetch = Callable[[ModelChoice, Report], bool]
 BEGINNING = "Getting the models ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server gives: characters of an instruction, tokens of an answer, requests of one
+    visitor at once and a minute, and of one network address, seconds for a request, waiting
+    included, and the numerics that are loaded."""
+
+    prompt_characters: int = 20_000
+    new_tokens: int = 2000
+    at_once: int = 2
+    per_minute: int = 30
+    of_address: int = 24
+    of_address_per_minute: int = 120
+    seconds: float = 600.0
+    numerics: tuple[str, ...] = ("exact", "fast")
+
+
+LIMITS = Limits()
+SHARED_LIMITS = Limits(numerics=("exact",))
+"""Of a server that strangers share: what makes it compile is its owner's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A browser session or a program. `address` is empty where it tells nobody apart."""
+
+    name: str = ""
+    address: str = ""
+
+
+def visitor_of(request: gradio.Request) -> Visitor:
+    """The visitor behind a request. The address is the connection's, or what a trusted proxy says
+    (`door.Server`); one of this machine is left out."""
+    address = str(request.client.host) if request.client else ""
+    try:
+        address = "" if ipaddress.ip_address(address).is_loopback else address
+    except ValueError:
+        address = ""
+    return Visitor((request.session_hash or "")[:64] or f"address {address or 'here'}", address)
+
+
+class Gate:
+    """Counts the requests of each visitor and each address. Thread safe."""
+
+    def __init__(self, metrics: Metrics, limits: Limits = LIMITS):
+        self.limits, self._refused = limits, metrics.requests.labels("answer", "refused")
+        self._lock = threading.Lock()
+        self._at_work: Counter[tuple[str, str]] = Counter()
+        self._started: dict[tuple[str, str], deque[float]] = {}
+
+    @property
+    def visitors(self) -> int:
+        """Visitors that have a request."""
+        with self._lock:
+            return sum(whose == "you" for whose, _ in self._at_work)
+
+    @contextmanager
+    def request(self, visitor: Visitor) -> Iterator[None]:
+        """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
+        limits, now = self.limits, monotonic()
+        rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
+        if visitor.address:  # a program can make up a new name for every question
+            most = limits.of_address, limits.of_address_per_minute
+            rules["your network", visitor.address] = most
+        with self._lock:
+            for name, most in rules.items():
+                if refusal := self._refusal(name, *most, now):
+                    self._refused.inc()
+                    raise Busy(refusal)
+            for name, (_, per_minute) in rules.items():
+                self._started.setdefault(name, deque(maxlen=per_minute)).append(now)
+            self._at_work.update(rules.keys())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work -= Counter(rules.keys())
+                if len(self._started) > 1000:  # names cost nothing to make up
+                    seen = self._started.items()
+                    self._started = {name: times for name, times in seen if now - times[-1] < 60}
+
+    def _refusal(self, name: tuple[str, str], at_once: int, per_minute: int, now: float) -> str:
+        times = self._started.get(name, ())
+        if self._at_work[name] >= at_once:
+            words = f"{at_once} questions from {name[0]} are at work already"
+            return f"{words}; wait for one to finish, or stop it."
+        if len(times) == per_minute and now - times[0] < 60:
+            words = f"{per_minute} questions from {name[0]} came within a minute"
+            return f"{words}; ask again in {math.ceil(60 - (now - times[0]))} seconds."
+        return ""
+
+
+class LimitedSession(Answering):
+    """A session within the limits of one request, which counts how the request ended. Attributes
+    that are not here are the session's own.
+
+    What it raises comes with the first event: BadInput too for an instruction or an answer over the
+    limits, RequestFailed when it took too long."""
+
+    def __init__(self, session: Answering, metrics: Metrics, limits: Limits = LIMITS):
+        self._session, self._metrics, self._limits = session, metrics, limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def close(self) -> None:
+        """The session is not this request's to close."""
+
+    def ask(self, question: Question) -> Iterator[Any]:
+        limits, settings = self._limits, question.settings
+        stop = question.stop or threading.Event()
+        timer = threading.Timer(limits.seconds, stop.set)
+        timer.daemon = True
+        with Record(self._metrics) as record:
+            require_loaded(settings, limits.numerics)
+            if (length := len(question.instruction)) > limits.prompt_characters:
+                most = f"this server reads up to {limits.prompt_characters}: shorten it."
+                raise BadInput(f"The question has {length} characters; {most}")
+            if (asked := settings.max_new_tokens) > limits.new_tokens:
+                most = f"this server gives up to {limits.new_tokens}."
+                raise BadInput(f"Maximum tokens is {asked}; {most}", "max_new_tokens")
+            timer.start()
+            try:
+                with closing(self._session.ask(dataclasses.replace(question, stop=stop))) as events:
+                    for event in events:
+                        if timer.finished.is_set() and isinstance(event, Trace):
+                            record.end("timeout", event)
+                            raise RequestFailed(
+                                f"Stopped after {limits.seconds:g} seconds, as long as this "
+                                "server gives to a question; ask for a shorter answer."
+                            )
+                        record.saw(event)
+                        yield event
+            finally:
+                timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +177,9 @@ class State:
     line: str
 
 
-class _Superseded(Exception):
-    """Nobody waits any more for the pair that is being loaded."""
-
-
 class Service:
     """One pair at a time. Another is fetched and loaded while the first answers, and then takes its
-    place; what runs at that moment ends on the first. A pair is given up as soon as nobody waits
-    for it, where another is here or wanted.
+    place; what runs at that moment ends on the first.
 
     `fetch` gets a pair's files and says whether there is memory to load it beside another one.
     Where there is not, the one that is here is closed before.
@@ -50,146 +188,108 @@ class Service:
     def __init__(
         self,
         pair: ModelChoice,
-        opener: Opener,
+        opener: Callable[[ModelChoice, Report], Session],
         limits: Limits = LIMITS,
-        fetch: Fetch = lambda pair, report: True,
+        fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
         self._session: Session | None = None
         self._here: State | None = None  # "ready", of the pair that `_session` answers for
         self._load_number = 0
-        self._waiting: Counter[ModelChoice] = Counter()
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(lambda: self._session, lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     @property
-    def users(self) -> int:
-        """The requests that hold a session."""
-        return self._users.total()
+    def update_seconds(self) -> float:
+        """Seconds between two updates of a stream. Each takes about 20 ms of processor time from
+        the models, in the server and in a browser on the same machine."""
+        return 0.3 if self._users.total() < 2 else 0.5
 
     def start(self) -> None:
-        """Begin loading the first pair, unless one has been asked for already."""
+        """Begin loading the first pair."""
         with self._changed:
-            if not self._load_number:
-                self._begin(self.state.pair)
+            self._begin(self.state.pair)
 
-    def _begin(
-        self,
-        pair: ModelChoice,
-        chosen: ModelChoice | None = None,
-        taken: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start a thread that loads `chosen`, or the pair itself. The caller holds the lock."""
+    def _begin(self, pair: ModelChoice) -> None:
+        """Load `pair` in a thread, in place of what is being loaded. The caller holds the lock."""
         self._load_number += 1
         self.state = State("loading", pair, BEGINNING)
         self._changed.notify_all()
-        arguments = pair, self._load_number, chosen or pair, taken
+        arguments = pair, self._load_number
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
 
-    def _load(
-        self, pair: ModelChoice, number: int, chosen: ModelChoice, taken: Callable[[], None]
-    ) -> None:
-        def tell(line: str, kind: str = "loading") -> None:
+    def _load(self, pair: ModelChoice, number: int) -> None:
+        def tell(line: str) -> None:
             with self._changed:
                 if number != self._load_number:
-                    raise _Superseded
-                self.state = State(kind, pair, line)
+                    raise RequestFailed("Nobody waits for this pair any more.")
+                self.state = State("loading", pair, line)
                 self._changed.notify_all()
 
         session = None
         try:
-            if not self._fetch(chosen, tell):
-                with self._changed:
-                    tell(BEGINNING)
-                    old = self._put(None, None)
-                self._retire(old)
-            session = self._opener(chosen, tell)
-            with self._changed:
-                tell(_ready(session), kind="ready")
-                taken()
-                old = self._put(session, self.state)
-            self._retire(old)
-        except _Superseded:
-            self._retire(session)
+            if not self._fetch(pair, tell):
+                self._become(State("loading", pair, BEGINNING), None, number)
+            session = self._opener(pair, tell)
+            draft = session.info.draft or "n-gram lookup (no draft model)"
+            state = State("ready", pair, f"Ready: {session.info.target}, drafts by {draft}")
         except Exception as error:
-            with suppress(_Superseded):
-                tell(error_sentence(error), kind="failed")
+            state = State("failed", pair, error_sentence(error))
+        self._become(state, session, number)
 
-    def _put(self, session: Session | None, here: State | None) -> Session | None:
-        """Exchange the session that answers; returns the old one. The caller holds the lock."""
-        old, self._session, self._here = self._session, session, here
-        return old
-
-    def _retire(self, session: Session | None) -> None:
-        """Close a session once nobody uses it."""
-        if session is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._users[session])
-            session.close()
-
-    def exchange(self, pair: ModelChoice, chosen: ModelChoice, taken: Callable[[], None]) -> None:
-        """Load `chosen` in the place of `pair`, and from then on as `pair`; `taken` is called in
-        that moment. Where another pair is here, nothing is done. Raises RequestFailed, in one
-        sentence: nothing has changed then."""
+    def _become(self, state: State, session: Session | None, number: int) -> None:
+        """The state of load `number`. Unless it failed its session, if any, takes the place of the
+        old one, which is closed once nobody uses it; so is the session of a load given up."""
         with self._changed:
-            self._changed.wait_for(lambda: self.state.kind != "loading")
-            if (self._here or self.state).pair != pair:
-                return
-            self._waiting[pair] += 1
-            self._begin(pair, chosen, taken)
-            self._changed.wait_for(lambda: self.state.kind != "loading")
-            last = self.state
-            self._leave(pair)
-        if last.kind == "failed":
-            raise RequestFailed(last.line)
+            old = session
+            if number == self._load_number:
+                old, self.state = None, state
+                if state.kind != "failed":
+                    old, self._session = self._session, session
+                    self._here = state if session else None
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._users[old])
+        if old:
+            old.close()
 
     def _answers(self, pair: ModelChoice) -> State | None:
         """The state "ready" if `pair` is here."""
         return self._here if self._here and self._here.pair == pair else None
 
-    def _leave(self, pair: ModelChoice) -> None:
-        """One less waits for `pair`. The caller holds the lock."""
-        self._waiting[pair] -= 1
-        if self._here and self.state != self._here and not self._waiting[self.state.pair]:
-            self._load_number += 1
-            self.state = self._here
-            self._changed.notify_all()
-
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """The states until `pair` is ready; starts loading if need be. Raises RequestFailed, in one
-        sentence, when the pair cannot be loaded or `stop` is set before it is."""
-        seen = None
+        """The states until `pair` is ready; starts loading if need be, in place of another pair
+        that is being loaded. Who leaves before the end ends that, where another pair is here.
+        Raises RequestFailed, in one sentence, when the pair cannot be loaded, or another one is
+        asked for or `stop` is set before it is."""
         with self._changed:
-            self._waiting[pair] += 1
-            fresh = self.state.kind == "failed" or not self._load_number
-            if fresh and self.state.pair == pair and not self._answers(pair):
+            wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
+            if not wanted and not self._answers(pair):
                 self._begin(pair)
+        seen = None
         try:
-            while True:
-                with self._changed:
-                    here = self._answers(pair)
-                    # Those who wait for another pair get to use it before it is replaced.
-                    waited = self.state.pair == pair or self._waiting[self.state.pair]
-                    if not here and not waited:
-                        self._begin(pair)
-                    state = here or self.state
-                if state.pair == pair and state.kind == "failed":
+            while not (here := self._answers(pair)):
+                state = self.state
+                if state.pair != pair:
+                    raise RequestFailed("Another pair was chosen meanwhile; ask again.")
+                if state.kind == "failed":
                     raise RequestFailed(state.line)
+                if stop is not None and stop.is_set():
+                    raise RequestFailed("Stopped before the models were ready.")
                 if state != seen:
                     seen = state
                     yield state
-                if here:
-                    return
-                if stop is not None and stop.is_set():
-                    raise RequestFailed("Stopped before the models were ready.")
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
+            yield here
         finally:
             with self._changed:
-                self._leave(pair)
+                if self._here and self.state.pair == pair and self.state != self._here:
+                    self._load_number += 1
+                    self.state = self._here
+                    self._changed.notify_all()
 
     @contextmanager
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
@@ -219,7 +319,7 @@ class Service:
         """Cancel what is being answered, which ends within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
-            session = self._put(None, None)
+            session, self._session, self._here = self._session, None, None
         if session is not None:
             session.close()
 
@@ -227,20 +327,13 @@ class Service:
         """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
         session = self._session
         load = session.load if session else None
+        caches = session.cache_blocks() if session else {}
         return {
             "status": "ready" if self._here else self.state.kind,
             "visitors": self.gate.visitors,
-            "active": load.active if load else 0,
-            "queue": load.waiting if load else 0,
-            "restarts": load.restarts if load else 0,
-            "preparing": load.preparing if load else False,
-            "cache_blocks": {
-                name: dataclasses.asdict(use)
-                for name, use in (session.cache_blocks() if session else {}).items()
-            },
+            "active": getattr(load, "active", 0),
+            "queue": getattr(load, "waiting", 0),
+            "restarts": getattr(load, "restarts", 0),
+            "preparing": getattr(load, "preparing", False),
+            "cache_blocks": {name: dataclasses.asdict(use) for name, use in caches.items()},
         }
-
-
-def _ready(session: Session) -> str:
-    draft = session.info.draft or "n-gram lookup (no draft model)"
-    return f"Ready: {session.info.target}, drafts by {draft}"

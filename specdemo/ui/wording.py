@@ -1,13 +1,13 @@
-"""Says in words what a trace shows, where a request stands, and what went wrong. Plain text."""
+"""Says what a trace shows, where a request stands, and what went wrong. Plain text and numbers."""
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from specdemo.bench.costs import measured_costs
+from specdemo.bench.costs import expected_speedup, measured_costs
+from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.terminal import where
 from specdemo.trace import Trace, summarize
@@ -21,19 +21,9 @@ NOTICEABLE = 0.03
 """A speed-up within this of 1 is called neither faster nor slower."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`tone` is "faster", "even", "slower" or "stopped" (nothing to compare)."""
-
-    tone: str
-    headline: str
-    sentence: str
-    reason: str = ""
-    identity: str = ""
-
-
-def verdict(trace: Trace) -> Verdict:
-    """The words for a finished or stopped run."""
+def verdict(trace: Trace) -> dict[str, str]:
+    """The words for a run: `tone` ("faster", "even", "slower" or "stopped", with nothing to
+    compare), `headline` and `sentence`; for a finished one `reason` and `identity` too."""
     summary, baseline = summarize(trace), trace.baseline
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
@@ -42,32 +32,59 @@ def verdict(trace: Trace) -> Verdict:
     if stopped or summary.speedup is None:
         pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
-        return Verdict("stopped", "Stopped" if stopped else "Nothing to compare", words)
+        headline = "Stopped" if stopped else "Nothing to compare"
+        return {"tone": "stopped", "headline": headline, "sentence": words}
     gain = summary.speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
     factor = 1.0 / summary.speedup if tone == "slower" else summary.speedup
-    reason = "" if tone == "faster" else why_not(trace)
+    reason = ""
+    if tone != "faster":
+        cost = summary.tokens_per_round / summary.speedup
+        reason = (
+            f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
+            f"{cost:.2f} tokens of the baseline. "
+        )
     if others := max(trace.shared_with, baseline.shared_with):
         reason += (
-            f" The machine was shared with {_count(others, 'other request')}, "
+            f"The machine was shared with {_count(others, 'other request')}, "
             "so these times are not those of a quiet machine."
         )
     # Both runs are counted from the first token, because both start from the same prefill.
     pace = f"{_count(summary.decoded, 'token')} in {summary.decode_seconds:.3g} s instead of "
     if summary.decoded != summary.baseline_decoded:
         pace += f"{_count(summary.baseline_decoded, 'token')} in "
-    same = "both answers are identical" if trace.identical else "the answers differ"
-    return Verdict(
-        tone,
-        "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}",
-        f"{pace}{summary.baseline_decode_seconds:.3g} s; {acceptance}; {same}.",
-        reason.strip(),
-        identity(trace),
-    )
+    same = "both answers are identical"
+    identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
+    if not trace.identical:
+        same = "the answers differ"
+        difference = where(trace.difference) or "one of the two runs ends early"
+        identity = f"Not identical: {difference}."
+    return {
+        "tone": tone,
+        "headline": "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}",
+        "sentence": f"{pace}{summary.baseline_decode_seconds:.3g} s; {acceptance}; {same}.",
+        "reason": reason,
+        "identity": identity,
+    }
 
 
 def _count(number: int, name: str) -> str:
     return f"{number} {name}" + ("" if number == 1 else "s")
+
+
+def what_if(trace: Trace) -> list[list[str]]:
+    """A table of the speed-ups that other acceptance rates and draft lengths would give at the
+    costs of this run, its head first; empty without drafts or a baseline. A draft step is a draft
+    token of this run, whatever proposed it."""
+    costs, summary = measured_costs([trace]), summarize(trace)
+    if costs is None or not summary.drafted:
+        return []
+    step = summary.draft_seconds / summary.drafted
+    lengths = 1, 2, 3, 5, 8, MAX_DRAFT
+    return [["Acceptance rate", *(f"draft length {length}" for length in lengths)]] + [
+        [f"{rate:.0%}", *(f"{expected_speedup(rate, one, costs, step):.2f}" for one in lengths)]
+        for rate in (0.2, 0.4, 0.6, 0.8, 1.0)
+    ]
 
 
 def origin(trace: Trace) -> str:
@@ -75,37 +92,6 @@ def origin(trace: Trace) -> str:
     place = f" on {trace.machine.partition(',')[0]}" if trace.machine else ""
     day = f", {trace.created[:10]}" if trace.created else ""
     return f"Recorded{place}{day}: “{' '.join(trace.instruction.split())[:80]}”"
-
-
-def why_not(trace: Trace) -> str:
-    """Why speculation did not pay in this run: what a round cost, in baseline tokens, and gave."""
-    summary, costs = summarize(trace), measured_costs([trace])
-    if summary.acceptance_rate is None or costs is None:
-        return "Why: nothing was drafted, so there was nothing to gain."
-    rounds = max(1, summary.rounds - 1)
-    drafting = summary.draft_seconds / rounds / costs.plain
-    verifying = summary.verify_seconds / rounds / costs.plain
-    whole = max(summary.decode_seconds / rounds / costs.plain, drafting + verifying)
-    return (
-        f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
-        f"{whole:.2f} tokens of the baseline (drafting {drafting:.2f}, verifying {verifying:.2f}, "
-        f"the rest {whole - drafting - verifying:.2f})."
-    )
-
-
-def identity(trace: Trace) -> str:
-    """Whether answer and baseline, decoded independently, have the same tokens; if not, where they
-    differ first."""
-    if trace.identical is None:
-        return ""
-    if trace.identical:
-        return "Identical: two independent runs, with and without drafting, gave the same tokens."
-    text = f"Not identical: {where(trace.difference) or 'one of the two runs ends early'}."
-    if trace.settings.temperature > 0 and trace.settings.coupling == "maximal":
-        return text + " The classic acceptance rule keeps the distribution, not the tokens."
-    if trace.settings.numerics == "fast":
-        return text + " With fast numerics a token can get other logits in a larger forward."
-    return text
 
 
 def queue_place(waiting: Waiting) -> str:
@@ -125,14 +111,9 @@ def error_sentence(error: BaseException) -> str:
     if isinstance(error, SpecdemoError) and not isinstance(error, (ModelError, CacheFull)):
         return _PATH.sub(r"\1", str(error))
     log.error("The page shows only a sentence of this.", exc_info=error)
-    match error:
-        case ModelError():
-            return "The model could not be run for this request; please ask again."
-        case CacheFull():
-            return "The KV cache was full and this request had to be given up; please ask again."
-        case MemoryError():
-            return "The machine is out of memory; ask for a shorter answer, or again in a moment."
-        case OSError():
-            return "A file could not be written or read on the server: its disk may be full."
+    if isinstance(error, (ModelError, CacheFull)):
+        return "The model could not be run for this request; please ask again."
+    if isinstance(error, OSError):
+        return "A file could not be written or read on the server: its disk may be full."
     name = type(error).__name__
     return f"Something went wrong inside ({name}); the server's log has the details."

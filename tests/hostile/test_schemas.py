@@ -11,8 +11,7 @@ from fakes import PIECES, FakeSession, page_server, served
 
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
-from specdemo.ui.limits import Limits
-from specdemo.ui.service import Service
+from specdemo.ui.service import Limits, Service
 
 CASES = os.environ.get("HOSTILE_CASES", "100")
 """Of each operation; each server has about eight."""

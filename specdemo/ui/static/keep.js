@@ -3,35 +3,23 @@
 const LONGEST_LINK = 60000, LARGEST_RUN = 2.5e6;   // characters
 const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
 
-const through = async (bytes, stream, most) => {
-  const reader = new Blob([bytes]).stream().pipeThrough(stream).getReader(), parts = [];
-  for (let size = 0; ;) {
-    const { done, value } = await reader.read();
-    if (done) return new Uint8Array(await new Blob(parts).arrayBuffer());
-    size += value.length;
-    if (size > most) {
-      reader.cancel();
-      throw new RangeError("too large");
-    }
-    parts.push(value);
-  }
-};
+const through = (bytes, stream) =>
+  new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer();
 
 const pack = async ({ summary, ...trace }) => {
   const short = (_, value) => (Number.isInteger(value) || typeof value !== "number" ? value
     : Number(value.toFixed(5)));
-  const text = new TextEncoder().encode(JSON.stringify(trace, short));
-  const bytes = await through(text, new CompressionStream("deflate-raw"), Infinity);
-  const binary = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+  const bytes = await through(JSON.stringify(trace, short), new CompressionStream("deflate-raw"));
+  const binary = Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join("");
   return btoa(binary).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 };
 
 const unpack = async (text) => {
+  if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // it may be a bomb
   const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
   const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
-  const stream = new DecompressionStream("deflate-raw");
-  return new TextDecoder("utf-8", { fatal: true }).decode(
-    await through(bytes, stream, LARGEST_RUN));
+  const whole = await through(bytes, new DecompressionStream("deflate-raw"));
+  return new TextDecoder("utf-8", { fatal: true }).decode(whole);
 };
 
 const copyLink = async (stage) => {
@@ -41,7 +29,7 @@ const copyLink = async (stage) => {
   box.hidden = false;
   box.select();
   const copied = await navigator.clipboard?.writeText(box.value).then(() => true, () => false);
-  stage.say(".sd-kept", (copied ? "Copied." : "Copy it from the box.") + (long
+  stage.say("kept", (copied ? "Copied." : "Copy it from the box.") + (long
     ? " It holds the question only, since the run is too long for a link. Download the run instead."
     : ""));
 };

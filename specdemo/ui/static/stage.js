@@ -5,9 +5,39 @@ const GLYPHS = {
 };
 const RUNNING = ["speculative", "plain", "waiting", "loading"];
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
-const UNREACHABLE = "The server does not answer; reload the page.";
-const TOO_LARGE = `The run is larger than ${LARGEST_RUN / 1e6} MB, more than the page opens.`;
-const TICK = 30;   // ms between two drawings of a replay
+
+const table = (head, rows) => {
+  const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
+  for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
+  for (const row of rows) body.insertRow().append(...row.map((text) => make("td", "", text)));
+  return whole;
+};
+
+/* What proposed tokens, where the time went, and what other drafts would give. */
+const drawFigures = (find, { rounds, baseline, summary }, [head, ...rows]) => {
+  const { tokens, accepted } = summary, sources = {};
+  for (const token of rounds.flatMap((round) => round.drafted)) {
+    const one = sources[token.source] ??= { examined: 0, accepted: 0 };
+    one.accepted += token.accepted;
+    one.examined += token.accepted || token.target_probability != null;
+  }
+  find(".sd-who").replaceChildren(table(
+    ["Source", "Examined", "Acceptance rate", "Share of the answer"],
+    [...Object.entries(sources).map(([name, one]) => [SOURCES[name] ?? name, one.examined,
+      shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
+    ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
+  const { prefill_seconds: prefill, draft_seconds: draft, verify_seconds: verify } = summary;
+  const outside = Math.max(0, summary.decode_seconds - draft - verify);
+  const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
+  if (baseline) {
+    const decoding = summary.baseline_decode_seconds ?? 0;
+    spent.push(["baseline", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
+  }
+  find(".sd-spent").replaceChildren(table(
+    ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
+  find(".sd-what-if").hidden = !head;
+  if (head) find(".sd-what-if .sd-rows").replaceChildren(table(head, rows));
+};
 
 class Stage {
   constructor(root, server) {
@@ -19,27 +49,37 @@ class Stage {
     this.plain = new Runner(this.find(".sd-lane-plain"), this.find(".sd-text-plain"));
     this.runners = [this.spec, this.plain];
     this.strip = this.find(".sd-strip");
-    this.about = new About(this);
-    this.whatIf = new WhatIf(this.find);
-    this.listen();
+    this.about = new About(this.find(".sd-about"), this.spec);
+    const on = (name, event, act) => this.find(".sd-" + name).addEventListener(event, act);
+    on("play", "click", () => (this.playing ? this.play(false) : this.start()));
+    on("seek", "input", ({ target: { value } }) => {
+      this.jump(value >= 1000 ? Infinity : value / 1000 * this.duration);
+    });
+    on("link", "click", () => copyLink(this));
+    on("download", "click", () => keepFile(this));
+    on("open", "change", async ({ target }) => {
+      this.receive(await this.envelope(await target.files[0].text()));
+      target.value = "";
+    });
   }
 
-  say(selector, text) {
-    const node = this.find(selector);
+  say(name, text) {
+    const node = this.find(".sd-" + name);
     if (node.textContent !== text) node.textContent = text;
   }
 
   /* A run that was measured before, as JSON; the server checks it and says it in words. */
   async envelope(text) {
-    if (text.length > LARGEST_RUN) return failure(TOO_LARGE);
-    return this.server.opened(text).catch(() => failure(UNREACHABLE));
+    if (text.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
+    return this.server.opened(text)
+      .catch(() => failure("The server does not answer; reload the page."));
   }
 
   receive(text) {
     const message = JSON.parse(text), { trace, phase, note } = message, failed = phase === "error";
     if (!KEEPING.includes(phase)) this.origin = phase === "opened" ? note : "";
-    this.say(".sd-note", failed ? this.origin : note);
-    this.say(".sd-error", failed ? note : "");
+    this.say("note", failed ? this.origin : note);
+    this.say("error", failed ? note : "");
     this.find(".sd-error").hidden = !failed;
     this.root.dataset.phase = phase;
     // The Run and Stop buttons follow by style alone.
@@ -50,8 +90,12 @@ class Stage {
     }
     if (KEEPING.includes(phase)) return;
     if (message.run !== this.run) this.reset(message);
-    this.add(this.spec, trace ? trace.rounds : message.rounds, message.rounds_from);
-    this.add(this.plain, trace ? trace.baseline?.tokens ?? [] : message.plain, message.plain_from);
+    const { rounds, plain } = trace ? { rounds: trace.rounds, plain: trace.baseline?.tokens ?? [] }
+      : message;
+    fresh(this.spec, rounds, trace ? 0 : message.rounds_from).forEach((one) => this.addRound(one));
+    for (const { shown_at: time, text } of fresh(this.plain, plain, trace ? 0 : message.plain_from)) {
+      this.plain.add(time, [make("span", "sd-ptok", text)]);
+    }
     if (trace) this.settle(message);
     else this.show(Infinity);
   }
@@ -66,9 +110,7 @@ class Stage {
     this.about.pick(null);
     this.find(".sd-shown").hidden = false;
     this.find(".sd-link-text").hidden = true;
-    for (const [name, text] of [["kept", ""], ["accept", "-"], ["tpr", "-"]]) {
-      this.say(".sd-" + name, text);
-    }
+    for (const [name, text] of [["kept", ""], ["accept", "-"], ["tpr", "-"]]) this.say(name, text);
     this.tell({ tone: "running", headline: "Racing", sentence: "First with drafts, then one token "
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }
@@ -76,41 +118,31 @@ class Stage {
   tell({ tone, headline, sentence, reason = "", identity = "" }) {
     this.find(".sd-verdict").dataset.tone = tone;
     for (const [name, text] of Object.entries({ headline, sentence, reason, identity })) {
-      this.say(".sd-" + name, text);
-    }
-  }
-
-  add(runner, items, from) {
-    const there = runner.events.length;
-    if (from > there) return;   // a gap: the trace at the end fills it
-    for (const item of items.slice(there - from)) {
-      if (runner === this.spec) this.addRound(item);
-      else runner.add(item.shown_at, [make("span", "sd-ptok", item.text)]);
+      this.say(name, text);
     }
   }
 
   addRound({ drafted, emitted, shown_at: time }) {
     const { spec } = this, round = spec.events.length, of = drafted.length, nodes = [];
-    const rejected = drafted.find((token) => !token.accepted), looks = [];
+    const rejected = drafted.find((token) => !token.accepted), column = make("span", "sd-round");
     const add = (kind, token, more) => {
       const position = spec.tokens + nodes.length;
       nodes.push(this.about.token({ kind, token, round, of, position, ...more }));
     };
+    const cell = (look) => column.append(make("span", "sd-cell sd-" + look, GLYPHS[look]));
     drafted.forEach((token, place) => {
-      looks.push(token.accepted ? "accepted" : token === rejected ? "rejected" : "unseen");
+      cell(token.accepted ? "accepted" : token === rejected ? "rejected" : "unseen");
       if (token.accepted) add("accepted", token, { place });
     });
     this.accepted += nodes.length;
     this.examined += nodes.length + (emitted?.kind === "correction" ? 1 : 0);
-    const column = make("span", "sd-round");
     column.role = "img";
     column.ariaLabel = column.title = `Round ${round + 1}: ${of} drafted, ${nodes.length} accepted`
       + (emitted ? ", then 1 by the target" : "");
     if (emitted) {
-      looks.push(emitted.kind);
+      cell(emitted.kind);
       add(emitted.kind, emitted, { rejected });
     }
-    column.append(...looks.map((look) => make("span", "sd-cell sd-" + look, GLYPHS[look])));
     const { accepted, examined } = this;
     spec.add(time, nodes, { column, round, accepted, examined });
   }
@@ -121,17 +153,14 @@ class Stage {
   show(t) {
     const { spec, plain, duration } = this, time = Math.min(t, duration);
     this.view = t;
-    for (const runner of this.runners) {
-      runner.reach(time);
-      runner.draw(this.total, time);
-    }
+    for (const runner of this.runners) runner.show(time, this.total);
     if (spec.last) {
       const { accepted, examined, round, tokens } = spec.last;
-      if (examined) this.say(".sd-accept", shareOf(accepted, examined));
-      if (round) this.say(".sd-tpr", ((tokens - spec.events[0].tokens) / round).toFixed(2));
+      if (examined) this.say("accept", shareOf(accepted, examined));
+      if (round) this.say("tpr", ((tokens - spec.events[0].tokens) / round).toFixed(2));
     }
     this.find(".sd-answer-plain").classList.toggle("sd-later", !plain.tokens);
-    sketch(this.find(".sd-sketch"), this.runners, this.total, !this.live);
+    sketch(this.find, this.runners, this.total, !this.live);
     // Last, since it lays the page out.
     if (this.live || this.playing) this.scroll(1e6);
     if (this.live) return;
@@ -139,49 +168,42 @@ class Stage {
     seek.value = duration ? Math.round(1000 * time / duration) : 1000;
     seek.setAttribute("aria-valuetext",
       `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`);
-    this.say(".sd-time", seconds(time));
+    this.say("time", seconds(time));
   }
 
   /* The end of a run: the words, the figures and the controls that need a whole trace. */
-  settle({ trace, verdict, figures }) {
+  settle({ trace, verdict, what_if: ifs }) {
     const { spec, plain } = this;
-    Object.assign(this, { trace, figures, live: false });
+    Object.assign(this, { trace, live: false });
     // A run that was stopped never reached the finish line; one that ended has it where it ended.
     if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, plain.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not before: while a race runs, drawing them would take time from it.
     this.strip.append(...spec.events.map((one) => one.column));
-    drawFigures(this.find, trace.summary, figures);
-    this.whatIf.open(figures.costs, trace.summary.acceptance_rate);
+    drawFigures(this.find, trace, ifs);
     this.jump(Infinity);
-    const ends = this.runners.filter((one) => one.tokens).map((one, at) =>
-      `${at ? "baseline" : "speculative"} ${one.tokens} tokens in ${seconds(one.length)}`);
-    this.find(".sd-sketch").setAttribute("aria-label", "Tokens against seconds: " + ends.join(", "));
+    const ends = this.runners.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
+    this.find(".sd-sketch").setAttribute("aria-label",
+      `Tokens against seconds: speculative ${ends[0]}, baseline ${ends[1]}`);
   }
 
+  /* Every 30 ms, half as often as a browser draws: models may be loading meanwhile. */
   play(on) {
     this.playing = on;
     this.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay the race";
+    clearInterval(this.timer);
+    if (on) this.timer = setInterval(() => this.tick(), 30);
   }
 
   /* Plays from where the view is, at its end from the start. */
   start() {
+    this.playSince = performance.now() - 1000 * (this.view < this.duration ? this.view : 0);
     this.play(true);
-    this.speed = parseFloat(this.find(".sd-speed").value);
-    this.playFrom = this.view < this.duration ? this.view : 0;
-    this.playSince = performance.now();
-    this.drawn = 0;
-    this.tick(this.playSince);
   }
 
-  tick(now) {
-    if (!this.playing) return;
-    cancelAnimationFrame(this.timer);
-    this.timer = requestAnimationFrame((later) => this.tick(later));
-    if (now - this.drawn < TICK) return;
-    this.drawn = now;
-    const t = this.playFrom + Math.max(0, now - this.playSince) / 1000 * this.speed;
+  tick() {
+    const t = (performance.now() - this.playSince) / 1000;
     if (t < this.duration) this.show(t);
     else this.jump(Infinity);
   }
@@ -197,22 +219,12 @@ class Stage {
     for (const { box } of this.runners) box.scrollTop = to;
     if (!this.live) this.strip.scrollLeft = to;
   }
-
-  listen() {
-    const on = (name, event, act) => this.find(".sd-" + name).addEventListener(event, act);
-    on("play", "click", () => (this.playing ? this.play(false) : this.start()));
-    on("speed", "change", () => this.playing && this.start());
-    on("seek", "input", ({ target: { value } }) => {
-      this.jump(value >= 1000 ? Infinity : value / 1000 * this.duration);
-    });
-    on("link", "click", () => copyLink(this));
-    on("download", "click", () => keepFile(this));
-    on("open", "change", async ({ target }) => {
-      this.receive(await this.envelope(await target.files[0].text()));
-      target.value = "";
-    });
-  }
 }
+
+/* What of `items`, whose first has the number `from`, a runner does not have. After a gap nothing:
+   the trace at the end fills it. */
+const fresh = ({ events }, items, from) => (from > events.length ? []
+  : items.slice(events.length - from));
 
 const failure = (note) => JSON.stringify({ phase: "error", note });
 const page = location.origin + location.pathname;
@@ -237,8 +249,9 @@ window.specdemo = {
     addEventListener("hashchange", openFirst);
   },
   receive(text) { if (text) stage?.receive(text); },
-  expectedSpeedup,
-  settings(text) { query = text; },
+  settings(names, values) {
+    query = new URLSearchParams(names.map((name, at) => [name, values[at] ?? ""])).toString();
+  },
   /* Question and settings. */
   link() { return page + (query ? "?" + query : ""); },
   /* The whole run, with the question and the settings where the run answers that very question. */

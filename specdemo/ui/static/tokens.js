@@ -1,5 +1,6 @@
-/* The two runs of a race as they are shown: their tokens, their lanes, and the sketch of both.
-   Text of models goes through textContent only. page.py puts all scripts into one closure. */
+/* The two runs of a race as they are shown: their tokens, their lanes, the sketch of both, and the
+   line about one token. Text of models goes through textContent only. page.py puts all scripts into
+   one closure. */
 const make = (tag, cls, text) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
@@ -41,8 +42,9 @@ class Runner {
     this.box.append(...nodes);
   }
 
-  /* Shows what had happened `t` seconds after the first event, touching only what changes. */
-  reach(t) {
+  /* Shows what had happened `t` seconds after the first event, touching only what changes; the lane
+     ends at `total` tokens. */
+  show(t, total) {
     const later = this.events.findIndex((_, at) => this.spent(at + 1) > t + 1e-9);
     const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
     for (const event of this.events.slice(Math.min(count, this.shown), Math.max(count, this.shown))) {
@@ -50,43 +52,105 @@ class Runner {
       event.column?.classList.toggle("sd-later", hidden);
     }
     this.shown = count;
+    const spent = this.spent(count);
+    this.bar.style.transform = `scaleX(${Math.min(1, (this.last?.tokens ?? 0) / total)})`;
+    this.clock.textContent = seconds(Math.min(t, this.length));
+    if (!count) return;
+    this.ttft.textContent = seconds(this.events[0].time);
+    if (spent) this.rate.textContent = ((this.last.tokens - this.events[0].tokens) / spent).toFixed(1);
   }
 
-  /* The lane, which ends at `total` tokens. */
-  draw(total, t) {
-    const { shown, last } = this, spent = this.spent(shown);
-    this.bar.style.transform = `scaleX(${Math.min(1, (last?.tokens ?? 0) / total)})`;
-    this.clock.textContent = seconds(Math.min(t, this.length));
-    if (!shown) return;
-    this.ttft.textContent = seconds(this.events[0].time);
-    if (spent) this.rate.textContent = ((last.tokens - this.events[0].tokens) / spent).toFixed(1);
+  /* Tokens against seconds, in at most 300 points however long the run is. */
+  points(span, total) {
+    const step = Math.ceil(this.shown / 300), points = [];
+    for (let at = 0; at < this.shown; at += 1) {
+      if (at % step && at < this.shown - 1) continue;
+      const x = 100 * this.spent(at + 1) / (span || 1), y = 100 - 76 * this.events[at].tokens / total;
+      points.push(`${x.toFixed(1)},${y.toFixed(1)}`);
+    }
+    return points.join(" ");
   }
 }
 
-/* Tokens against seconds, in at most 300 points a run however long it is. `settled`: the whole of a
-   finished race is known, and so is the scale. */
-const sketch = (root, runners, total, settled) => {
+/* `settled`: the whole of a finished race is known, and so is the scale. */
+const sketch = (find, runners, total, settled) => {
   const [fast, slow] = runners.map((one) => (settled ? one.length : one.spent(one.shown)));
-  const longest = Math.max(fast, slow);
+  const longest = Math.max(fast, slow), gain = find(".sd-gain");
   const span = settled ? longest : 2 ** Math.max(0, Math.ceil(Math.log2(longest || 1)));
-  runners.forEach((runner, which) => {
-    const points = [], step = Math.ceil(runner.shown / 300) || 1;
-    const next = (at) => Math.max(at + 1, Math.min(at + step, runner.shown - 1));
-    for (let at = 0; at < runner.shown; at = next(at)) {
-      const { tokens } = runner.events[at], x = 100 * runner.spent(at + 1) / (span || 1);
-      points.push(`${x.toFixed(1)},${(100 - 76 * tokens / total).toFixed(1)}`);
-    }
-    root.querySelectorAll("polyline")[which].setAttribute("points", points.join(" "));
-  });
+  find(".sd-spec-line").setAttribute("points", runners[0].points(span, total));
+  find(".sd-plain-line").setAttribute("points", runners[1].points(span, total));
+  find(".sd-most").textContent = total + " tokens";
+  find(".sd-span").textContent = seconds(span);
   const ended = settled && runners.every((one) => one.shown && one.shown === one.events.length);
-  const gain = root.querySelector(".sd-gain");
-  const most = root.querySelector(".sd-most"), end = root.querySelector(".sd-span");
-  most.textContent = total + " tokens";
-  end.textContent = seconds(span);
   gain.hidden = !ended || Math.abs(slow - fast) < .01;
-  if (gain.hidden) return;
   gain.textContent = seconds(Math.abs(slow - fast)) + (slow > fast ? " saved" : " lost");
-  gain.classList.toggle("sd-lost", slow < fast);
   gain.style.left = 100 * Math.min(fast, slow) / span + "%";
   gain.style.width = 100 * Math.abs(slow - fast) / span + "%";
 };
+
+const KIND_WORDS = {
+  accepted: "accepted draft token",
+  correction: "correction by the target",
+  bonus: "bonus token by the target",
+  first: "first token, by the target",
+  plain: "nothing was drafted",
+};
+const SOURCES = {
+  model: "draft model", head: "draft head", lookup: "n-gram lookup", ngrams: "n-gram table",
+};
+const STEPS = {
+  ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
+};
+const HINT = "Point at a token, tap it, or walk with the arrow keys to see its probabilities.";
+const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
+
+const thought = ({ draft_probability: draft, target_probability: target }) =>
+  [["draft", draft], ["target", target]].filter(([, value]) => value != null)
+    .map(([who, value]) => `${who} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
+
+/* The line about one token: where it came from, and what draft and target thought of it. */
+class About {
+  constructor(line, runner) {
+    Object.assign(this, { line, box: runner.box, facts: new WeakMap() });
+    const token = (event) => event.target.closest(".sd-tok");
+    for (const kind of ["pointerover", "click"]) {
+      this.box.addEventListener(kind, (event) => token(event) && this.pick(token(event)));
+    }
+    this.box.addEventListener("keydown", (event) => {
+      const step = STEPS[event.key], last = (runner.last?.tokens ?? 0) - 1;
+      if (step === undefined || last < 0) return;
+      event.preventDefault();
+      const from = this.active ? this.facts.get(this.active).position : step === 1 ? -1 : 0;
+      this.pick(this.box.children[Math.max(0, Math.min(last, from + step))]);
+      this.active.scrollIntoView({ block: "nearest" });
+    });
+  }
+
+  /* A token of the answer; `facts` has its kind, round, fields, place, and the draft's size. */
+  token(facts) {
+    const { kind, token: { text }, position } = facts, node = make("span", `sd-tok sd-${kind}`, text);
+    node.role = "option";
+    node.id = "sd-token-" + position;
+    node.ariaSelected = "false";
+    if (!text.trim()) node.ariaLabel = text.includes("\n") ? "line break" : "space";
+    this.facts.set(node, facts);
+    return node;
+  }
+
+  pick(node) {
+    if (this.active) this.active.ariaSelected = "false";
+    this.active = node;
+    this.line.textContent = node ? this.words(this.facts.get(node)) : HINT;
+    this.box.setAttribute("aria-activedescendant", node?.id ?? "");
+    if (node) node.ariaSelected = "true";
+  }
+
+  words({ kind, token, rejected, round, place, of }) {
+    const where = kind === "accepted" ? ` ${place + 1} of ${of}` : of ? `, after ${of} drafted` : "";
+    const by = SOURCES[token.source] ? ` by ${SOURCES[token.source]}` : "";
+    const instead = rejected ? ` Rejected here: ${quoted(rejected.text)} (${thought(rejected)}).` : "";
+    return `${quoted(token.text)}: ${KIND_WORDS[kind]}${where}${by}, in round ${round + 1}; `
+      + `${thought(token)}.${instead}`;
+  }
+}

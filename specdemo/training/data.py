@@ -1,0 +1,229 @@
+"""Training data from the target alone: made-up instructions, its answers, and its hidden states at
+each token of them, which are what a draft head reads and, times the output matrix, what it learns.
+
+Instructions are of the kinds people give, made of prompts.toml and of passages of the target's
+earlier answers. Two of three answers are greedy, the others sampled, so that the draft also learns
+what follows a less likely token. All of it is kept in files of GROUP conversations each, so what is
+interrupted continues, and ends with the same data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tomllib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import openvino as ov
+from pydantic import TypeAdapter
+from tqdm import tqdm
+
+from specdemo.engine import graph
+from specdemo.errors import BadInput
+from specdemo.models.load import LoadedPair
+from specdemo.session import ACTIVE_REQUESTS, Session
+from specdemo.settings import Settings
+from specdemo.training.command import TrainSettings
+
+_DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
+_FORMS = jinja2.Environment(
+    variable_start_string="{", variable_end_string="}", undefined=jinja2.StrictUndefined
+)
+MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
+GIVEN = "text"  # the kind of a user's own conversations
+GROUP, TEMPERATURE = 64, 0.7
+LEAST_PASSAGE = 40  # tokens of an answer that passages are cut from
+LONGEST = 1024  # tokens that are read of an answer in a user's own file
+PADDING = 32  # of lengths, to a multiple: the plugin prepares its kernels anew for each length
+LOOKUP = 4  # tokens of the longest context of n-gram lookup
+# Parts of the residual stream that a head reads beside the last hidden state: agreement 0.400 with
+# them, 0.376 without, for SmolLM2-135M after 164,000 chains.
+THIRDS = (1 / 3, 2 / 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """An instruction, and the target's answer as text and as token ids, with its end token;
+    `greedy`: every token of it is the target's most likely one."""
+
+    kind: str
+    greedy: bool
+    instruction: str
+    text: str
+    answer: tuple[int, ...]
+
+
+def instruction(number: int, answers: Sequence[str]) -> tuple[str, str]:
+    """The kind and the text of instruction `number`; equal arguments give equal instructions.
+
+    Passages are cut from `answers`; without any, kinds that need one become writing tasks.
+    """
+    rng = random.Random(number)
+    kind = rng.choices(list(MIX), list(MIX.values()))[0]
+    if not answers and kind in ("summary", "passage question"):
+        kind = "writing"
+    values = _passage(rng, answers or [""])
+    for names, source in _DATA["values"].items():
+        if isinstance(source, list):
+            values[names] = rng.randint(*source)
+        else:
+            drawn = rng.sample(" ".join(source.split()).split(", "), len(names.split()))
+            values |= zip(names.split(), drawn, strict=True)
+    for name, forms in _DATA["parts"].items():
+        values[name] = _FORMS.from_string(rng.choice(forms)).render(values)
+    form = rng.choices(_DATA["forms"][kind], _DATA["weights"].get(kind))[0]
+    return kind, _FORMS.from_string(form).render(values)
+
+
+def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]:
+    """One to four answers, cut at a word, and some words of them."""
+    joint = rng.choice((" ", "\n"))
+    passage = joint.join(" ".join(rng.choice(answers).split()) for _ in range(rng.randint(1, 4)))
+    passage = passage[: rng.randint(400, 2200)].rsplit(" ", 1)[0]
+    words = [word.strip('.,:;()"') for word in passage.split()]
+    at = rng.randrange(max(1, len(words) - 4))
+    return {"passage": passage, "phrase": " ".join(words[at : at + rng.randint(2, 4)])}
+
+
+def given(path: Path, loaded: LoadedPair) -> list[Conversation]:
+    """The conversations of a user's own file, taken for greedy ones. Raises BadInput."""
+    conversations = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            asked, said = str(row["u"]), str(row["a"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(
+                f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}}.'
+            ) from error
+        answer = tuple(loaded.tokenizer.encode(said, special=False)[:LONGEST])
+        conversations.append(Conversation(GIVEN, True, asked, said, answer))
+    return conversations
+
+
+def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[Conversation]:
+    """Let the target answer instructions until the answers in `folder` hold `settings.tokens`
+    tokens. Raises what `Session` does."""
+    folder.mkdir(exist_ok=True)
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.open("rb")]
+    known = [TypeAdapter(Conversation).validate_json(line) for line in lines]
+    done = sum(len(one.answer) for one in known)
+    if done >= settings.tokens:
+        return known
+    with (
+        tqdm(total=settings.tokens, initial=done, desc="Writing text", unit=" tokens") as bar,
+        ThreadPoolExecutor(ACTIVE_REQUESTS) as pool,
+        Session(loaded) as session,
+    ):
+
+        def answer(number: int) -> Conversation:
+            kind, asked = instruction(number, passages)
+            prompt = loaded.template.render(asked, loaded.tokenizer)
+            if len(prompt) + settings.answer_tokens > loaded.context_limit:
+                kind, asked = instruction(number, ())
+            temperature = 0.0 if number % 3 else TEMPERATURE
+            how = Settings(settings.answer_tokens, temperature=temperature, seed=number)
+            *_, trace = session.answer(asked, how)
+            return Conversation(kind, not temperature, asked, trace.text, trace.token_ids)
+
+        while bar.n < settings.tokens:
+            passages = [one.text for one in known if len(one.answer) >= LEAST_PASSAGE]
+            first = len(known)
+            for one in pool.map(answer, range(first, first + GROUP)):
+                known.append(one)
+                bar.update(len(one.answer))
+            content = "".join(json.dumps(asdict(one)) + "\n" for one in known[first:])
+            partial = folder / "partial"
+            partial.write_text(content, encoding="utf-8")
+            os.replace(partial, folder / f"{first:07d}.jsonl")
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Answer tokens, one after the other: their `states`, float16 [n, H + 1]: the hidden state that
+    gave each token, of which the first columns times the output matrix are its logits, and the
+    logarithm of the sum of the logits' exponentials; the `tokens`, int64 [n]; their `weights` in
+    the loss, float32 [n]; and where the answer of each `ends`, int64 [n]."""
+
+    states: np.ndarray
+    tokens: np.ndarray
+    weights: np.ndarray
+    ends: np.ndarray
+
+
+def read_rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) -> Rows:
+    """The rows of all answers, with their states in `folder`. Raises ModelError."""
+    folder.mkdir(exist_ok=True)
+    files, read = [], None
+    for start in tqdm(range(0, len(said), GROUP), desc="Reading the target's states"):
+        files.append(folder / f"{start:07d}.npy")
+        if not files[-1].is_file():
+            read = read or _reader(loaded)
+            partial = folder / "partial.npy"
+            np.save(partial, np.concatenate([*map(read, said[start : start + GROUP])]))
+            os.replace(partial, files[-1])
+    prompts = [tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in said]
+    answers = [one.answer for one in said]
+    lengths = [len(answer) for answer in answers]
+    return Rows(
+        np.concatenate([np.load(file, mmap_mode="r") for file in files]),
+        np.concatenate([np.asarray(answer, np.int64) for answer in answers]),
+        np.concatenate([*map(lookup_weights, prompts, answers)]),
+        np.repeat(np.cumsum(lengths), lengths),
+    )
+
+
+def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarray:
+    """The weight of each answer token, float32: 1 where fewer than two of the last tokens occurred
+    in a row before, else 0.15 where what followed them last time is right, which the engine drafts
+    by lookup, and 0.5 where not."""
+    known = prompt + answer
+    followed: dict[tuple[int, ...], int] = {}
+    weights = []
+    for at in range(1, len(known)):
+        endings = [known[at - n : at] for n in range(min(LOOKUP, at), 0, -1)]
+        if at >= len(prompt):
+            longest = next((ending for ending in endings if ending in followed), ())
+            wrong = 0.15 if followed.get(longest) == known[at] else 0.5
+            weights.append(wrong if len(longest) > 1 else 1.0)
+        followed.update(dict.fromkeys(endings, known[at]))
+    return np.array(weights, np.float32)
+
+
+def _reader(loaded: LoadedPair) -> Callable[[Conversation], np.ndarray]:
+    """What reads one conversation, in the plugin's own numerics. With several streams OpenVINO
+    2026.4.1 gives wrong numbers for some widths."""
+    core = ov.Core()
+    model = graph.read_decoder(core, loaded.target_xml)
+    graph.shape_head(model, None, 1)
+    graph.add_hidden(model, THIRDS)
+    names = {name for port in model.inputs for name in port.names}
+    request = core.compile_model(model, "CPU").create_infer_request()
+
+    def read(one: Conversation) -> np.ndarray:
+        prompt = loaded.template.render(one.instruction, loaded.tokenizer)
+        tokens = [*prompt, *one.answer[:-1]]
+        size = -(-len(tokens) // PADDING) * PADDING  # what is behind a token does not change it
+        ids = np.zeros((1, size), np.int64)
+        ids[0, : len(tokens)] = tokens
+        values = {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "position_ids": np.arange(size)[None],
+            "beam_idx": np.zeros(1, np.int32),
+            graph.ROWS_INPUT: np.arange(len(prompt) - 1, len(tokens), dtype=np.int32),
+        }
+        request.reset_state()
+        request.infer({name: value for name, value in values.items() if name in names})
+        log_sums = request.get_output_tensor(1).data.reshape(-1, 1)
+        rows = np.hstack([request.get_tensor(graph.HIDDEN).data, log_sums])
+        return rows.clip(-65504, 65504).astype(np.float16)
+
+    return read
