@@ -36,7 +36,7 @@ COMMANDS = {
     "load": ("specdemo.serving.load", "Measure a server under load."),
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
     "train-draft": ("specdemo.training.command", "Train a draft head for a target model."),
-    "serve": ("specdemo.serving.command", "Serve an OpenAI-compatible API, with replicas."),
+    "serve": ("specdemo.serving.server", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
     "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
     "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),
@@ -68,7 +68,7 @@ class _LazyGroup(click.Group):
     context_settings=CONTEXT,
     epilog="Environment variables stand for options: the help of a command and of app.py names "
     "them. SPECDEMO_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
-    "SPECDEMO_LOG=json the form of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
+    "SPECDEMO_LOG the level of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
     "code of its own, SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")

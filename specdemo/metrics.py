@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter as Counts
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, Busy
@@ -38,10 +38,11 @@ class Metrics:
         session: Callable[[], Session | None] = lambda: None,
         visitors: Callable[[], int] = lambda: 0,
     ):
-        self._session, self._visitors = session, visitors
+        self._session = session
         self._registry = CollectorRegistry()
         common = {"registry": self._registry, "namespace": "specdemo"}
-        counter, histogram = partial(Counter, **common), partial(Histogram, **common)
+        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
+        histogram = partial(Histogram, buckets=SECONDS, **common)
         self.requests = counter("requests", "Requests by kind and outcome", ["kind", "outcome"])
         self.tokens = counter("tokens", "Tokens of answers", ["kind"])
         self.prompt_tokens = counter("prompt_tokens", "Tokens of answered prompts")
@@ -50,60 +51,50 @@ class Metrics:
         self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
         self.errors = counter("errors", "Failures by kind of exception", ["exception"])
         words = "From the request to its first token, waiting included"
-        self.first_token = histogram("time_to_first_token_seconds", words, buckets=SECONDS)
+        self.first_token = histogram("time_to_first_token_seconds", words)
         words = "From the request to the end of its answer, waiting included"
-        self.whole = histogram("answer_seconds", words, buckets=SECONDS)
-        self._registry.register(self)
+        self.whole = histogram("answer_seconds", words)
+        self._blocks = {
+            "used": gauge("cache_blocks_used", "KV cache blocks in use", ["cache"]),
+            "limit": gauge("cache_blocks_limit", "Blocks there are", ["cache"]),
+        }
+        gauge("visitors", "Visitors with a request").set_function(visitors)
+        active = gauge("requests_active", "Requests that share the models now")
+        waiting = gauge("requests_waiting", "Requests that wait to be admitted")
+        restarts = gauge("engine_restarts", "Restarts of the scheduler's thread")
+        self._load = {"active": active, "waiting": waiting, "restarts": restarts}
 
     def text(self) -> bytes:
         """All of it, in Prometheus text format."""
+        session = self._session()
+        for name, gauge in self._load.items():
+            gauge.set(getattr(session.load, name) if session else 0)
+        for name, gauge in self._blocks.items():
+            gauge.clear()
+            for cache, use in session.cache_blocks().items() if session else ():
+                gauge.labels(cache).set(getattr(use, name))
         return generate_latest(self._registry)
 
-    def collect(self) -> Iterable[Metric]:
-        """The gauges; called by the registry."""
-        session = self._session()
-        load = session.load if session else None
-        for name, value, words in (
-            ("visitors", self._visitors(), "Visitors with a request"),
-            ("requests_active", load and load.active, "Requests that share the models now"),
-            ("requests_waiting", load and load.waiting, "Requests that wait to be admitted"),
-            ("engine_restarts", load and load.restarts, "Restarts of the scheduler's thread"),
-        ):
-            yield GaugeMetricFamily(f"specdemo_{name}", words, value or 0)
-        caches = session.cache_blocks() if session else {}
-        for what, words in (("used", "KV cache blocks in use"), ("limit", "Blocks there are")):
-            gauge = GaugeMetricFamily(f"specdemo_cache_blocks_{what}", words, labels=["cache"])
-            for name, use in caches.items():
-                if getattr(use, what) is not None:
-                    gauge.add_metric([name], getattr(use, what))
-            yield gauge
 
-
-class Record:
-    """Counts one request, an answer or one with a baseline, and logs a line for it.
-
-    `with` it around the request: `saw` every event. What leaves the block ends it, if `end` did
-    not.
-    """
+class Record(AbstractContextManager):
+    """Counts one request, an answer or one with a baseline, and logs a line for it: `with` it
+    around the request, `saw` every event. What leaves the block ends it, if `end` did not."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
         self._begun = time.monotonic()
         self._answered: float | None = None  # when the baseline began
-        self._tokens = {"answer": 0, "baseline": 0}
+        self._tokens = Counts(answer=0, baseline=0)
         self._ended = False
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        outcome = "cancelled"
         if isinstance(error, BadInput | Busy):
-            self.end("refused")
+            outcome = "refused"
         elif isinstance(error, Exception):
             self._metrics.errors.labels(type(error).__name__).inc()
-            self.end("error")
-        else:
-            self.end("cancelled")
+            outcome = "error"
+        self.end(outcome)
 
     def saw(self, event: Any) -> None:
         """Count a round or a baseline token. A Trace ends the record; others are ignored."""
@@ -134,15 +125,12 @@ class Record:
         if trace is not None:
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
             self._metrics.whole.observe(seconds)
-        prompt = trace.prompt_tokens if trace else "-"
-        log.info(
-            "%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, self._tokens, seconds
-        )
+        prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
+        said = "%s %s prompt=%s tokens=%s seconds=%.2f"
+        log.info(said, kind, outcome, prompt, tokens, seconds)
 
 
 def log_requests() -> None:
-    """Write a line for each request on standard error. SPECDEMO_LOG names a level but INFO."""
+    """Write a line for each request on standard error, at the level INFO or SPECDEMO_LOG."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    level = os.environ.get("SPECDEMO_LOG", "INFO").upper()
-    known = logging.getLevelNamesMapping()
-    logging.getLogger("specdemo").setLevel(known.get(level, logging.INFO))
+    logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -134,9 +135,10 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What one run comes to, or several added up (`combined`). `decoded` counts the tokens after
-    the first round, which comes from the prefill, in `decode_rounds`; seconds are those of
-    decoding. `examined` draft tokens were judged by the target: those after a rejection were not,
-    and count neither way (the alpha of Leviathan et al. section 3.1)."""
+    the first round, which comes from the prefill, in `decode_rounds`; seconds and joules (None
+    where they are not known) are those of decoding. `examined` draft tokens were judged by the
+    target: those after a rejection were not, and count neither way (the alpha of Leviathan et al.
+    section 3.1)."""
 
     tokens: int = 0
     rounds: int = 0
@@ -154,6 +156,8 @@ class Summary:
     baseline_decoded: int | None = 0
     baseline_decode_seconds: float | None = 0.0
     baseline_cpu_seconds: float | None = 0.0
+    joules: float | None = None
+    baseline_joules: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -208,6 +212,16 @@ def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
     """Every figure `by` sum, all 0 without items, or median_low; None where one is not known."""
     columns = zip(*map(dataclasses.astuple, items), strict=True)
     return Summary(*(None if None in column else by(column) for column in columns))
+
+
+def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
+    """(accepted, examined) of the first, second, ... draft token of a round, over all traces."""
+    accepted, examined = Counter[int](), Counter[int]()
+    for round_ in (round_ for trace in traces for round_ in trace.rounds):
+        corrected = round_.emitted is not None and round_.emitted.kind == "correction"
+        accepted.update(range(round_.accepted))
+        examined.update(range(round_.accepted + corrected))
+    return [(accepted[at], examined[at]) for at in range(len(examined))]
 
 
 def over(value: float | None, by: float | None) -> float | None:

@@ -70,8 +70,6 @@ class FakeSession(Answering):
             raise self.refusal
         if question.prompt is None and not question.instruction.strip():
             raise BadInput("The prompt is empty; write a question or a task.")
-        if self.limit is not None and self.active >= self.limit:
-            raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         self.prompts.append(question.prompt)
         self.settings.append(question.settings)
         return self._answer(question, question.stop or threading.Event())
@@ -80,6 +78,8 @@ class FakeSession(Answering):
         self, question: Question, stop: threading.Event
     ) -> Iterator[Round | BaselineToken | Trace]:
         settings, rounds = question.settings, []
+        if self.limit is not None and self.active >= self.limit:
+            raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         error = self.errors.pop(0) if self.errors else None
         pieces = self.text or [word + " " for word in question.instruction.split()]
         count = settings.max_new_tokens if self.text else min(len(pieces), settings.max_new_tokens)
@@ -168,19 +168,19 @@ def _running(server) -> Iterator[str]:
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
     from specdemo.serving.api import application
-    from specdemo.serving.backend import Engine, LocalBackend
+    from specdemo.serving.backend import LocalBackend
     from specdemo.serving.door import Server
     from specdemo.serving.options import ServeOptions
 
     options = ServeOptions(max_new_tokens=8)
-    backend = LocalBackend(load or (lambda report: Engine(session, loaded, options)))
+    backend = LocalBackend(options, load or (lambda *_: (session, loaded)))
     app = application(backend, options, key)
     loading = threading.Thread(target=backend.load, daemon=True)
     loading.start()
     if load is None:
         loading.join()
     with _running(Server(app, app.state.door, 5)) as url:
-        yield SimpleNamespace(url=url, backend=backend)
+        yield SimpleNamespace(url=url)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 import threading
 from collections.abc import Collection
@@ -13,10 +12,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import peers
+from specdemo.bench import energy, figures, peers
 from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import bench, page, summary_of
+from specdemo.bench.report import bench, page, summary_of, tables
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.settings import Settings
@@ -121,11 +120,41 @@ def test_stopping_ends_soon_with_a_report_of_the_finished_prompts():
     assert "No prompt was finished" in page(report)
 
 
-def test_page_draws_bars_and_loads_and_runs_nothing(report):
+def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
     html = page(report)
-    assert "Content-Security-Policy" in html and "&lt;img src=x onerror" in html
-    assert html.count('class="bar"') > 10
-    assert not re.search("<(script|img|link|iframe|object)|@import|url\\(", html)
+    assert html.count('class="plotly-graph-div"') == 4 and "default-src 'none'" in html
+    assert HOSTILE not in html
+    data = json.loads(as_json(report))
+    by_task, by_position, time_spent, by_peer = figures.all_figures(data)
+    total = data["details"]["total"]
+    assert by_task.data[0].y == tuple(data["summary"]["speedup_by_task"].values())
+    assert by_task.data[1].y == tuple(row["speedup"] for row in data["rows"])
+    assert by_task.data[0].x[1].startswith("&lt;/script&gt;&lt;script&gt;")
+    assert by_position.data[0].y == (total["accepted"] / total["examined"],)
+    drafting = time_spent.data[1].y[0]
+    assert drafting == pytest.approx(1e3 * total["draft_seconds"] / total["decoded"])
+    assert by_peer.data[0].y[-1] == data["peers"]["fake/speculative"]["tokens_per_s"]
+
+
+def test_a_machine_with_counters_gives_joules_past_a_wrap_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "ROOT", tmp_path)
+    per_token = {"autoregressive": None, "speculative": None}
+    assert report_of()["details"]["joules_per_token"] == per_token
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    files = {"name": "package-0\n", "max_energy_range_uj": "99999\n", "energy_uj": "0\n"}
+    for name, content in files.items():
+        (zone / name).write_text(content)
+
+    class Burning(FakeSession):
+        def race(self, *given, **options):
+            for at, event in enumerate(super().race(*given, **options)):
+                (zone / "energy_uj").write_text(f"{40_000 * at % 100_000}\n")
+                yield event
+
+    shown = {row[""]: row["is"] for row in tables(report_of(session=Burning()))["Summary"]}
+    for way in per_token:
+        assert shown[f"joules per token, {way}"] == pytest.approx(0.04)
 
 
 # Peers

@@ -243,19 +243,3 @@ def test_a_guard_of_twice_the_rounding_keeps_every_choice(kind, data, seed, draf
 def test_without_the_guard_close_choices_flip(kind, options):
     pairs = [with_and_without_rounding(kind, options, seed, False) for seed in range(20)]
     assert any(answer != truth for answer, truth in pairs)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seeds)
-def test_a_guard_runs_again_only_what_is_close(seed):
-    table = table_of(seed)
-    logits = toy.logits_of(table)
-    least = min(logits.margin(at) for at in range(len(logits.rows)))
-    limits = decode.Limits(20, 100)
-    models = [RoundingModel(table, 0.0, seed) for _ in range(2)]
-    for model, margin in zip(models, (least / 2, 100.0), strict=True):
-        decoding = toy.decoding(table, PROMPT, limits, guard=Guard(margin))
-        rounds, _ = toy.drive(decoding, {"target": model})
-        assert toy.answer_ids(rounds) == autoregressive(table, limits)
-    assert models[0].batches == [[1]] * 19, "every choice was clear"
-    assert len(models[1].batches) > 19

@@ -261,9 +261,8 @@ def test_a_server_that_strangers_share_learns_only_if_its_owner_says_so(
     session = Mock()
     monkeypatch.setattr("specdemo.models.load.load_pair", Mock())
     monkeypatch.setattr("specdemo.session.Session", session)
-    monkeypatch.setattr(backend, "Engine", Mock())
     chosen = options.ServeOptions("embedded", shared=shared, learn_ngrams=asked)
-    options.open_engine(chosen, print, None)
+    backend.open_pair(chosen, print)
     assert session.call_args.kwargs["learn"] is learns
 
 

@@ -4,9 +4,10 @@ and the endpoints under load. A FakeSession answers."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -24,7 +25,7 @@ from specdemo.errors import (
     RequestFailed,
 )
 from specdemo.metrics import Metrics
-from specdemo.serving.load import Crowd, ask
+from specdemo.serving.load import ask, level
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import choice, runs
 from specdemo.ui.service import (
@@ -250,7 +251,8 @@ def test_visitors_at_once_each_get_their_own_words_and_nobody_elses(served):
 
     def visit(number: int) -> tuple[str, str]:
         words = " ".join(f"visitor{number}word{at}" for at in range(12))
-        return words, ask(client, url, words, 20, threading.Event()).text.strip()
+        [*_, last] = ask(client, url, words, 20)
+        return words, last["text"].strip()
 
     with ThreadPoolExecutor(10) as pool, httpx.Client(timeout=60) as client:
         for words, got in pool.map(visit, range(20)):
@@ -273,13 +275,14 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
 def test_a_lost_connection_frees_the_request(served, monkeypatch):
     url, session, service = served
     monkeypatch.setattr(session, "delay", 0.05)
-    with httpx.Client(timeout=60) as client:
-        assert not ask(client, url, "word " * 400, 400, threading.Event(), leave_after=2).text
+    with httpx.Client() as client, closing(ask(client, url, "word " * 400, 400)) as pieces:
+        next(pieces)
     until(lambda: session.active == service.gate.visitors == 0)
     assert session.rounds_made < 400
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):
-    level, errors = Crowd(served[0], ["one two three four five"], 20).level(3, 1.0)
-    assert level["visitors"] == 3 and errors == []
-    assert level["tokens_per_s"] > 5 and 0 < level["ttft_p50_s"] <= level["ttft_p95_s"]
+    questions = itertools.repeat("one two three four five")
+    figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
+    assert figures["visitors"] == 3 and errors == []
+    assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]

@@ -17,15 +17,27 @@ from time import perf_counter
 from typing import Any
 
 from specdemo import __version__
+from specdemo.bench.energy import Meter
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
+from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.machine import describe
 from specdemo.models.progress import Progress
 from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.terminal import Table, text, where
-from specdemo.trace import PairInfo, Summary, Trace, as_json, combined, over, summarize
+from specdemo.trace import (
+    BaselineToken,
+    PairInfo,
+    Summary,
+    Trace,
+    acceptance_by_position,
+    as_json,
+    combined,
+    over,
+    summarize,
+)
 
 PILOT_PROMPTS = 3
 """Answered by every variant of a peer; the fastest then answers all prompts."""
@@ -33,8 +45,7 @@ PILOT_PROMPTS = 3
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 
 PACKAGES = "openvino openvino-genai openvino-tokenizers tokenizers numpy torch transformers".split()
-BARS = ("speedup", "milliseconds", "tokens_per_s")
-"""Columns that the page draws as bars."""
+WAYS = ("autoregressive", "speculative")
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,7 @@ def bench(
     rows: list[dict[str, Any]] = []
     figures: list[Summary] = []
     ours: list[tuple[int, ...]] = []
+    raced: list[Trace] = []
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
     report = {**Measurement.here(session, settings), "rows": rows}
     answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
@@ -88,19 +100,19 @@ def bench(
     answers = {peer: [] for peer in answers}
     for done, prompt in enumerate(prompts, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
-        traces = []
         try:
-            for _ in range(repeats):
-                *_, trace = session.race(prompt.instruction, settings, stop=stop)
-                traces.append(trace)
+            races = [_race(session, prompt.instruction, settings, stop) for _ in range(repeats)]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue
+        traces, measured = zip(*races, strict=True)
+        trace = traces[-1]
         if trace.identical is None:
             break
         report["pair"] = trace.pair
         ours.append(trace.token_ids)
-        figures.append(combined(map(summarize, traces), median_low))
+        raced += traces
+        figures.append(combined(measured, median_low))
         rows.append(row_of(prompt, traces, figures[-1]))
         if not rows[-1]["identical"]:
             parted = [where(trace.difference) for trace in traces if not trace.identical]
@@ -112,9 +124,31 @@ def bench(
             answers = _fastest(answers)
     report["summary"] = summary_of(rows, figures)
     report["peers"] = _peers(_fastest(answers), ours, settings)
-    details |= {"stopped": stop.is_set(), "total": combined(figures)}
+    details |= {"stopped": stop.is_set(), **_sums(raced, figures)}
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     yield report | {"details": details | {"seconds": perf_counter() - since}}
+
+
+def _race(
+    session: Session, instruction: str, settings: Settings, stop: threading.Event
+) -> tuple[Trace, Summary]:
+    """The trace of a race, and its figures with the joules from first to last token of each way."""
+    meter, read = Meter(), {Round: [], BaselineToken: [], Trace: []}
+    for event in session.race(instruction, settings, stop=stop):
+        read[type(event)].append(meter.joules())
+    spent = [one[-1] - one[0] if one and one[0] is not None else None for one in read.values()]
+    return event, replace(summarize(event), joules=spent[0], baseline_joules=spent[1])
+
+
+def _sums(traces: Sequence[Trace], figures: Sequence[Summary]) -> dict[str, Any]:
+    """What the traces, and the figures of the rows, come to beyond the summary."""
+    total = combined(figures)
+    joules = {
+        "autoregressive": over(total.baseline_joules, total.baseline_decoded),
+        "speculative": over(total.joules, total.decoded),
+    }
+    positions = acceptance_by_position(traces)
+    return {"total": total, "joules_per_token": joules, "positions": positions}
 
 
 def _ask(
@@ -209,17 +243,12 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     """A report as tables by their titles, the most important one first."""
     data = json.loads(as_json(report))
     summary, details = data["summary"], data["details"]
-    total, cpu = details["total"], summary.pop("cpu_seconds_per_token")
-    by_task = summary.pop("speedup_by_task").items()
-    summary |= {f"cpu seconds per token, {way}": seconds for way, seconds in cpu.items()}
-    ways = ("autoregressive", "speculative")
-    spent = {f"{way} decoding": over(1.0, summary[f"{way}_tokens_per_s"]) for way in ways}
-    parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}
-    for name, part in parts.items():
-        spent[name] = over(total[f"{part}_seconds"], total["decoded"])
+    cpu, by_task = summary.pop("cpu_seconds_per_token"), summary.pop("speedup_by_task").items()
+    summary |= {f"cpu seconds per token, {way}": cpu[way] for way in WAYS}
+    summary |= {f"joules per token, {way}": details["joules_per_token"][way] for way in WAYS}
     own = {"settings": {}, "identical": None}
     ours = {
-        f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in ways
+        f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in WAYS
     }
     peers = ours | data["peers"] if data["peers"] else {}
     facts = {"machine": data["machine"]}
@@ -230,7 +259,7 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
         "Summary": [{"": name.replace("_", " "), "is": value} for name, value in summary.items()],
         "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
         "Time of a token": [
-            {"": name, "milliseconds": seconds and 1e3 * seconds} for name, seconds in spent.items()
+            {"": name, "milliseconds": spent} for name, spent in token_milliseconds(data).items()
         ],
         "Other engines on the same files": [
             {"": name, **peer, "settings": _listed(peer["settings"])}
@@ -242,13 +271,30 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     }
 
 
+def token_milliseconds(data: dict[str, Any]) -> dict[str, float | None]:
+    """Where the time of a token goes, from a report as JSON has it."""
+    summary, total = data["summary"], data["details"]["total"]
+    spent = {f"{way} decoding": over(1e3, summary[f"{way}_tokens_per_s"]) for way in WAYS}
+    parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}
+    for name, part in parts.items():
+        spent[name] = over(1e3 * total[f"{part}_seconds"], total["decoded"])
+    return spent
+
+
 def page(report: dict[str, Any]) -> str:
-    """One self-contained HTML page. Everything is escaped."""
+    """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
+    plotly's own output is escaped."""
     from jinja2 import Template
+    from plotly.offline import get_plotlyjs
+
+    from specdemo.bench.figures import all_figures
 
     source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    names = {"tables": tables(report), "bars": BARS, "text": text}
-    return Template(source, autoescape=True).render(report, **names)
+    data = json.loads(as_json(report))
+    look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
+    figures = [figure.to_html(**look) for figure in all_figures(data)]
+    names = {"tables": tables(data), "figures": figures, "text": text, "plotlyjs": get_plotlyjs()}
+    return Template(source, autoescape=True).render(data, **names)
 
 
 def _listed(values: dict[str, Any]) -> str:

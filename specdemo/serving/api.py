@@ -1,8 +1,5 @@
-"""The API that OpenAI's clients speak, over any Backend: models, chat completions, completions.
-
-Beside it /health, /metrics and /openapi.json. docs/reference/api.md is its description. Generates
-nothing itself.
-"""
+"""The API that OpenAI's clients speak, over either backend; beside it /health, /metrics and
+/openapi.json. docs/reference/api.md is its description. Generates nothing itself."""
 
 from __future__ import annotations
 
@@ -12,43 +9,34 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from specdemo import __version__
-from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed, SpecdemoError
+from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend
-from specdemo.serving.door import Door, error_body, has_key
+from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend, ReplicaBackend
+from specdemo.serving.door import Door, has_key, refusal
 from specdemo.serving.options import ServeOptions
-from specdemo.serving.replicas import ReplicaBackend
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.trace import Trace, summarize, to_json
 
 log = logging.getLogger(__name__)
 
-CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
-RETRY_SECONDS = {429: "1", 503: "5"}
-FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-PING_LINE = b": nothing new\n\n"
+Backend = LocalBackend | ReplicaBackend
 
 
-def application(
-    backend: LocalBackend | ReplicaBackend, options: ServeOptions, key: str | None
-) -> FastAPI:
+def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
     """The endpoints, behind the Door in `state.door`. `key`, unless None, must come with every
-    request but /openapi.json; /health then tells its status alone.
-
-    Where a key is needed, a page of another site can do nothing, whatever name it reaches the
-    server by.
-    """
+    request but /openapi.json; /health then tells its status alone."""
+    # A page of another site has no key, whatever name it reaches the server by.
     names = ("*",) if key else (options.host, *options.allowed_host)
     door = Door(names, options.allow_origin)
 
@@ -71,8 +59,8 @@ def application(
         ),
     )
     app.state.door = door
-    scheme = HTTPBearer(auto_error=False)  # for the description
-    guarded = [Depends(scheme), Depends(require_key)] if key else []
+    bearer = Depends(HTTPBearer(auto_error=False))  # for the description
+    guarded = [bearer, Depends(require_key)] if key else []
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -82,7 +70,7 @@ def application(
 
     @app.get("/metrics", dependencies=guarded)
     async def metrics() -> Response:
-        return PlainTextResponse(await backend.metrics(), media_type=CONTENT_TYPE)
+        return Response(await backend.metrics(), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
@@ -96,120 +84,82 @@ def application(
             raise BadInput(f"{message} `{model['id']}`.", "model", "model_not_found")
         return model
 
-    async def answer(asked: CommonRequest, request: Request) -> Response:
-        form, text = Form(asked, await model_named(asked.model)), ""
-        events = backend.answer(asked)
-        if not asked.stream:
-            async with aclosing(events):
-                async for event in events:
-                    if await request.is_disconnected():
-                        raise HTTPException(499, "The client closed its connection.")
-                    if event is not None:
-                        text, last = text + event.text, event
-            return JSONResponse(form.whole(text, last))
-        # What is refused is refused before the stream begins.
-        async for first in events:
-            if first is not None:
-                break
-        pieces = server_sent(form, first, events)
-        return StreamingResponse(
-            pieces,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-            media_type="text/event-stream",
-            background=BackgroundTask(pieces.aclose),
-        )
-
     @app.post("/v1/chat/completions", dependencies=guarded)
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        return await answer(asked, request)
+        return await answer(backend, asked, await model_named(asked.model), request)
 
     @app.post("/v1/completions", dependencies=guarded)
     async def completion(asked: CompletionRequest, request: Request) -> Response:
-        return await answer(asked, request)
+        return await answer(backend, asked, await model_named(asked.model), request)
 
     return app
 
 
-def refusal(error: Exception) -> JSONResponse:
-    """What a client is told of an exception; an unforeseen one is only named."""
-    status, headers, param, code = 500, None, None, None
-    message = f"The server had an error while processing your request ({type(error).__name__})."
-    if isinstance(error, RequestValidationError):
-        error = _first_finding(error)
-    if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, error.detail, error.headers
-        code = "invalid_api_key" if status == 401 else None
-    elif isinstance(error, BadInput):
-        message, param, code = str(error), error.param, error.code or "invalid_value"
-        status = 404 if code == "model_not_found" else 400
-    elif isinstance(error, Busy | CacheFull | RequestFailed):
-        status, message, code = error.http_status, str(error), CODES[error.http_status]
-        headers = {"Retry-After": RETRY_SECONDS[status]} if status in RETRY_SECONDS else None
-    return JSONResponse(error_body(status, message, param, code), status, headers)
-
-
-def _first_finding(error: RequestValidationError) -> BadInput:
-    finding = error.errors()[0]
-    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
-        return cause
-    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
-    where = ".".join(place)[:100] or "The body"
-    code = FINDINGS.get(finding["type"])
-    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
+async def answer(
+    backend: Backend, asked: CommonRequest, model: dict[str, Any], request: Request
+) -> Response:
+    """The answer as the request wants it, whole or as a stream."""
+    form, text = Form(asked, model), ""
+    async with AsyncExitStack() as stack:
+        events = await stack.enter_async_context(aclosing(backend.answer(asked)))
+        async for event in events:
+            if await request.is_disconnected():
+                raise HTTPException(499, "The client closed its connection.")
+            if asked.stream and event.what is not None:  # it was not refused
+                return StreamingResponse(
+                    server_sent(form, event, events),
+                    headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+                    media_type="text/event-stream",
+                    background=BackgroundTask(stack.pop_all().aclose),
+                )
+            text += event.text
+    return JSONResponse(form.whole(text, event.what))
 
 
 class Form:
     """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
-        self._chat = isinstance(asked, ChatRequest)
-        self._wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        self._extension = asked.extension
+        self._asked, self._chat = asked, isinstance(asked, ChatRequest)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if self._chat else "text_completion",
             "created": int(time.time()),
             "model": model["id"],
-            "system_fingerprint": model["target_revision"] or None,
         }
 
-    def whole(self, text: str, last: Event) -> dict[str, Any]:
+    def whole(self, text: str, trace: Trace) -> dict[str, Any]:
         """The answer without streaming."""
-        said = {"text": text}
-        if self._chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        more = {"usage": _usage(last.what), "speculative": self._figures(last.what)}
-        return self._written(said, last.reason, more)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        said = {"message": message} if self._chat else {"text": text}
+        return {**self._written(said, trace), "usage": _usage(trace)}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """What is sent for an event: some have text, all are sent if rounds were asked for."""
-        what, more = event.what, {}
-        if isinstance(what, Trace):
-            more = {"speculative": self._figures(what)}
-        elif self._extension.rounds:
+        what, told = event.what, {}
+        begins, ends = isinstance(what, int), isinstance(what, Trace)
+        if self._asked.extension.rounds and not ends:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
-            told = what if isinstance(what, int) else dataclasses.asdict(what)
-            more = {"speculative": {name: told}}
-        if not (event.text or more or isinstance(what, int)):
+            told = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
+        if not (event.text or told or begins or ends):
             return
-        said = {"text": event.text}
+        said, head = {"text": event.text}, self._head
         if self._chat:
-            role = {"role": "assistant"} if isinstance(what, int) else {}
+            role = {"role": "assistant"} if begins else {}
             said = {"delta": {**role, "content": event.text}}
-            more["object"] = "chat.completion.chunk"
-        yield self._written(said, event.reason or None, more)
-        if isinstance(what, Trace) and self._wants_usage:
-            yield {**self._head, **more, "choices": [], "usage": _usage(what)}
+            head = {**head, "object": "chat.completion.chunk"}
+        yield {**self._written(said, what), **head, **told}
+        options = self._asked.stream_options
+        if ends and options and options.include_usage:
+            yield {**head, "choices": [], "usage": _usage(what)}
 
-    def _written(self, said: dict, reason: str | None, more: dict) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
-        return {**self._head, "choices": [choice], **more}
-
-    def _figures(self, trace: Trace) -> dict[str, Any]:
-        """What speculation did for this answer, with the trace if asked for. Times in seconds,
-        rates in tokens a second; `certified` None: not asked for."""
-        summary = summarize(trace)
-        found = {
+    def _written(self, said: dict, what: Any) -> dict[str, Any]:
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
+        if not isinstance(what, Trace):
+            return {**self._head, "choices": [choice]}
+        choice["finish_reason"] = {"context": "length"}.get(what.finish_reason, what.finish_reason)
+        summary = summarize(what)
+        figures = {
             "acceptance_rate": summary.acceptance_rate,
             "rounds": summary.rounds,
             "tokens": summary.tokens,
@@ -217,14 +167,16 @@ class Form:
             "draft_tokens": summary.drafted,
             "accepted_tokens": summary.accepted,
             "time_to_first_token_s": summary.time_to_first_token,
-            "prefill_s": trace.prefill_seconds,
+            "prefill_s": what.prefill_seconds,
             "decode_s": summary.decode_seconds,
             "draft_s": summary.draft_seconds,
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
-            "certified": trace.certificate.certified if trace.certificate else None,
+            "certified": what.certificate and what.certificate.certified,
         }
-        return {**found, "trace": json.loads(to_json(trace))} if self._extension.trace else found
+        if self._asked.extension.trace:
+            figures["trace"] = json.loads(to_json(what))
+        return {**self._head, "choices": [choice], "speculative": figures}
 
 
 def _usage(trace: Trace) -> dict[str, int]:
@@ -233,17 +185,19 @@ def _usage(trace: Trace) -> dict[str, int]:
 
 
 async def server_sent(
-    form: Form, event: Event | None, events: AsyncIterator[Event | None]
+    form: Form, event: Event, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error in the middle is one too, and
-    the last. Where there is no event a comment is sent: its reader may want to stop, and looks up
+    the last. Where nothing happens a comment is sent: its reader may want to stop, and looks up
     only when something comes."""
     try:
         while True:
-            for chunk in form.chunks(event) if event else ():
-                yield f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n".encode()
-            if event is None:
-                yield PING_LINE
+            if event.what is None:
+                yield b": nothing new\n\n"
+            else:
+                for chunk in form.chunks(event):
+                    text = json.dumps(chunk, ensure_ascii=False, allow_nan=False)
+                    yield f"data: {text}\n\n".encode()
             event = await anext(events)
     except StopAsyncIteration:
         yield b"data: [DONE]\n\n"
@@ -251,5 +205,3 @@ async def server_sent(
         if not isinstance(error, SpecdemoError):
             log.error("A request failed.", exc_info=error)
         yield b"data: %b\n\n" % refusal(error).body
-    finally:
-        await events.aclose()

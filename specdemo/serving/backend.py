@@ -1,6 +1,8 @@
-"""Answers requests with a session in this process: prompts, stop strings, events for asyncio.
+"""Answers requests: with a session in this process (prompts, stop strings, events for asyncio), or
+with replicas, asking another one when one dies.
 
-Knows nothing of HTTP. Events are plain data that can be sent to another process (see `replicas`).
+Knows nothing of HTTP, and of Ray's handle only what its failures look like. Events are plain data
+that can be sent to another process.
 """
 
 from __future__ import annotations
@@ -9,18 +11,23 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from specdemo.answering import Question
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
-from specdemo.models.templates import Message
 from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.settings import MAX_NEW_TOKENS, require_loaded
 from specdemo.trace import BaselineToken, Trace
@@ -32,8 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOADING_FAILED = "The model could not be loaded:"
-PING = 0.25  # seconds without an event after which None is yielded in its place
+ATTEMPTS = 5  # replicas that a request which has not begun is sent to, one after another
+START_SECONDS = 60.0  # how long a request may wait for a replica to begin
+PING = 0.25  # seconds
 
 EVENT_KINDS = {
     "prompt_tokens": int,
@@ -52,47 +60,68 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a request: the tokens of its prompt once it is accepted, then what its
-    session yields, the Trace last. `text` is certain to be part of the answer; `reason` is why it
-    ended: "stop", "length" or "cancelled"."""
+    """What happens to a request: the tokens of its prompt, what its session yields, the Trace last,
+    None after PING seconds without an event. `text` is certain to be part of the answer."""
 
-    what: int | Waiting | Round | BaselineToken | Trace
+    what: int | Waiting | Round | BaselineToken | Trace | None
     text: str = ""
-    reason: str = ""
 
 
-class StopText:
-    """Lets text through up to the first stop string; holds back what may be the start of one."""
-
-    def __init__(self, strings: tuple[str, ...]):
-        self._strings = strings
-        self._starts = {string[:size] for string in strings for size in range(1, len(string))}
-        self.held = ""
-        self.found = False
-
-    def push(self, text: str) -> str:
-        """What of the text so far is certain and new; "" once a string was `found`."""
-        if self.found:
-            return ""
-        text = self.held + text
-        places = [at for string in self._strings if (at := text.find(string)) >= 0]
-        if places:
-            self.found, self.held = True, ""
-            return text[: min(places)]
-        ends = (text[at:] for at in range(len(text)))
-        self.held = next((end for end in ends if end in self._starts), "")
-        return text[: len(text) - len(self.held)]
+def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+    """How much of an answer so far is certain, in characters, and whether a stop string ends it:
+    what may be the start of one is held back."""
+    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if places:
+        return min(places), True
+    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return len(text) - max(starts, default=0), False
 
 
-class Engine:
-    """A session with its tokenizer and template. `model` is its entry in /v1/models."""
+def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
+    """Fetch what is missing of the pair, compile it, and return its session, ready for full
+    speed."""
+    from specdemo.models.load import load_pair
+    from specdemo.models.registry import chosen_pair
+    from specdemo.session import Session
 
-    def __init__(self, session: Session, loaded: LoadedPair, options: ServeOptions):
-        self.session = session
-        self._template, self._tokenizer = loaded.template, loaded.tokenizer
-        self._numerics = ("exact",) if options.strangers else ("exact", "fast")
-        info, limit = session.info, session.context_limit
-        self.model = {
+    loaded = load_pair(
+        chosen_pair(options), choice=options, progress=lambda progress: report(progress.line)
+    )
+    report("Compiling the models for this processor")
+    session = Session(
+        loaded,
+        threads=options.cpus_per_replica,
+        active=options.ongoing,
+        waiting=options.waiting,
+        cache_mb=options.cache_mb,
+        learn=options.learn,
+    )
+    session.prepare()
+    return session, loaded
+
+
+class LocalBackend:
+    """One pair in this process. Until `load` has opened it every request raises NotReady; what its
+    session's queue does not take raises Busy."""
+
+    def __init__(self, options: ServeOptions, opener: Callable = open_pair):
+        self._options, self._opener = options, opener
+        self._session: Session | None = None
+        self._line = "The model is being loaded"
+        self._stops: set[threading.Event] = set()  # of requests in threads that may be ending
+        self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
+        self.failed: str | None = None
+
+    def load(self) -> None:
+        """Load now. A failure is what every request gets from then on; it is not raised here."""
+        try:
+            session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
+        except Exception as error:
+            log.error("The model cannot be loaded.", exc_info=error)
+            self.failed = f"The model could not be loaded: {error}"
+            return
+        info, context = session.info, session.context_limit
+        self._model = {
             "id": info.target,
             "object": "model",
             "created": int(time.time()),
@@ -101,183 +130,207 @@ class Engine:
             "draft": info.draft,
             "target_revision": info.target_revision,
             "draft_revision": info.draft_revision,
-            "context_length": limit,
-            "max_answer_tokens": min(MAX_NEW_TOKENS, limit - 1),
-            "vocabulary_size": loaded.tokenizer.vocabulary_size,
+            "context_length": context,
+            "max_answer_tokens": min(MAX_NEW_TOKENS, context - 1),
+            "vocabulary_size": self._loaded.tokenizer.vocabulary_size,
             "numerics_found": info.numerics_found,
         }
-        self._default_limit = min(options.max_new_tokens, self.model["max_answer_tokens"])
-
-    def answer(
-        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
-    ) -> None:
-        """Ask the session and `emit` the events. Setting `stop` ends it within a round. Raises
-        BadInput or Busy before the first event."""
-        size, question = self._question(asked, stop, lambda waiting: emit(Event(waiting)))
-        text = StopText(asked.stops)
-        with closing(self.session.ask(question)) as events:
-            emit(Event(size))
-            for event in events:
-                if isinstance(event, Round):
-                    certain = text.push("".join(token.text for token in event.tokens))
-                    if text.found:
-                        stop.set()
-                    emit(Event(event, certain))
-                elif isinstance(event, Trace):
-                    reason = "stop" if text.found else event.finish_reason
-                    reason = "length" if reason == "context" else reason
-                    emit(Event(event, text.held, reason))
-                else:
-                    emit(Event(event))
-
-    def _question(
-        self, asked: CommonRequest, stop: threading.Event, on_wait: Callable[[Waiting], None]
-    ) -> tuple[int, Question]:
-        """The prompt's length in tokens, and what to ask the session."""
-        settings = asked.settings(self._default_limit)
-        require_loaded(settings, self._numerics, "speculative.numerics")
-        longest, context = self.model["max_answer_tokens"], self.model["context_length"]
-        if settings.max_new_tokens > longest:
-            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
-        prompt, title = self._prompt(asked)
-        if len(prompt) >= context:
-            raise BadInput(
-                f"This model's maximum context length is {context} tokens. However, your prompt "
-                f"has {len(prompt)} tokens. Please reduce its length.",
-                "messages" if isinstance(asked, ChatRequest) else "prompt",
-                "context_length_exceeded",
-            )
-        extras = asked.extension
-        # A race answers its instruction, which is all of the prompt.
-        ids = None if extras.baseline else prompt
-        asks = Question(title, settings, ids, extras.certify, extras.baseline, stop, on_wait)
-        return len(prompt), asks
-
-    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the `instruction` of its trace: the last message."""
-        tokenizer = self._tokenizer
-        if isinstance(asked, ChatRequest):
-            roles = {"developer": "system"}
-            turns = [Message(roles.get(one.role, one.role), one.text) for one in asked.messages]
-            return tuple(self._template.render_chat(turns, tokenizer)), turns[-1].content
-        if isinstance(asked.prompt, str):
-            ids, text = tokenizer.encode(asked.prompt, special=False, bos=True), asked.prompt
-        else:
-            ids, last = asked.prompt, tokenizer.vocabulary_size - 1
-            if not all(0 <= id <= last for id in ids):
-                raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-            text = tokenizer.decode(ids)
-        if not ids:
-            raise BadInput("The prompt is empty; it needs at least one token.", "prompt")
-        return tuple(ids), text
-
-
-class LocalBackend:
-    """One engine in this process. `load` makes it; until then every request raises NotReady.
-
-    A request that the session cannot take on raises Busy: its queue is the only limit.
-    """
-
-    def __init__(self, load: Callable[[Callable[[str], None]], Engine]):
-        self._load = load
-        self._engine: Engine | None = None
-        self.failed: str | None = None
-        self._line = "The model is being loaded"
-        self._stops: set[threading.Event] = set()
-        self._metrics = Metrics(
-            lambda: self._engine and self._engine.session, lambda: len(self._stops)
-        )
-
-    def load(self) -> None:
-        """Load now. A failure is what every request gets from then on; it is not raised here."""
-        try:
-            self._engine = self._load(partial(setattr, self, "_line"))
-        except Exception as error:
-            log.error("The model cannot be loaded.", exc_info=error)
-            self.failed = str(error)
+        self._session = session
 
     def close(self) -> None:
         """Stop every answer and release the models."""
         for stop in list(self._stops):
             stop.set()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.session.close()
-
-    @property
-    def in_flight(self) -> int:
-        """Requests at work or waiting, in threads that may be ending."""
-        return len(self._stops)
-
-    def ready_engine(self) -> Engine:
-        """The engine. Raises NotReady."""
-        if self.failed is not None:
-            raise NotReady(f"{LOADING_FAILED} {self.failed}")
-        if self._engine is None:
-            raise NotReady(f"The model is not ready yet: {self._line.rstrip('.')}.")
-        return self._engine
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     async def model(self) -> dict[str, Any]:
-        return self.ready_engine().model
+        """The model's entry in /v1/models. Raises NotReady."""
+        if self.failed is None and self._session:
+            return self._model
+        raise NotReady(self.failed or f"The model is not ready yet: {self._line.rstrip('.')}.")
 
     async def health(self) -> dict[str, Any]:
         """`status` ("ready", "loading" or "failed"), `replicas` and `in_flight`, for JSON."""
-        status = "failed" if self.failed else "ready" if self._engine else "loading"
-        found = {"status": status, "replicas": int(status == "ready"), "in_flight": self.in_flight}
-        return found if status == "ready" else {**found, "detail": self.failed or self._line}
+        status = "failed" if self.failed else "ready" if self._session else "loading"
+        found = {"replicas": 1} if status == "ready" else {"detail": self.failed or self._line}
+        return {"status": status, "replicas": 0, "in_flight": len(self._stops), **found}
 
     async def metrics(self) -> str:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | None]:
-        """The events of an answer, and None where none came for PING seconds. Closing it ends the
-        answer within a round.
-
-        Raises BadInput or Busy before the first event, RequestFailed later. The session runs in a
-        thread of its own.
-        """
-        engine = self.ready_engine()
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+        """The events of an answer, made in a thread of its own. Closing it ends that within a
+        round. Raises BadInput or Busy before the first event, RequestFailed later."""
+        await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
-        def put(item: Event | BaseException | None) -> None:
-            try:
+        def put(item: Event | BaseException) -> None:
+            with suppress(RuntimeError):  # the loop has closed: nobody reads
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
-            except RuntimeError:  # the loop has closed: nobody reads
-                stop.set()
 
         def run() -> None:
-            end = None
             try:
-                engine.answer(asked, stop, put)
+                with Record(self._metrics) as record:
+                    for event in self._events(asked, stop, put):
+                        record.saw(event.what)
+                        put(event)
             except BaseException as error:
-                end = error
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
-            self._stops.discard(stop)
-            put(end)
+                put(error)
+            finally:
+                self._stops.discard(stop)
 
         self._stops.add(stop)
         threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
         try:
-            with Record(self._metrics) as record:
-                while True:
-                    try:
-                        async with asyncio.timeout(PING):
-                            event = await arrived.get()
-                    except TimeoutError:
-                        yield None
-                        continue
-                    if event is None:
-                        return
-                    if isinstance(event, BaseException):
-                        raise event
-                    if event.reason:
-                        record.end(event.reason, event.what)
-                    if event.reason == "cancelled":
-                        raise RequestFailed("The answer was cut off: the server is being stopped.")
-                    record.saw(event.what)
-                    yield event
+            while True:
+                try:
+                    async with asyncio.timeout(PING):
+                        event = await arrived.get()
+                except TimeoutError:
+                    event = Event(None)
+                if isinstance(event, BaseException):
+                    raise event
+                ended = isinstance(event.what, Trace)
+                if ended and event.what.finish_reason == "cancelled":
+                    raise RequestFailed("The answer was cut off: the server is being stopped.")
+                yield event
+                if ended:
+                    return
         finally:
             stop.set()
+
+    def _events(
+        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
+    ) -> Iterator[Event]:
+        """Asks the session; while it waits, that is emitted. Setting `stop` ends it within a
+        round. Raises BadInput or Busy before the first event."""
+        longest, extras = self._model["max_answer_tokens"], asked.extension
+        settings = asked.settings(min(self._options.max_new_tokens, longest))
+        numerics = ("exact",) if self._options.strangers else ("exact", "fast")
+        require_loaded(settings, numerics, "speculative.numerics")
+        if settings.max_new_tokens > longest:
+            raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
+        prompt, title = self._prompt(asked)
+        question = Question(
+            title,
+            settings,
+            None if extras.baseline else prompt,  # a race answers its instruction
+            extras.certify,
+            extras.baseline,
+            stop,
+            on_wait=lambda waiting: emit(Event(waiting)),
+        )
+        text, sent, found = "", 0, False
+        with closing(self._session.ask(question)) as events:
+            first = next(events)
+            yield Event(len(prompt))
+            for event in chain([first], events):
+                new = ""
+                if isinstance(event, Round) and not found:
+                    text += "".join(token.text for token in event.tokens)
+                    end, found = certain(text, asked.stops)
+                    new, sent = text[sent:end], end
+                    if found:
+                        stop.set()
+                elif isinstance(event, Trace) and found:
+                    event = replace(event, finish_reason="stop")
+                elif isinstance(event, Trace):
+                    new = text[sent:]
+                yield Event(event, new)
+
+    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
+        """The prompt's ids, and the `instruction` of its trace: the last message."""
+        tokenizer = self._loaded.tokenizer
+        if isinstance(asked, ChatRequest):
+            turns = [one.turn() for one in asked.messages]
+            ids = self._loaded.template.render_chat(turns, tokenizer)
+            return tuple(ids), turns[-1].content
+        if isinstance(asked.prompt, str):
+            return tuple(tokenizer.encode(asked.prompt, special=False, bos=True)), asked.prompt
+        last = tokenizer.vocabulary_size - 1
+        if not all(0 <= id <= last for id in asked.prompt):
+            raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
+        return tuple(asked.prompt), tokenizer.decode(asked.prompt)
+
+
+class ReplicaBackend:
+    """`engine` is a handle of Ray Serve: `options`, `METHOD.remote`, `broadcast`. Its calls raise:
+    a replica `died`, the queue is `full`, there is `none` to ask."""
+
+    def __init__(self, engine: Any, died: type, full: type, none: tuple[type, ...]):
+        self._engine, self._stream = engine, engine.options(stream=True)
+        self._died, self._full, self._none = died, full, (TimeoutError, *none)
+        self._model: dict[str, Any] | None = None
+
+    async def model(self) -> dict[str, Any]:
+        if self._model is None:
+            reports = await self._reports()
+            if not reports:
+                raise NotReady("No replica is ready yet; the model is being loaded.")
+            self._model = reports[0]["model"]
+        return self._model
+
+    async def health(self) -> dict[str, Any]:
+        reports = await self._reports()
+        in_flight = sum(one["in_flight"] for one in reports)
+        status = "ready" if reports else "loading"
+        return {"status": status, "replicas": len(reports), "in_flight": in_flight}
+
+    async def metrics(self) -> str:
+        """As one text; each sample has the label `replica`."""
+        found: dict[str, Metric] = {}
+        for report in await self._reports():
+            for family in text_string_to_metric_families(report["metrics"]):
+                new = Metric(family.name, family.documentation, family.type)
+                one = found.setdefault(family.name, new)
+                for sample in family.samples:
+                    labels = {**sample.labels, "replica": report["replica"]}
+                    one.add_sample(sample.name, labels, sample.value)
+        return generate_latest(SimpleNamespace(collect=found.values)).decode()
+
+    async def _reports(self) -> list[dict[str, Any]]:
+        """What every running replica reports (`deployment.EngineReplica.report`). All are asked,
+        not one: a full replica would let the question wait."""
+        try:
+            asked = self._engine.broadcast("report")
+            told = await asked.results_async(timeout_s=5.0, return_exceptions=True)
+        except self._none:
+            return []
+        return [one for one in told if isinstance(one, dict)]
+
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+        """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
+        begun = False
+        for _ in range(ATTEMPTS):
+            response = self._stream.answer.remote(asked)
+            try:
+                event = await asyncio.wait_for(anext(response), START_SECONDS)
+                while True:
+                    if isinstance(event, Exception):
+                        raise event
+                    begun = begun or not isinstance(event.what, int | Waiting | None)
+                    yield event
+                    if isinstance(event.what, Trace):
+                        return
+                    event = await anext(response)
+            except StopAsyncIteration:
+                raise RequestFailed("The replica ended without an answer.") from None
+            except self._died as error:
+                if begun:
+                    raise RequestFailed(
+                        "The replica that was giving this answer has died; send the request again."
+                    ) from error
+            except self._full as error:
+                raise Busy("The queue is full; try again in a moment.") from error
+            except self._none as error:
+                raise NotReady("No replica could begin this answer; try again later.") from error
+            finally:
+                with suppress(Exception):  # a failed call raises its failure again
+                    response.cancel()
+        raise NotReady(f"{ATTEMPTS} replicas died before they could begin this answer.")

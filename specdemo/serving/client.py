@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from specdemo.answering import Answering, Question
 from specdemo.engine.rounds import Round
@@ -28,26 +28,22 @@ if TYPE_CHECKING:
 
 READERS = {name: TypeAdapter(kind) for name, kind in EVENT_KINDS.items()}
 
-CONNECT, SILENCE = 10.0, 60.0
-"""Seconds to wait for a connection, and for the next line: one comes at least every 0.25 s."""
-
 
 class RemoteSession(Answering):
-    """Answers by asking the server at `url`; `key` defaults to SPECDEMO_API_KEY. Thread safe.
-
+    """Answers by asking the server at `url`, with the key SPECDEMO_API_KEY if set. Thread safe.
     Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
-    it cannot be reached. Answers raise the same, with their first event.
-    """
+    it cannot be reached; so do answers, with their first event."""
 
     load = Load()  # the server's own /metrics has it
 
-    def __init__(self, url: str, key: str | None = None):
+    def __init__(self, url: str):
         self.url = url.rstrip("/")
-        key = key or key_from_environment()
+        key = key_from_environment()
         self._http = httpx.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(SILENCE, connect=CONNECT, pool=None),
+            # A line comes at least every 0.25 s.
+            timeout=httpx.Timeout(60, connect=10, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
             event_hooks={"response": [_require_ok]},
         )
@@ -65,16 +61,16 @@ class RemoteSession(Answering):
         self._http.close()
 
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        wanted = {"rounds": True, "trace": True}
-        wanted |= {"baseline": True} if question.baseline else {"certify": question.certify}
-        extension = dataclasses.asdict(question.settings) | wanted
-        body = {"model": self.info.target, "stream": True, "speculative": extension}
+        wanted = {"baseline": question.baseline, "certify": question.certify}
+        wanted |= {"rounds": True, "trace": True, **dataclasses.asdict(question.settings)}
+        body = {"model": self.info.target, "stream": True, "speculative": wanted}
         if question.prompt is None:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": "user", "content": question.instruction}]
         else:
             path, body["prompt"] = "/v1/completions", list(question.prompt)
-        seen: list[Round | BaselineToken] = []
+        rounds: list[Round] = []
+        shown: list[BaselineToken] = []
         prompt_tokens = 0
         with self._reached(), self._http.stream("POST", path, json=body) as response:
             for line in response.iter_lines():
@@ -86,54 +82,45 @@ class RemoteSession(Answering):
                     return
                 if isinstance(event, int):
                     prompt_tokens = event
-                elif isinstance(event, Round | BaselineToken):
-                    seen.append(event)
-                    yield event
                 elif isinstance(event, Waiting) and question.on_wait is not None:
                     question.on_wait(event)
+                elif isinstance(event, Round | BaselineToken):
+                    (rounds if isinstance(event, Round) else shown).append(event)
+                    yield event
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
-        yield self._cut_off(question, prompt_tokens, seen)
-
-    @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Failures of a connection, and answers of other servers, are raised as one sentence."""
-        try:
-            yield
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            message = f"{self.url!r} is not the address of a server; give http://HOST:PORT."
-            raise BadInput(message, "engine") from error
-        except httpx.HTTPError as error:
-            raise RequestFailed(
-                f"The server at {self.url} cannot be reached ({type(error).__name__}); start one "
-                "with `python -m specdemo serve`, or ask again."
-            ) from error
-        except (KeyError, TypeError, json.JSONDecodeError, ValidationError) as error:
-            message = f"What answers at {self.url} is not a specdemo server of this version."
-            raise RequestFailed(message) from error
-
-    def _cut_off(
-        self, question: Question, prompt_tokens: int, seen: list[Round | BaselineToken]
-    ) -> Trace:
-        """What is known of a stopped run: the server's own figures are missing."""
-        rounds = tuple(one for one in seen if isinstance(one, Round))
-        shown = tuple(one for one in seen if isinstance(one, BaselineToken))
         prefill = rounds[0].verify_seconds if rounds else 0.0
-        return Trace(
+        yield Trace(  # what is known of a stopped run: the server's own figures are missing
             instruction=question.instruction,
             prompt_tokens=prompt_tokens,
             prompt_reused=0,
             pair=self.info,
             settings=question.settings,
             prefill_seconds=prefill,
-            rounds=rounds,
+            rounds=tuple(rounds),
             finish_reason="stop" if shown else "cancelled",
             cpu_seconds=0.0,
             outside_seconds=0.0,
-            baseline=Baseline(shown, prefill, 0.0) if shown else None,
+            baseline=Baseline(tuple(shown), prefill, 0.0) if shown else None,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Failures of a connection, and answers of other servers, are raised as one sentence."""
+        try:
+            yield
+        except BadInput:
+            raise
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            message = f"{self.url!r} is not the address of a server; give http://HOST:PORT."
+            raise BadInput(message, "engine") from error
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            raise RequestFailed(
+                f"The server at {self.url} cannot be reached, or is none of this version "
+                f"({type(error).__name__}); start one with `python -m specdemo serve`."
+            ) from error
 
 
 def _event(line: str) -> Any:

@@ -1,7 +1,7 @@
 """The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API.
 
 `app` builds it, for `specdemo serve` and for `serve deploy` alike. Ray places, watches, restarts,
-scales and balances; what happens to a request whose engine dies is decided in `replicas`.
+scales and balances; what happens to a request whose engine dies is decided in `backend`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,15 +22,12 @@ from ray.serve.handle import DeploymentHandle
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.metrics import log_requests
 from specdemo.serving.api import application
-from specdemo.serving.backend import Event, LocalBackend
-from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
-from specdemo.serving.replicas import Failures, ReplicaBackend
+from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
+from specdemo.serving.options import ServeOptions, key_from_environment
 from specdemo.serving.schema import CommonRequest
 from specdemo.settings import parse
 
 NAME, ENGINE = "specdemo", "Engine"
-
-FAILURES = Failures(RayActorError, BackPressureError, (DeploymentUnavailableError, RayError))
 
 SCALING = {"upscale_delay_s": 10.0, "downscale_delay_s": 300.0, "look_back_period_s": 15.0}
 
@@ -40,15 +38,16 @@ class EngineReplica:
 
     def __init__(self, options: ServeOptions):
         log_requests()
-        threads = options.cpus_per_replica or 1
-        self._backend = LocalBackend(lambda report: open_engine(options, report, threads))
+        options = replace(options, cpus_per_replica=options.cpus_per_replica or 1)
+        self._backend = LocalBackend(options)
         self._backend.load()
-        self._backend.ready_engine()  # raises: Serve reports it and tries again
+        if self._backend.failed:  # Serve reports it and tries again
+            raise RequestFailed(self._backend.failed)
 
     def __del__(self):
         self._backend.close()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception | None]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception]:
         """The events. An error comes as data: Ray would wrap an exception in a traceback."""
         try:
             async with aclosing(self._backend.answer(asked)) as events:
@@ -62,7 +61,7 @@ class EngineReplica:
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "pid": os.getpid(),
-            "in_flight": self._backend.in_flight,
+            "in_flight": (await self._backend.health())["in_flight"],
             "metrics": await self._backend.metrics(),
             "model": await self._backend.model(),
         }
@@ -74,7 +73,8 @@ class Gateway:
     """The API, in front of the engines. Holds no model; takes next to no memory."""
 
     def __init__(self, engine: DeploymentHandle, options: ServeOptions):
-        self._backend = ReplicaBackend(engine, FAILURES)
+        none = DeploymentUnavailableError, RayError
+        self._backend = ReplicaBackend(engine, RayActorError, BackPressureError, none)
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -84,9 +84,8 @@ class Gateway:
 def app(args: dict[str, Any] | ServeOptions) -> Application:
     """The application. `serve deploy` calls it with the `args` of its config file, which must be
     those of ServeOptions; they default to the embedded pair, shared by strangers."""
-    options = args
-    if isinstance(args, dict):
-        options = parse(ServeOptions, {"pair": "embedded", "shared": True, **args})
+    given = {"pair": "embedded", "shared": True}
+    options = parse(ServeOptions, given | args) if isinstance(args, dict) else args
     scaling: dict[str, Any] = {"num_replicas": options.replicas}
     if options.max_replicas:
         limits = {

@@ -4,21 +4,19 @@ request may be, and how a server ends. Knows nothing of what is asked."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import ipaddress
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FrameType
-from typing import Any
-from urllib.parse import urlsplit
 
 import h11
 import uvicorn
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,18 +26,15 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, SpecdemoError
 
 MAX_BODY = 4_000_000  # bytes; no prompt that a context holds is longer, and nothing is uploaded
 
+CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
+FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
 HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
-
-CONNECTIONS = 1000  # open at once; further ones get 503
-
-RETRY_SECONDS = "30"
-
-CUT_SECONDS = 3  # for the last words of an answer that was cut short
 
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
 """Where the proxies of a Space are: the address before them in X-Forwarded-For is the visitor's."""
@@ -48,11 +43,10 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
     """Whether people who do not know each other share a server: as the option says, else on a
     Space, with a public link, or where `host` is not this machine's loopback address."""
-    if option is not None:
-        return option
     address = _address(host)
     own = address.is_loopback if address else host == "localhost"
-    return share or "SPACE_ID" in os.environ or not own
+    found = share or "SPACE_ID" in os.environ or not own
+    return found if option is None else option
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -63,17 +57,17 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class Door:
-    """The rules of one server, as ASGI middleware (`middleware`). Thread safe to read and close.
+    """The rules of one server, as ASGI middleware. Thread safe to read and close.
 
     Requests are answered whose Host is the server's own: localhost, an address, the name of the
     machine or of the Space, or one of `allowed_hosts` ("*" for any); no page of another site can
     then reach it through a name of its own (DNS rebinding). A browser's Origin must be that host or
     one of `allow_origins`. What changes something must be JSON of MAX_BODY bytes at most. Once
-    `closing` is set, nothing new begins.
+    `closing` is set, nothing new begins. Responses of paths that begin with one of `endless` last
+    as long as their client stays.
     """
 
     endless: tuple[str, ...] = ("\0",)
-    """Beginnings of the paths whose responses last as long as their client stays."""
 
     def __init__(self, allowed_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()):
         own = "localhost", socket.gethostname(), os.environ.get("SPACE_HOST", "")
@@ -107,14 +101,12 @@ class Door:
         except ClientDisconnect:
             pass
         except HTTPException as error:
-            code = "request_too_large" if error.status_code == 413 else None
-            said = error_body(error.status_code, error.detail, code=code)
-            await JSONResponse(said, error.status_code, error.headers)(scope, receive, send)
+            await refusal(error)(scope, receive, send)
         else:
-            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+            whole = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replayed():
-                return next(messages, None) or await receive()
+                return whole.pop() if whole else await receive()
 
             await app(scope, replayed, send)
         finally:
@@ -122,37 +114,30 @@ class Door:
 
     def _check(self, scope: Scope) -> None:
         """Raises HTTPException for a request that may not come in."""
-        headers, changes = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        host = headers.get("host", "")
-        name, origin = _name(f"//{host}"), headers.get("origin")
+        headers, method = Headers(scope=scope), scope["method"]
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        name, site = _name(host), origin.partition("://")[2]
         if not ({name, "*"} & self.hosts or _address(name)):
             said = f"This server does not answer to the name {name!r:.80}; start it with "
             raise HTTPException(403, said + "--allowed-host to allow it.")
-        if origin is not None and not self._own(origin, host):
+        allowed = {origin, "*"} & {"", *self.allow_origins}
+        if not (allowed or site == host or _name(site) in self.hosts - {"localhost"}):
             said = f"Pages of {origin!r:.80} may not ask this server; start it with "
             raise HTTPException(403, said + "--allow-origin to allow them.")
+        changes = method not in ("GET", "HEAD", "OPTIONS")
         if self.closing and (changes or scope["path"] == "/health"):
             said = "The server is being stopped and finishes what has begun; ask again in a moment."
-            raise HTTPException(503, said, {"Retry-After": RETRY_SECONDS})
+            raise HTTPException(503, said, {"Retry-After": "30"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        if scope["method"] == "POST" and sent and kind != "application/json":
+        if method == "POST" and sent and kind != "application/json":
             said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
             raise HTTPException(415, said)
 
-    def _own(self, origin: str, host: str) -> bool:
-        """Whether a page of this origin is the server's own, or allowed."""
-        same = urlsplit(origin).netloc.lower() == host.lower()
-        allowed = {origin.lower(), "*"} & set(self.allow_origins)
-        return bool(same or allowed or _name(origin) in self.hosts - {"localhost"})
 
-
-def _name(url: str) -> str:
-    """The host's name in an URL, without port; "" where there is none."""
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+def _name(place: str) -> str:
+    """The name or address in HOST:PORT."""
+    return re.sub(r":\d*$", "", place).rstrip(".").strip("[]")
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
@@ -171,20 +156,42 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
     return bytes(body)
 
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+def refusal(error: Exception) -> JSONResponse:
+    """What OpenAI's clients are told of an exception; an unforeseen one is only named."""
+    status, headers, param, code = 500, None, None, None
+    message = f"The server had an error while processing your request ({type(error).__name__})."
+    if isinstance(error, RequestValidationError):
+        error = _first_finding(error)
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, error.detail, error.headers
+        code = {401: "invalid_api_key", 413: "request_too_large"}.get(status)
+    elif isinstance(error, BadInput):
+        message, param, code = str(error), error.param, error.code or "invalid_value"
+        status = 404 if code == "model_not_found" else 400
+    elif isinstance(error, SpecdemoError):
+        status, message = error.http_status, str(error)
+        code = CODES.get(status)
+        headers = {"Retry-After": "1"} if status in (429, 503) else None
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = "requests" if status == 429 else kind
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    told = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": told}, status, headers)
+
+
+def _first_finding(error: RequestValidationError) -> BadInput:
+    finding = error.errors()[0]
+    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
+        return cause
+    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
+    where = ".".join(place)[:100] or "The body"
+    code = FINDINGS.get(finding["type"])
+    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
 
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:
     """Whether the request brought the key, or none is needed; takes as long for every key."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    right = hmac.compare_digest(given.strip().encode(), (key or "").encode())
-    return key is None or (scheme.lower() == "bearer" and right)
+    given = request.headers.get("authorization", "")
+    return key is None or hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
 
 
 class PatientProtocol(H11Protocol):
@@ -192,24 +199,21 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.loop.call_later(HEAD_SECONDS, self._look, None)
+        self._look(...)
 
     def _look(self, request: object) -> None:
         """Close if no request has come since the last look, when `request` was the latest."""
-        if self.transport.is_closing():
-            return
         if self.conn.their_state is h11.IDLE and self.cycle is request:
             self.transport.close()
-        else:
+        if not self.transport.is_closing():
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
 
 
 class Server(uvicorn.Server):
     """For `run(sockets=[...])`: serves until SIGINT or SIGTERM. What has begun may finish within
-    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `busy` says
-    whether something is being answered beside open requests; `finish` ends the responses that would
-    last for ever. X-Forwarded-For counts only where it comes from one of the `trusted_proxies`
-    (addresses and networks, separated by commas).
+    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `finish` ends
+    the responses that would last for ever. X-Forwarded-For counts only where it comes from one of
+    the `trusted_proxies` (addresses and networks, separated by commas).
     """
 
     def __init__(
@@ -220,7 +224,6 @@ class Server(uvicorn.Server):
         *,
         trusted_proxies: str = "",
         finish: Callable[[], None] = lambda: None,
-        busy: Callable[[], object] = lambda: False,
     ):
         super().__init__(
             uvicorn.Config(
@@ -231,27 +234,24 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=bool(trusted_proxies),
                 forwarded_allow_ips=trusted_proxies,
-                limit_concurrency=CONNECTIONS,
-                timeout_graceful_shutdown=CUT_SECONDS,
+                limit_concurrency=1000,  # connections; further ones get 503
+                timeout_graceful_shutdown=3,  # seconds, for what `finish` cuts short
             )
         )
-        self._door, self._drain_seconds = door, drain_seconds
-        self._finish, self._busy = finish, busy
+        self._door, self._drain_seconds, self._finish = door, drain_seconds, finish
         self._until = 0.0
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._until = 0.0 if self._door.closing else time.monotonic() + self._drain_seconds
-        if self._door.open and not self._door.closing:
+    def handle_exit(self, *_: object) -> None:
+        self._until = 0.0
+        if self._door.open and not self.should_exit:
+            self._until = time.monotonic() + self._drain_seconds
             words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
             print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
-        self._door.closing = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to end; asked ten times a second."""
-        busy = time.monotonic() < self._until and (self._busy() or self._door.open)
-        return await super().on_tick(counter) or (self._door.closing and not busy)
+        self._door.closing = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        while self._door.open and time.monotonic() < self._until:
+            await asyncio.sleep(0.1)
         await asyncio.to_thread(self._finish)
         await super().shutdown(sockets)
 
@@ -267,11 +267,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listening.listen(512)
     except OSError as error:
         listening.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            message = f"--host {host!r} is not an address of this machine; try 127.0.0.1."
-            raise BadInput(message, "host") from error
-        message = f"--port {port} cannot be used on {host} ({error.strerror}); choose another."
-        raise BadInput(message, "port") from error
+        message = f"--host {host} --port {port} cannot be used: {error.strerror}."
+        raise BadInput(message) from error
     return listening
 
 

@@ -7,15 +7,10 @@ file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
 from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, option, real, whole
-
-if TYPE_CHECKING:
-    from specdemo.serving.backend import Engine
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -88,31 +83,3 @@ class ServeOptions(ServerOptions):
 def key_from_environment() -> str | None:
     """The bearer key that requests must bring, None when none is set."""
     return os.environ.get("SPECDEMO_API_KEY", "").strip() or None
-
-
-def open_engine(
-    options: ServeOptions, report: Callable[[str], None], threads: int | None
-) -> Engine:
-    """Fetch what is missing of the pair, compile it for `threads` threads, and return its engine.
-
-    Takes from seconds to as long as a download. Raises SpecdemoError with one sentence.
-    """
-    from specdemo.models.load import load_pair
-    from specdemo.models.registry import chosen_pair
-    from specdemo.serving.backend import Engine
-    from specdemo.session import Session
-
-    loaded = load_pair(
-        chosen_pair(options), choice=options, progress=lambda progress: report(progress.line)
-    )
-    report("Compiling the models for this processor")
-    session = Session(
-        loaded,
-        threads=threads,
-        active=options.ongoing,
-        waiting=options.waiting,
-        cache_mb=options.cache_mb,
-        learn=options.learn,
-    )
-    session.prepare()  # a replica that says it is ready answers at full speed
-    return Engine(session, loaded, options)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
+from specdemo.models.templates import Message
 from specdemo.settings import MAX_NEW_TOKENS, Settings, whole
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
@@ -41,22 +42,13 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class Extras(Strict):
-    """What else to run and to send."""
-
-    trace: bool = False
-    certify: bool = False
-    rounds: bool = False
-    baseline: bool = False
-
-
 Speculative = create_model(
     "Speculative",
-    __base__=Extras,
+    __base__=Strict,
     __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
+    **dict.fromkeys(("trace", "certify", "rounds", "baseline"), (bool, False)),
     **{name: (kind, None) for name, kind in SETTINGS.items()},
 )
-
 
 Sampling = create_model(
     "Sampling", __base__=Strict, **{name: (SETTINGS[name] | None, None) for name in SAMPLING}
@@ -85,7 +77,7 @@ class CommonRequest(Sampling):
         return {name: asked[name] for name in asked.keys() - {*UNSUPPORTED, *IGNORED}}
 
     @property
-    def extension(self) -> Extras:
+    def extension(self) -> BaseModel:
         return self.speculative or Speculative()
 
     @property
@@ -94,17 +86,11 @@ class CommonRequest(Sampling):
 
     def settings(self, default_limit: int) -> Settings:
         """How to answer; without a seed, a new one at each call."""
+        limit = self.max_tokens or default_limit
+        start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
-        extension = self.extension
-        return Settings(
-            **{
-                "max_new_tokens": self.max_tokens or default_limit,
-                "temperature": 1.0,
-                "seed": secrets.randbits(32),
-                **given,
-                **extension.model_dump(include=extension.model_fields_set & SETTINGS.keys()),
-            }
-        )
+        extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
+        return Settings(**start | given | extension)
 
 
 class TextPart(Strict):
@@ -116,10 +102,11 @@ class ChatMessage(Strict, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
 
-    @property
-    def text(self) -> str:
+    def turn(self) -> Message:
+        """As a chat template takes it."""
         content = self.content or ""
-        return content if isinstance(content, str) else "".join(part.text for part in content)
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+        return Message("system" if self.role == "developer" else self.role, "".join(parts))
 
 
 class ChatRequest(CommonRequest):
@@ -132,7 +119,7 @@ class ChatRequest(CommonRequest):
             message = "max_tokens and max_completion_tokens name one limit; give one of them."
             raise BadInput(message, "max_tokens")
         self.max_tokens = self.max_tokens or self.max_completion_tokens
-        if not all(one.text.strip() for one in self.messages if one.role == "user"):
+        if not all(one.turn().content.strip() for one in self.messages if one.role == "user"):
             raise BadInput("A user message is empty; write a question or a task.", "messages")
         roles = [message.role for message in self.messages]
         if self.extension.baseline and (self.stop or roles != ["user"]):

@@ -1,4 +1,4 @@
-"""Runs the service until interrupted: in this process alone, or on a Ray cluster.
+"""`specdemo serve`: an OpenAI-compatible API, in this process or on a Ray cluster of its own.
 
 Ray's usage statistics and dashboard are off, and its own processes listen on 127.0.0.1 only.
 Serve's replicas open a port on every address for calls between them; Ray has no setting for that.
@@ -7,6 +7,7 @@ Serve's replicas open a port on every address for calls between them; Ray has no
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -14,94 +15,110 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
+import click
+
+from specdemo.cli import chosen_pair, options_of
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.metrics import log_requests
-from specdemo.serving.api import application
-from specdemo.serving.backend import LOADING_FAILED, LocalBackend
-from specdemo.serving.door import Server, bound_socket, url_of
-from specdemo.serving.options import ServeOptions, key_from_environment, open_engine
+from specdemo.models.machine import processors
+from specdemo.serving.options import ServeOptions, key_from_environment
 
-OBJECT_STORE = 100_000_000
-"""Bytes of shared memory for Ray's objects; what passes between processes is far smaller."""
+RAY_OFF = (
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_SERVE_LOG_TO_STDERR",
+    "RAY_enable_metrics_collection",
+    # Despite its name, off makes Ray listen on the loopback address alone, on every system.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+)
 
-RAY_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_enable_metrics_collection": "0",
-}
-"""Environment of Ray, unless the user has set it otherwise."""
+
+@click.command()
+@options_of(ServeOptions, "options")
+def serve(options: ServeOptions) -> None:
+    if not options.target:
+        options = replace(options, pair=chosen_pair(options).name)
+    if options.no_ray:
+        serve_locally(options)
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise MissingPackage(
+            "serve runs its replicas on Ray Serve, which is not installed: pip install -r "
+            "requirements-serve.txt, or use --no-ray for one engine in this process."
+        )
+    # Replicas run in other folders.
+    folders = {"target": options.target, "draft": options.draft}
+    whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
+    ended = threading.Event()
+    print("Starting Ray and the replicas.", flush=True)
+    with on_ray(replace(options, **whole)) as url:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        print(f"Ready: {url}/v1", flush=True)
+        ended.wait()
+        print("Finishing what has begun.", file=sys.stderr)
 
 
 def serve_locally(options: ServeOptions) -> None:
     """Serve with one engine in this process. Requests get 503 until the model is loaded."""
+    if options.replicas > 1 or options.max_replicas:
+        raise BadInput("--replicas and --max-replicas need Ray; leave out --no-ray.")
+    from specdemo.metrics import log_requests
+    from specdemo.serving.api import application
+    from specdemo.serving.backend import LocalBackend
+    from specdemo.serving.door import Server, bound_socket, url_of
+
     listening = bound_socket(options.host, options.port)
     url = url_of(*listening.getsockname()[:2])
     log_requests()
-    backend = LocalBackend(lambda report: open_engine(options, report, options.cpus_per_replica))
+    backend = LocalBackend(options)
     app = application(backend, options, key_from_environment())
     server = Server(app, app.state.door, options.drain_seconds, finish=backend.close)
 
     def load() -> None:
         backend.load()
-        if backend.failed:
-            server.should_exit = True
-        else:
-            print(f"Ready: {backend.ready_engine().model['id']} at {url}/v1", flush=True)
+        server.should_exit = bool(backend.failed)
+        if not backend.failed:
+            print(f"Ready: {url}/v1", flush=True)
 
     print(f"Listening at {url}; loading the model.", flush=True)
     threading.Thread(target=load, daemon=True).start()
     server.run([listening])
     if backend.failed:
-        raise RequestFailed(f"{LOADING_FAILED} {backend.failed}")
+        raise RequestFailed(backend.failed)
     print("Stopped.", file=sys.stderr)
-
-
-def require_cores(options: ServeOptions, cores: int) -> None:
-    """Raises BadInput when the machine has too few cores: Ray would wait for more for ever."""
-    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
-    if most * each > cores:
-        raise BadInput(
-            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
-            f"{cores}; lower --replicas (or --max-replicas) or --cpus-per-replica."
-        )
 
 
 @contextlib.contextmanager
 def on_ray(options: ServeOptions) -> Iterator[str]:
     """The service on a cluster of its own, ready; gives its URL. Answers that have begun are
     finished at exit. Raises RequestFailed when it does not come up."""
-    for name, value in RAY_QUIET.items():
-        os.environ.setdefault(name, value)
+    from specdemo.serving.door import bound_socket, url_of
+
+    most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
+    if most * each > processors():  # Ray would wait for more for ever
+        raise BadInput(
+            f"{most} replicas of {each} cores each need {most * each} cores and this machine has "
+            f"{processors()}; lower --replicas (or --max-replicas) or --cpus-per-replica."
+        )
+    for name in RAY_OFF:
+        os.environ.setdefault(name, "0")
     bound_socket(options.host, options.port).close()
-    # Despite its name this makes Ray listen on the loopback address alone, on every system.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    require_cores(options, cores)
-    try:
-        import ray
-        from ray import serve
-        from ray.serve.config import HTTPOptions
-    except ImportError as error:
-        raise MissingPackage(f"Ray cannot be imported: {error}.") from error
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
 
     from specdemo.serving import deployment
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    try:
-        ray.init(
-            num_cpus=cores,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE,
-            _node_ip_address="127.0.0.1",
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    except Exception as error:
-        reason = str(error).strip().splitlines()[-1][:300]
-        raise RequestFailed(f"Ray could not be started: {reason}") from error
+    ray.init(
+        num_cpus=processors(),
+        include_dashboard=False,
+        object_store_memory=100_000_000,  # bytes; what passes between processes is far smaller
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     try:
         http = HTTPOptions(host=options.host, port=options.port)
         serve.start(http_options=http, proxy_location="HeadOnly")
@@ -111,22 +128,10 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
             # Serve's report of a replica that did not start is mostly traceback.
             parts = serve.status().applications[deployment.NAME].deployments.values()
             report = "\n".join(one.message for one in parts) or str(error)
-            reason = (re.findall(f"{LOADING_FAILED} (.+)", report) or report.splitlines())[-1]
+            reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
             raise RequestFailed(f"The service did not start: {reason[:400]}") from error
         yield url_of(options.host, options.port)
     finally:
         with contextlib.suppress(Exception):
             serve.delete(deployment.NAME)
         ray.shutdown()
-
-
-def serve_on_ray(options: ServeOptions) -> None:
-    """Serve on Ray until SIGINT or SIGTERM."""
-    ended = threading.Event()
-    print("Starting Ray and the replicas.", flush=True)
-    with on_ray(options) as url:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ended.set())
-        print(f"Ready: {url}/v1", flush=True)
-        ended.wait()
-        print("Finishing what has begun.", file=sys.stderr)

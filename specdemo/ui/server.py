@@ -93,7 +93,6 @@ def main(options: PageOptions) -> None:
             options.drain_seconds,
             trusted_proxies=proxies,
             finish=finish,
-            busy=lambda: service.gate.visitors,
         ).run([listening])
 
 

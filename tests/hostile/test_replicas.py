@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -38,32 +39,29 @@ def wait_for(url: str, replicas: int) -> None:
         time.sleep(0.3)
 
 
-def visit(url: str, leaving: threading.Event, ended: list[str]) -> None:
-    """One question after the other; `ended` gets "finished" or what went wrong."""
-    with RemoteSession(url) as session:
-        for prompt in read_prompts():
-            if leaving.is_set():
-                return
-            try:
-                list(session.answer(prompt.instruction, Settings(max_new_tokens=48)))
-                ended.append("finished")
-            except RequestFailed as error:
-                # A sentence of the client, not of the server, has the address in it.
-                ended.append(f"lost: {error}" if url in str(error) else "cut off")
-            except SpecdemoError as error:
-                ended.append(f"refused: {error}")
-
-
 def under_load(url: str, during) -> list[str]:
+    """What became of each question of visitors who ask one after the other: "finished", "cut off",
+    or what went wrong."""
     leaving, ended = threading.Event(), []
+
+    def visit(_: int) -> None:
+        with RemoteSession(url) as session:
+            for prompt in itertools.takewhile(lambda _: not leaving.is_set(), read_prompts()):
+                try:
+                    list(session.answer(prompt.instruction, Settings(max_new_tokens=48)))
+                    ended.append("finished")
+                except SpecdemoError as error:
+                    # A sentence of the client, not of the server, has the address in it.
+                    cut = isinstance(error, RequestFailed) and url not in str(error)
+                    ended.append("cut off" if cut else str(error))
+
     with ThreadPoolExecutor(VISITORS) as pool:
-        visits = [pool.submit(visit, url, leaving, ended) for _ in range(VISITORS)]
+        visits = pool.map(visit, range(VISITORS))
         try:
             during()
         finally:
             leaving.set()
-    for one in visits:
-        one.result()
+        list(visits)
     return ended
 
 

@@ -1,0 +1,75 @@
+"""Plotly figures of a report, a dict as its JSON has it. Labels from files are escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+from specdemo.bench.report import WAYS, token_milliseconds
+
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#888"
+
+
+def all_figures(report: dict[str, Any]) -> list[go.Figure]:
+    """The figures that this report has the data for."""
+    figures = [by_task, by_position, time_spent] if report["rows"] else []
+    return [figure(report) for figure in figures + [peers] * bool(report["peers"])]
+
+
+def by_task(report: dict[str, Any]) -> go.Figure:
+    """Speed-up of each task, total over total, and of every prompt in it."""
+    rows, title = report["rows"], "speed-up over autoregressive decoding"
+    dots = go.Scatter(
+        x=[_label(row["task"]) for row in rows],
+        y=[row["speedup"] for row in rows],
+        text=[_label(row["id"]) for row in rows],
+        marker={"color": ORANGE, "size": 8},
+        mode="markers",
+    )
+    bars = _bars(report["summary"]["speedup_by_task"], BLUE, ".2f")
+    return _figure("Speed-up by task", title, bars, dots).add_hline(y=1.0, line_width=1)
+
+
+def by_position(report: dict[str, Any]) -> go.Figure:
+    """How often the first, second, ... draft token of a round was accepted, of those examined."""
+    counts = report["details"]["positions"]
+    rates = {str(at): kept / seen for at, (kept, seen) in enumerate(counts, start=1)}
+    bars = _bars(rates, GREEN, ".0%")
+    bars.hovertext = [f"{kept} of {seen} examined" for kept, seen in counts]
+    return _figure("Acceptance by position in the draft", "accepted", bars)
+
+
+def time_spent(report: dict[str, Any]) -> go.Figure:
+    """Milliseconds of a token: drafting, verifying and everything else, beside the baseline's."""
+    baseline, _, *parts = token_milliseconds(report).items()
+    bars = [go.Bar(x=WAYS[:1], y=[baseline[1]], name=baseline[0], marker_color=ORANGE)]
+    for (name, spent), colour in zip(parts, (GREEN, BLUE, PINK), strict=True):
+        bars.append(go.Bar(x=WAYS[1:], y=[spent], name=name, marker_color=colour))
+    figure = _figure("Where the time of a token goes", "milliseconds", *bars)
+    return figure.update_layout(barmode="stack", showlegend=True)
+
+
+def peers(report: dict[str, Any]) -> go.Figure:
+    """Tokens a second of decoding, ours beside the peers'."""
+    rates = {f"specdemo/{way}": report["summary"][f"{way}_tokens_per_s"] for way in WAYS}
+    rates |= {name: peer["tokens_per_s"] for name, peer in report["peers"].items()}
+    bars = _bars(rates, [ORANGE, BLUE, *[GREY] * len(report["peers"])], ".1f")
+    return _figure("Beside other engines on the same files", "tokens a second", bars)
+
+
+def _figure(title: str, y: str, *bars: Any) -> go.Figure:
+    figure = go.Figure(bars, {"title_text": title, "template": "plotly_white", "showlegend": False})
+    figure.update_xaxes(type="category", automargin=True)
+    return figure.update_yaxes(title_text=y, rangemode="tozero", hoverformat=".3g")
+
+
+def _bars(values: dict[str, float | None], colour: str | list[str], form: str) -> go.Bar:
+    names, heights = list(map(_label, values)), list(values.values())
+    return go.Bar(x=names, y=heights, texttemplate=f"%{{y:{form}}}", marker_color=colour)
+
+
+def _label(text: str) -> str:
+    """Text as Plotly shows it literally: its labels would otherwise read a subset of HTML."""
+    return escape(text if len(text) <= 40 else text[:39] + "…", quote=False)
