@@ -15,7 +15,7 @@ from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:  # the page imports this, and OpenVINO takes a second
-    from specdemo.engine.handle import Waiting
+    from specdemo.engine.scheduler import Waiting
 
 OnWait = Callable[["Waiting"], None]
 

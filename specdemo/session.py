@@ -14,12 +14,11 @@ from typing import Any
 from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
-from specdemo.engine.handle import Load
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
-from specdemo.engine.scheduler import QUEUED
+from specdemo.engine.scheduler import QUEUED, Load
 from specdemo.errors import BadInput, ModelError
 from specdemo.models import machine, measured
 from specdemo.models.load import LoadedPair
@@ -102,7 +101,7 @@ class Session(Answering):
     @property
     def load(self) -> Load:
         """How many requests are active and waiting."""
-        return self._engine.load
+        return self._engine.scheduler.load
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""

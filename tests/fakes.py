@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from specdemo.answering import Answering, Question
-from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.session import CacheUse
 from specdemo.settings import Settings

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from specdemo.engine import decode
 from specdemo.engine.drafters import Draft
 from specdemo.engine.guard import Guard
-from specdemo.engine.instance import Logits
 from specdemo.engine.sampling import Sampling, choose
 
 PROMPT = (1, 4, 2)
@@ -156,19 +155,19 @@ def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, chu
 def test_a_greedy_choice_holds_for_all_logits_nearer_than_half_its_margin(seed, vocabulary):
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(1, vocabulary)) * 4).astype(np.float32)
-    verdict = decode.verify(Logits.of(rows), Draft(), 7, toy.GREEDY)
+    verdict = decode.verify(toy.logits_of(rows), Draft(), 7, toy.GREEDY)
     assert verdict.margin == verdict.least_margin > 0
     for change in (rng.uniform(-1, 1, rows.shape), rng.choice([-1, 1], rows.shape)):
         moved = (rows + 0.499 * verdict.margin * change).astype(np.float32)
-        assert decode.verify(Logits.of(moved), Draft(), 7, toy.GREEDY).token == verdict.token
+        assert decode.verify(toy.logits_of(moved), Draft(), 7, toy.GREEDY).token == verdict.token
 
 
 def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
-    verdict = decode.verify(Logits.of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
+    verdict = decode.verify(toy.logits_of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
     assert (verdict.accepted, verdict.token) == (2, 0)
     assert (verdict.margin, verdict.least_margin) == (2, 0.25)
-    rejected = decode.verify(Logits.of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
+    rejected = decode.verify(toy.logits_of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
     assert rejected.least_margin == 3, "rows after a rejection decide nothing"
 
 
@@ -193,7 +192,7 @@ class RoundingModel(toy.ToyModel):
         if not self.written:
             return [logits]
         noise = self.rng.uniform(-self.rounding, self.rounding, logits.rows.shape)
-        self._last = [Logits.of(logits.rows + noise.astype(np.float32))]
+        self._last = [toy.logits_of(logits.rows + noise.astype(np.float32))]
         return self._last
 
 

@@ -59,7 +59,7 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
         with model.new_sequence() as sequence:
             [prompt] = model.forward([Run(sequence, list(range(9)), 2)])
             rows = [prompt.rows.copy()]
-            assert model.compile_next()
+            next(model.compiling)
             [three] = model.forward([Run(sequence, [1, 2, 3], 3, stepwise=True)])
             rows.append(three.rows.copy())
         found.append(np.concatenate(rows))
@@ -154,7 +154,7 @@ def test_where_the_target_cannot_feed_it_a_draft_head_is_refused_in_one_sentence
     head_pair, monkeypatch
 ):
     with Session(head_pair) as session:
-        monkeypatch.setattr(type(session._engine), "_reads_hidden", False)
+        monkeypatch.setattr(session._engine, "drafts", False)
         with pytest.raises(BadInput, match="draft head, which needs"):
             next(session.answer("Hello", Settings(drafter="model")))
         assert list(session.answer("Hello", Settings(max_new_tokens=4)))

@@ -10,7 +10,9 @@ import openvino as ov
 import pytest
 from test_engine_cache import CLOSE, F32
 
-from specdemo.engine import instance, numerics, profile
+from specdemo.engine import model as models
+from specdemo.engine import numerics, profile
+from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
@@ -31,8 +33,7 @@ SETTINGS = {
 def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
     model = PagedModel(tiny_llama_pair.target_xml, SETTINGS[request.param])
-    while model.compile_next():
-        pass
+    list(model.compiling)
     return model, measure_invariance(model)
 
 
@@ -77,23 +78,20 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
     sizes, contexts = (3, 1, 8, 1), (45, 10, 70, 33)
     text = text_of(model, 100)
 
-    def run_all(together: bool) -> list[np.ndarray]:
-        with ExitStack() as held:
-            sequences = [held.enter_context(model.new_sequence()) for _ in sizes]
-            for sequence, context in zip(sequences, contexts, strict=True):
-                model.forward([Run(sequence, text[:context], 1)])
-            runs = [
-                Run(sequence, text[-size:], size, stepwise=True)
-                for sequence, size in zip(sequences, sizes, strict=True)
-            ]
-            batches = [runs] if together else [[run] for run in runs]
-            return [logits.rows.copy() for batch in batches for logits in model.forward(batch)]
-
-    assert all(map(np.array_equal, run_all(together=False), run_all(together=True)))
+    runs = []
+    with ExitStack() as held:
+        for size, context in zip(sizes, contexts, strict=True):
+            sequence = held.enter_context(model.new_sequence())
+            model.forward([Run(sequence, text[:context], 1)])
+            runs.append(Run(sequence, text[-size:], size, stepwise=True))
+        together = [logits.rows.copy() for logits in model.forward(runs)]
+        for run, context, shared in zip(runs, contexts, together, strict=True):
+            run.sequence.truncate(context)
+            assert np.array_equal(model.forward([run])[0].rows, shared)
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
-    model, found = numerics.open_target(tiny_llama_pair.target_xml, "CPU", ov.Core())
+    model, found = numerics.open_target(PairFiles(tiny_llama_pair.target_xml), ov.Core())
     assert found.tokens >= numerics.LEAST_USEFUL
     assert found.threads == model.threads > 0
 
@@ -115,20 +113,17 @@ def test_what_was_found_decides_padding_guard_and_what_is_said(found, least, gua
 
 
 def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, monkeypatch):
-    run = instance.Instance.run
+    run = models.Instance.run
     seen = []
 
-    def noting(self, inputs, longest, wanted):
-        begins, blocks = inputs.subsequence_begins, inputs.block_indices_begins
-        seen.append((list(begins), list(blocks), inputs.past_lens[-1]))
-        return run(self, inputs, longest, wanted)
+    def noting(self, parts, wanted):
+        seen.append(parts[-1])
+        return run(self, parts, wanted)
 
-    monkeypatch.setattr(instance.Instance, "run", noting)
+    monkeypatch.setattr(models.Instance, "run", noting)
     model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
     with model.new_sequence() as one, model.new_sequence() as other:
         model.forward([Run(one, [1, 2, 3], 1)])
         model.forward([Run(one, [4], 1, stepwise=True)])
         model.forward([Run(one, [5, 6], 2, stepwise=True), Run(other, [7], 1)])
-    assert len(seen) == 3
-    for begins, blocks, past in seen:
-        assert begins[-1] == begins[-2] and blocks[-1] == blocks[-2] and past == 0
+    assert seen == [([], 0, [])] * 3

@@ -9,7 +9,6 @@ import toy
 
 from specdemo.engine import decode
 from specdemo.engine.drafters import Reply, make_drafter
-from specdemo.engine.instance import Logits
 from specdemo.engine.policy import Acceptance, Costs, Policy
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
@@ -64,7 +63,7 @@ class Simulation:
                 for at in positions
             ]
         self.clock += seconds
-        return Reply(Logits.of(np.array(rows)) if rows else None, seconds, len(run.tokens))
+        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, len(run.tokens))
 
     def _row(self, token: int, probability: float) -> np.ndarray:
         row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
@@ -80,7 +79,7 @@ class Simulation:
         prompt = tuple(self.text[:8])
         self.drafter = make_drafter(name, policy, Sampling(), sequence=toy.sequence())
         decoding = decode.decode(
-            decode.Prompt(prompt, Logits.of(np.array([self._row(self.text[8], 0.9)]))),
+            decode.Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
             drafter=self.drafter,
             policy=policy,

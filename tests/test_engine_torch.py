@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from contextlib import closing
 
 import numpy as np
 import openvino as ov
@@ -14,9 +13,10 @@ import pytest
 from conftest import ROOT
 from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
+from specdemo.bench.peers import peers_of, to_audit
 from specdemo.cli import main
 from specdemo.engine import numerics
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.errors import BadInput, ModelError
 from specdemo.engine.model import ModelSettings, Run, open_model
 from specdemo.models import load, machine, registry
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 CPU = ModelSettings("torch:cpu", (("dtype", "float32"),))
 PADDED = ModelSettings("torch:cpu", (("dtype", "float32"), ("padding", "1,2,4,8")))
+CORE = ov.Core()
 TOLERANCE = 2e-3
 KINDS = ("Llama", "GPTNeoX", "GPT2")
 QUESTION = "Name three colours, and three more."
@@ -37,28 +38,17 @@ QUESTION = "Name three colours, and three more."
 
 def sizes_of(kind: str) -> dict:
     shared = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 1024,
-    }
     if kind == "GPT2":
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
-    return shared | sizes
-
-
-def model_of(kind: str, **more: object) -> transformers.PreTrainedModel:
-    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
-    return transformers.AutoModelForCausalLM.from_config(config)
+        return shared | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}
+    shared |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    shared |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return shared | {"max_position_embeddings": 1024}
 
 
 def saved(folder, kind: str, **more: object) -> Checkpoint:
     torch.manual_seed(0)
-    model_of(kind, **more).save_pretrained(folder)
+    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind), **more)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return Checkpoint(folder)
 
 
@@ -73,8 +63,10 @@ def pair(request, tmp_path_factory):
     return home / "target", home / "draft"
 
 
-def loaded(target, draft, **where: str) -> load.LoadedPair:
-    choice = ModelChoice(target=str(target), draft=str(draft), **where)
+def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> load.LoadedPair:
+    choice = ModelChoice(
+        target=str(target), draft=str(draft), device=device, draft_device=draft_device
+    )
     return load.load_pair(registry.chosen_pair(choice), choice=choice)
 
 
@@ -84,26 +76,19 @@ def accepted(trace) -> int:
 
 @pytest.fixture(scope="module")
 def session(pair):
-    found = loaded(*pair, device="torch:cpu", draft_device="torch:cpu")
-    with closing(Session(found)) as session:
+    with Session(loaded(*pair)) as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return saved(tmp_path_factory.mktemp("llama"), "Llama")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_drafter_gives_the_tokens_of_the_baseline(session, temperature):
-    for drafter in ("model", "lookup", "auto"):
-        asked = Settings(max_new_tokens=24, temperature=temperature, seed=3, drafter=drafter)
-        asked = dataclasses.replace(asked, draft_tokens=3 if drafter == "model" else None)
+    asked = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+    for drafter, length in (("lookup", None), ("auto", None), ("model", 3)):
+        asked = dataclasses.replace(asked, drafter=drafter, draft_tokens=length)
         *_, trace = session.race(QUESTION, asked)
         assert trace.identical, trace.difference
-        if drafter == "model":
-            assert accepted(trace)
-    assert "PyTorch on cpu" in trace.pair.numerics_found
+    assert accepted(trace)
+    assert "exact on torch:cpu" in trace.pair.numerics_found
 
 
 def expected_logits(folder, text: list[int]) -> np.ndarray:
@@ -115,7 +100,7 @@ def expected_logits(folder, text: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("settings", [CPU, PADDED], ids=["as asked", "padded"])
 def test_logits_are_those_of_one_forward_whatever_was_forgotten(pair, settings):
-    model = open_model(Checkpoint(pair[0]), settings)
+    model = open_model(Checkpoint(pair[0]), settings, CORE)
     text = np.random.default_rng(3).integers(0, 256, 50).tolist()
     expected = expected_logits(pair[0], [*text, 1])
     with model.new_sequence() as sequence:
@@ -132,18 +117,16 @@ def test_logits_are_those_of_one_forward_whatever_was_forgotten(pair, settings):
 
 
 def test_padding_may_pass_the_last_learned_position(tmp_path):
-    model = open_model(saved(tmp_path, "GPT2"), PADDED)
+    model = open_model(saved(tmp_path, "GPT2"), PADDED, CORE)
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1] * 1019, 0)])
-        rows = model.forward([Run(sequence, [2] * 5, 5)])[0].rows
-    assert np.isfinite(rows).all()
+        assert np.isfinite(model.forward([Run(sequence, [2] * 5, 5)])[0].rows).all()
 
 
 def test_a_sliding_window_is_masked_and_rolls_back(tmp_path):
-    checkpoint = saved(tmp_path, "Gemma2", sliding_window=8)
+    model = open_model(saved(tmp_path, "Gemma2", sliding_window=8), CPU, CORE)
     text = np.random.default_rng(5).integers(0, 256, 40).tolist()
     expected = expected_logits(tmp_path, text)
-    model = open_model(checkpoint, CPU)
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, text[:30] + [9] * 20, 1)])
         sequence.truncate(30)
@@ -154,15 +137,13 @@ def test_a_sliding_window_is_masked_and_rolls_back(tmp_path):
 def test_a_recurrent_state_is_refused(tmp_path):
     saved(tmp_path, "Lfm2", layer_types=["conv", "full_attention"])
     with pytest.raises(BadInput, match="rolled back"):
-        open_model(Checkpoint(tmp_path), CPU)
+        open_model(Checkpoint(tmp_path), CPU, CORE)
 
 
 REMOTE = """
 from transformers import LlamaConfig, LlamaForCausalLM
-
 class OddConfig(LlamaConfig):
     model_type = "odd-llama"
-
 class OddForCausalLM(LlamaForCausalLM):
     config_class = OddConfig
 """
@@ -181,21 +162,22 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError, match="trust_remote_code"):
-        open_model(found.target_xml, CPU)
+        open_model(found.target_xml, CPU, CORE)
     monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
-    assert open_model(found.target_xml, CPU).vocabulary_size == 256
+    assert open_model(found.target_xml, CPU, CORE).vocabulary_size == 256
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
     saved(tmp_path, "Llama")
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelError, match="cannot be loaded on torch:cpu"):
-        open_model(Checkpoint(tmp_path), CPU)
+        open_model(Checkpoint(tmp_path), CPU, CORE)
 
 
-def test_short_forwards_round_alike_and_a_single_token_is_guarded(llama):
-    model, found = numerics.open_target(llama, "torch:cpu", ov.Core())
+def test_short_forwards_round_alike_and_a_single_token_is_guarded(tmp_path):
+    files = PairFiles(saved(tmp_path, "Llama"), device="torch:cpu")
+    model, found = numerics.open_target(files, CORE)
     assert found.tokens >= 8
     assert dict(model.settings.properties) == {"dtype": "float32", "padding": "8"}
     assert not found.one_token or found.guard
@@ -208,12 +190,10 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
         tiny_home / name if on == "torch:cpu" else ir_folder(tiny_home, name, "int8")
         for name, on in (("llama-target", device), ("llama-draft", others[device]))
     ]
-    found = loaded(*folders, device=device, draft_device=others[device])
     asked = Settings(max_new_tokens=24, draft_tokens=3, drafter="model")
-    with closing(Session(found)) as session:
+    with Session(loaded(*folders, device, others[device])) as session:
         *_, trace = session.race(QUESTION, asked)
-    assert trace.identical
-    assert accepted(trace)
+    assert trace.identical and accepted(trace)
 
 
 def test_the_embedded_target_runs_dequantized(embedded_pair):
@@ -222,7 +202,7 @@ def test_the_embedded_target_runs_dequantized(embedded_pair):
     prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
     best = []
     for weights, settings in ((found.target_xml, CPU), (embedded_pair.target_xml, ModelSettings())):
-        model = open_model(weights, settings)
+        model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
             best.append(model.forward([Run(sequence, prompt, 1)])[0].best(0))
     assert best[0] == best[1]
@@ -238,23 +218,18 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
 
 
 @pytest.mark.parametrize(
-    ("device", "code", "said"),
+    ("device", "missing", "code", "said"),
     [
-        ("torch:tpu", 2, "--device 'torch:tpu' is not a device; choose CPU or one of torch:cpu"),
-        ("torch:cuda:7", 2, "--device torch:cuda:7: torch"),
-        ("torch:hpu", 1, "pip install optimum-habana"),
+        ("torch:tpu", "", 2, "'torch:tpu' is not a device; choose CPU or one of torch:cpu"),
+        ("torch:cuda:7", "", 2, "--device torch:cuda:7: torch"),
+        ("torch:hpu", "habana_frameworks", 1, "pip install optimum-habana"),
+        ("torch:cpu", "torch", 1, "--retries 1 -r requirements-torch.txt`"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(capsys, device, code, said):
+def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, device, missing, code, said):
+    monkeypatch.setattr(machine, "find_spec", lambda package: package != missing or None)
     assert main(["run", "hello", "--pair", "embedded", "--device", device]) == code
     assert said in capsys.readouterr().err
-
-
-def test_missing_torch_is_said_with_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(machine, "find_spec", lambda package: None if package == "torch" else 1)
-    assert main(["run", "hello", "--pair", "embedded", "--device", "torch:cpu"]) == 1
-    said = "--device torch:cpu needs torch, not installed here; run `pip install --retries 1 -r "
-    assert said + "requirements-torch.txt`" in capsys.readouterr().err
 
 
 def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
@@ -270,39 +245,27 @@ def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
 
 
 def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
-    from specdemo.bench.peers import peers_of, to_audit
-
-    found = loaded(
-        tiny_home / "llama-target",
-        tiny_home / "llama-draft",
-        device="torch:cpu",
-        draft_device="torch:cpu",
-    )
+    found = loaded(tiny_home / "llama-target", tiny_home / "llama-draft")
     asked = Settings(max_new_tokens=16)
     peers = list(peers_of(["transformers"], found, {"dtype": "float32"}))
-    with closing(Session(found)) as session:
+    with Session(found) as session:
         *_, trace = session.answer(QUESTION, asked)
     names = [f"transformers/{mode}" for mode in ("autoregressive", "prompt-lookup", "speculative")]
     assert sorted({peer.name for peer in peers}) == names
     for peer in peers:
         tokens, seconds = peer.answer(QUESTION, asked)
-        assert tokens == trace.token_ids, peer.name
-        assert seconds > 0
+        assert tokens == trace.token_ids and seconds > 0, peer.name
     sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
     assert len(sampled) == 16
     assert [peer.name for peer in to_audit(peers, 3)] == names
 
 
 def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair, capsys):
-    from specdemo.bench.peers import peers_of
-
     with pytest.raises(BadInput, match="--peers transformers runs checkpoints"):
         list(peers_of(["transformers"], tiny_llama_pair, {}))
     target = Checkpoint(tiny_home / "llama-target")
     mixed = dataclasses.replace(tiny_llama_pair, target_xml=target, device="torch:cpu")
     with pytest.raises(BadInput, match="--peers openvino-genai runs IR"):
         list(peers_of(["openvino-genai"], mixed, {}))
-    ways = list(peers_of(["transformers"], mixed, {"dtype": "float32"}))
+    list(peers_of(["transformers"], mixed, {"dtype": "float32"}))
     assert "transformers/speculative was left out" in capsys.readouterr().err
-    modes = {one.name.removeprefix("transformers/") for one in ways}
-    assert modes == {"autoregressive", "prompt-lookup"}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from fakes import FakeSession, page_server, until
 
-from specdemo.engine.handle import Waiting
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import (
     BadInput,
     Busy,

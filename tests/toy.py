@@ -14,8 +14,7 @@ from specdemo.engine.cache import BlockPool, Sequence
 from specdemo.engine.decode import Decoding, Limits, Prompt, decode, prefill
 from specdemo.engine.drafters import Draft, Proposal, Reply, make_drafter
 from specdemo.engine.guard import Guard
-from specdemo.engine.instance import Logits
-from specdemo.engine.model import Run
+from specdemo.engine.model import Logits, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
@@ -79,7 +78,7 @@ class ToyModel:
         ends = range(len(tokens) - run.rows + 1, len(tokens) + 1)
         width = HASHED_VOCABULARY if self.table is None else self.table.shape[1]
         rows = np.array([self.row(tokens[:end]) for end in ends], np.float32)
-        return Logits.of(rows.reshape(run.rows, width))
+        return logits_of(rows.reshape(run.rows, width))
 
 
 def random_table(
@@ -97,7 +96,13 @@ def sequence(tokens: tuple[int, ...] = ()) -> Sequence:
 
 
 def logits_after(table: np.ndarray, tokens: list[int] | tuple[int, ...]) -> Logits:
-    return Logits.of(table[list(tokens)])
+    return logits_of(table[list(tokens)])
+
+
+def logits_of(rows: np.ndarray) -> Logits:
+    """The logits of these rows, as a forward gives them."""
+    top = rows.max(axis=-1)
+    return Logits(rows, top + np.log(np.exp(rows - top[:, None]).sum(axis=-1)))
 
 
 def decoding(

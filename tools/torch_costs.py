@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+import openvino as ov
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -40,9 +41,9 @@ def synchronized(device: str) -> float:
 @torch.inference_mode()
 def measure(checkpoint: Checkpoint, device: str, way: str) -> None:
     properties = torch_model.properties(device, exact=way == "exact")
-    model = TorchModel(checkpoint, ModelSettings(device, properties))
+    model = TorchModel(checkpoint, ModelSettings(device, properties), ov.Core())
     found = numerics.measure_invariance(model)
-    print(f"{checkpoint.name}, {model.note}, {dict(properties)}\n{found}")
+    print(f"{checkpoint.name} on {device}, {dict(properties)}\n{found}")
     place = device.removeprefix("torch:")
     module = torch_model.load_module(checkpoint, device, dict(properties)["dtype"])
     cache = DynamicCache(config=module.config)

@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.engine import cache, decode
+from specdemo.engine.cache import PrefixCache
 from specdemo.engine.drafters import (
     FEW,
     READ_TOGETHER,
@@ -35,7 +36,6 @@ from specdemo.engine.head import DEPTH, Head, HeadStep
 from specdemo.engine.model import Model, Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
 from specdemo.engine.policy import Policy
-from specdemo.engine.prefix_cache import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling

@@ -1,13 +1,25 @@
-"""Which blocks of the KV cache are free, and the sequences that hold the others. No tensors."""
+"""Which blocks of the KV cache are free, the sequences that hold the others, and the texts that are
+kept, to be read again at no cost. No tensors."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
 from .errors import CacheFull
+
+if TYPE_CHECKING:
+    from .decode import Prompt
+    from .model import Model
+
+
+SPARE_TOKENS = 8192
+"""What kept texts may hold; the last one stays whatever its length."""
 
 
 class BlockPool:
-    """Which of `limit` cache blocks are free, and how many sequences share each used one. The last
-    one given back is taken first: what was never taken takes no memory."""
+    """Which of `limit` cache blocks are free, and how many sequences share each used one. What was
+    never taken takes no memory: the last one given back is taken first."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -29,10 +41,6 @@ class BlockPool:
             self.references[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
-        assert self.references[block] > 0, "only a used block can be shared"
-        self.references[block] += 1
-
     def give_back(self, block: int) -> None:
         assert self.references[block] > 0, "a block was given back twice"
         self.references[block] -= 1
@@ -40,9 +48,8 @@ class BlockPool:
             self.free.append(block)
 
 
-class Sequence:
-    """The tokens whose keys and values are in the cache, and the blocks that hold them; `release`
-    it when done (also a context manager)."""
+class Sequence(AbstractContextManager):
+    """The tokens whose keys and values are in the cache, and the blocks that hold them."""
 
     def __init__(self, pool: BlockPool, block_size: int):
         self._pool = pool
@@ -76,8 +83,69 @@ class Sequence:
         self.tokens.clear()
         self.trim_blocks()
 
-    def __enter__(self) -> Sequence:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class PrefixCache:
+    """Texts of one model, the least recently used given up first. Reused is a whole text, or whole
+    chunks of `chunk` tokens at their fixed places, nothing between: a target model's logits are
+    then the same bits whatever was asked before, and by whom. The `opening` that a template gives
+    to all prompts is a chunk of its own."""
+
+    def __init__(self, model: Model, chunk: int = 1, opening: tuple[int, ...] = ()):
+        self.model = model
+        self.chunk = chunk
+        self.opening = opening
+        self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
+
+    def opening_of(self, tokens: tuple[int, ...]) -> int:
+        """How many tokens of a prompt are the opening: all of it or none."""
+        size = len(self.opening)
+        return size if len(tokens) > size and tokens[:size] == self.opening else 0
+
+    def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
+        """A new sequence with as much of a text as is kept; the Prompt if all was kept as one."""
+        if tokens in self._kept:
+            kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
+            return self.model.fork(kept[0], len(tokens)), kept[1]
+        opening = self.opening_of(tokens)
+        # A rest of one token more than a chunk is read as one.
+        most = opening + max(len(tokens) - opening - (self.chunk > 1) * 2, 0)
+        best, reused = None, 0
+        for text, (sequence, _) in self._kept.items():
+            beyond = min(common(tokens, text), most) - opening
+            shared = opening + beyond // self.chunk * self.chunk
+            if beyond >= 0 and shared > reused:
+                best, reused = sequence, shared
+        return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
+
+    def keep(self, sequence: Sequence, prompt: Prompt | None = None) -> None:
+        """Keep the text of a sequence, which is the cache's from here on."""
+        text = tuple(sequence.tokens)
+        if text in self._kept or not text:
+            sequence.release()
+            return
+        sequence.trim_blocks()
+        self._kept[text] = sequence, prompt
+        self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
+
+    def blocks(self) -> set[int]:
+        """The blocks that kept texts hold; may be asked from any thread."""
+        kept = list(self._kept.values())
+        return {block for sequence, _ in kept for block in list(sequence.blocks)}
+
+    def make_room(self, blocks: int, least: int = 0) -> None:
+        """Give up the oldest texts but `least`, until the others hold at most `blocks` blocks,
+        those that they share counted each time."""
+        held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
+        while held > blocks and len(self._kept) > least:
+            sequence, _ = self._kept.pop(next(iter(self._kept)))
+            held -= len(sequence.blocks)
+            sequence.release()
+
+
+def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Length of the common beginning."""
+    most = min(len(left), len(right))
+    return next((at for at in range(most) if left[at] != right[at]), most)

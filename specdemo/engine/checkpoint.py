@@ -18,8 +18,7 @@ _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`path` is a folder that transformers loads, or a GGUF file. `remote_code` lets Python code in
-    the folder run."""
+    """A folder that transformers loads, or a GGUF file. `remote_code` lets code in it run."""
 
     path: Path
     remote_code: bool = False
@@ -28,33 +27,40 @@ class Checkpoint:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def size(self) -> int:
-        """Bytes of its weights."""
-        files = self.path.glob("*") if self.path.is_dir() else [self.path]
-        suffixes = (".safetensors", ".bin", ".gguf")
-        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """What an engine compiles: IR or (on torch devices) checkpoints, the KV cache's precision,
+    the `opening` tokens of most prompts, and whether answers can begin before the draft model is
+    there. A draft `head` (IR) takes the draft model's place where the target is IR too."""
+
+    target: Path | Checkpoint
+    draft: Path | Checkpoint | None = None
+    device: str = "CPU"
+    draft_device: str = "CPU"
+    kv_cache: str = "auto"
+    opening: tuple[int, ...] = ()
+    draft_later: bool = False
+    head: Path | None = None
 
 
 def weights_size(source: Path | Checkpoint) -> int:
     """Bytes of the weights of an IR file or a checkpoint. Raises ModelError."""
+    path = source.path if isinstance(source, Checkpoint) else source.with_suffix(".bin")
+    files = path.glob("*") if path.is_dir() else [path]
+    suffixes = (".safetensors", ".bin", ".gguf")
     try:
-        if isinstance(source, Checkpoint):
-            return source.size
-        return source.with_suffix(".bin").stat().st_size
+        return sum(file.stat().st_size for file in files if file.suffix in suffixes)
     except OSError as error:
         raise ModelError(f"{source.name} cannot be read; fetch or export it again.") from error
 
 
 def release_file(path: Path) -> None:
-    """Drop the pages of a file that this process has mapped for reading; one that is touched again
-    is mapped again. Compiled instances hold their own copy of most weights. Linux only."""
-    name = str(path.resolve())
+    """Drop the pages of a file that this process has mapped; one that is touched again is read
+    again. Compiled instances hold their own copy of most weights. Linux only."""
     with suppress(OSError):
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        libc = ctypes.CDLL(None)
-        for line in maps:
-            bounds, access, *_, mapped = line.split(maxsplit=5)
-            if mapped == name and "w" not in access:
-                begin, end = (int(bound, 16) for bound in bounds.split("-"))
+        libc, name = ctypes.CDLL(None), str(path.resolve())
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if line.endswith(name) and "w" not in line.split()[1]:
+                begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
                 libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)

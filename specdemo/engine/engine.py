@@ -3,49 +3,33 @@ only."""
 
 from __future__ import annotations
 
+import logging
 import sys
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
+from threading import Event, Lock
 
 import openvino as ov
 
 from . import numerics
-from .checkpoint import Checkpoint, release_file, weights_size
+from .cache import PrefixCache
+from .checkpoint import PairFiles, release_file, weights_size
 from .errors import BadInput, Busy
-from .handle import Handle, Load, Waiting
-from .head import Head, fractions
-from .model import PREFILL_CHUNK, Model, PagedModel
-from .policy import MAX_DRAFT, Acceptance
-from .prefix_cache import PrefixCache
+from .head import Head
+from .model import PREFILL_CHUNK, Model, ModelSettings, PagedModel, open_model
+from .policy import MAX_DRAFT, Acceptance, Policy
 from .profile import Profile
-from .request import Request, Target
-from .scheduler import QUEUED, Scheduler
+from .request import Request, Target, models
+from .scheduler import QUEUED, Handle, OnWait, Scheduler, Waiting
 
-
-@dataclass(frozen=True, slots=True)
-class PairFiles:
-    """What an engine compiles: IR or (on torch devices) checkpoints, the KV cache's precision,
-    the `opening` tokens of most prompts, and whether answers can begin before the draft model is
-    there. A draft `head` (IR) takes the draft model's place where the target is IR too."""
-
-    target: Path | Checkpoint
-    draft: Path | Checkpoint | None = None
-    device: str = "CPU"
-    draft_device: str = "CPU"
-    kv_cache: str = "auto"
-    opening: tuple[int, ...] = ()
-    draft_later: bool = False
-    head: Path | None = None
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Blocks of a KV cache: `used` of at most `limit`, `kept` of them for prompts that may be asked
-    again and given up when others need them."""
+    """Blocks of a KV cache: `used` of at most `limit`, `kept` of them for prompts only."""
 
     used: int
     kept: int
@@ -53,14 +37,13 @@ class CacheUse:
 
 
 class Engine:
-    """Compiles what the first token needs, which takes a second or more; arguments as in `Session`.
+    """Compiles what the first token needs; arguments as in `Session`. The rest (fixed-shape
+    instances, the draft model where it can come later, a missing cost table) is prepared between
+    requests, with `background`, or when `prepare` asks for it.
 
     `available_bytes` says how much memory is free; `profile` is what is known of this pair on this
-    machine, and `remember` is told what is known later. The rest (fixed-shape instances, the draft
-    model where it can come later, a missing cost table) is prepared step by step between requests,
-    with `background`, or when `prepare` asks for it. Raises ModelError when a model
-    cannot be used.
-    """
+    machine, and `remember` is told what is known later. `drafts` says whether there is a draft
+    model, or a draft head that the target model can feed. Raises ModelError."""
 
     def __init__(
         self,
@@ -89,38 +72,24 @@ class Engine:
         self._active = active
         self._remember = remember
         self._known = profile or Profile()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._targets: dict[str, Target] = {}
+        self._caches: dict[str, PrefixCache] = {}
         self._draft: PrefixCache | Head | None = None
-        self._hidden = fractions(files.head, self.core) if files.head else None
         exact = self._targets["exact"] = self._compile("exact")
+        self._has_head = files.head is not None and isinstance(exact.model, PagedModel)
+        self.drafts = self._has_head or files.draft is not None
         if self.drafts and not files.draft_later:
             self._open_draft(exact)
         self._release_files()
-        self._scheduler = Scheduler(
-            most_active=active, queued=waiting, make_room=self._make_room, background=background
-        )
-        self._scheduler.run_in_background(self._preparation(exact))
-
-    @property
-    def load(self) -> Load:
-        """What the scheduler is doing."""
-        return self._scheduler.load
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the pair has a draft model, or a draft head that its target model can feed."""
-        return self._reads_hidden or self._files.draft is not None
-
-    @property
-    def _reads_hidden(self) -> bool:
-        return self._hidden is not None and isinstance(self._targets["exact"].model, PagedModel)
+        self.scheduler = Scheduler(most_active=active, queued=waiting, background=background)
+        self.scheduler.run_in_background(self._preparation(exact))
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """What the KV caches "target", "target fast" and "draft" hold."""
         return {
             name: CacheUse(cache.model.pool.used, len(cache.blocks()), cache.model.pool.limit)
-            for name, cache in self._caches().items()
+            for name, cache in dict(self._caches).items()
         }
 
     def target(self, name: str) -> Target:
@@ -133,24 +102,19 @@ class Engine:
                 needed, free = weights_size(self._files.target), self._available_bytes()
                 if needed > free:  # this process would be killed
                     raise BadInput(
-                        f"The target model compiled for other numerics takes {needed / 1e9:.1f} GB "
-                        f"more and {free / 1e9:.1f} GB are free; keep to the numerics that were "
-                        "used first."
+                        f"The target model in other numerics takes {needed / 1e9:.1f} GB more, and "
+                        f"{free / 1e9:.1f} GB are free; keep to the numerics used first."
                     )
                 target = self._targets[name] = self._compile(name)
-                self._scheduler.run_in_background(self._preparation(target))
+                self.scheduler.run_in_background(self._preparation(target))
             return self._targets[name]
 
     def prepare(
-        self,
-        name: str = "exact",
-        stop: threading.Event | None = None,
-        on_wait: Callable[[Waiting], None] | None = None,
+        self, name: str = "exact", stop: Event | None = None, on_wait: OnWait | None = None
     ) -> None:
-        """Finish, beside what is being answered, what was left for later; `on_wait` is told place 0
-        while it takes."""
+        """Finish what was left for later; `on_wait` is told place 0 while it takes."""
         target = self.target(name)
-        self._scheduler.hurry()
+        self.scheduler.hurry()
         while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):
             if on_wait is not None:
                 on_wait(Waiting(0, None))
@@ -162,86 +126,71 @@ class Engine:
         policy = self._targets["exact"].policy
         return Profile(
             self._known.targets | targets,
-            policy.costs.draft_step or self._known.draft_step,
+            policy.costs.draft_step,
             {source: rates.counts for source, rates in dict(policy.acceptance).items()},
         )
 
     def submit(
-        self,
-        request: Request,
-        target: Target,
-        *,
-        stop: threading.Event | None = None,
-        first: bool = False,
+        self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
-        """Hand a request to the scheduler; the events of its Handle are Rounds. With `first` it
-        goes before those that wait. Raises BadInput for one that could never fit into the KV cache,
-        Busy when too many wait."""
+        """Hand a request to the scheduler, with `first` before those that wait; the events of its
+        Handle are Rounds. Raises BadInput for one that could never fit into the KV cache, Busy."""
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
-        models = target.models(draft)
-        caches = [model for model in models.values() if not isinstance(model, Head)]
-        blocks = {model: _blocks(model, tokens, prompt) for model in caches}
-        if any(count > model.pool.limit for model, count in blocks.items()):
+        caches = [one for one in (target.prefixes, draft) if isinstance(one, PrefixCache)]
+        blocks = {cache: _blocks(cache.model, tokens, prompt) for cache in caches}
+        if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
                 f"Prompt and answer may come to {tokens} tokens; this server's KV cache holds "
                 f"{limit} for all requests: ask for fewer tokens."
             )
-        work = partial(request.work, target, draft)
-        handle = Handle(work, models, blocks, target.merged, stop or threading.Event())
-        return self._scheduler.submit(handle, first=first)
+        work, merged = request.work(target, draft), target.invariance.merged_tokens
+        handle = Handle(work, models(target, draft), blocks, merged, stop or Event())
+        return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:
         """Release the models; what is being answered is cancelled."""
-        self._scheduler.close()
+        self.scheduler.close()
         if self._targets:
             self._remember(self.profile)
         with self._lock:
-            for cache in self._caches().values():
-                cache.make_room(0)
             self._targets.clear()
+            self._caches.clear()
             self._draft = None
-
-    def _caches(self) -> dict[str, PrefixCache]:
-        names = {"exact": "target", "fast": "target fast"}
-        caches = {names[name]: one.prefixes for name, one in dict(self._targets).items()}
-        return caches | ({"draft": self._draft} if isinstance(self._draft, PrefixCache) else {})
-
-    def _make_room(self, model: Model, blocks: int) -> None:
-        for cache in self._caches().values():
-            if cache.model is model:
-                cache.make_room(blocks)
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
-        where = files.target, files.device, self.core, files.kv_cache
-        exact = name == "exact"
-        model, found = numerics.open_target(*where, exact=exact, known=known, hidden=self._hidden)
+        model, found = numerics.open_target(files, self.core, name == "exact", known)
         self._fix_cache(model)
-        target = Target(name, model, PrefixCache(model, PREFILL_CHUNK, files.opening), found)
-        policy = target.policy
+        prefixes = PrefixCache(model, PREFILL_CHUNK, files.opening)
+        self._caches["target" if name == "exact" else "target fast"] = prefixes
+        rates = {source: Acceptance(one) for source, one in self._known.acceptance.items()}
+        target = Target(name, model, prefixes, found, Policy(acceptance=rates))
+        costs = target.policy.costs
+        costs.draft_step = self._known.draft_step
         if known is not None and known.costs:
-            policy.costs.learn(known.costs)
+            costs.learn(known.costs)
             target.measured = known.measured
-        for source, counts in self._known.acceptance.items():
-            policy.acceptance[source] = Acceptance(counts)
-        policy.costs.draft_step = self._known.draft_step
-        target.pad_to(policy.costs.steady_size() if model.settings.fixed_shapes else 0)
+        target.pad_to(costs.steady_size() if model.settings.fixed_shapes else 0)
         return target
 
     def _open_draft(self, target: Target) -> None:
         """Compile the draft head or model."""
-        files = self._files
-        if self._reads_hidden:
-            head = self._draft = Head(files.head, self.core)
-            step = self._known.draft_step or head.step_seconds()
+        files, step = self._files, self._known.draft_step
+        if self._has_head:
+            self._draft = Head(files.head, self.core)
+            step = step or self._draft.step_seconds()
         else:
-            where = files.draft, files.draft_device, self.core, files.kv_cache
-            model = numerics.open_draft(*where, target.model.vocabulary_size)
+            # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
+            ir = isinstance(files.draft, Path)
+            known = numerics.candidates(files.draft, files.draft_device, files.kv_cache, ir)[0]
+            vocabulary = target.model.vocabulary_size
+            settings = ModelSettings(files.draft_device, known, vocabulary=vocabulary)
+            model = open_model(files.draft, settings, self.core)
             self._fix_cache(model)
-            step = self._known.draft_step or numerics.step_seconds(model, target.model)
-            self._draft = PrefixCache(model)
+            step = step or numerics.step_seconds(model, target.model)
+            self._draft = self._caches["draft"] = PrefixCache(model)
         for one in list(self._targets.values()):
             one.policy.costs.saw_draft(step)
 
@@ -249,7 +198,7 @@ class Engine:
         """What the first token does not need, a step at a time."""
         model = target.model
         try:
-            while model.compile_next():
+            for _ in model.compiling:
                 target.pad_to(0)
                 yield
             if self.drafts and self._draft is None:
@@ -261,6 +210,8 @@ class Engine:
                 target.measured = datetime.now(UTC).date().isoformat()
             self._release_files()
             self._remember(self.profile)
+        except Exception as error:
+            log.error("The preparation failed and is left.", exc_info=error)
         finally:
             target.prepared.set()
 
@@ -284,8 +235,7 @@ class Engine:
 
 def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
     """Cache blocks that a request can come to hold: its prompt's, which is kept for others, and its
-    own, which shares the prompt's whole blocks where blocks can be shared; the last forward may run
-    a draft's length past the end."""
+    own, which share the prompt's whole blocks where they can; to a draft's length past the end."""
     size = model.block_size
     shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
     return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared

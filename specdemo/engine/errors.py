@@ -22,9 +22,6 @@ class BadInput(SpecdemoError, ValueError):
         super().__init__(message)
         self.param, self.code = param, code
 
-    def __reduce__(self):
-        return type(self), (str(self), self.param, self.code)
-
 
 class ModelError(SpecdemoError, RuntimeError):
     """A model cannot be loaded or run."""

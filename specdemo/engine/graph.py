@@ -14,9 +14,8 @@ from openvino._offline_transformations import paged_attention_transformation
 from .errors import ModelError
 
 JOINED_BYTES = 4 << 20
-"""Of weights, that products are joined up to: beyond it a product takes so long that starting it
-does not matter, and the joined weights would be a second copy of what else is read from the file.
-"""
+"""Of weights, that products are joined up to: beyond it, starting a product does not matter, and
+the joined weights would be a second copy of what else is read from the file."""
 
 ROWS_INPUT = "logits_rows"
 """Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
@@ -25,18 +24,27 @@ HIDDEN = "hidden"
 """Name of the added output of hidden states."""
 
 
-def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
-    """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `join_products`. Raises ModelError when the graph is not a decoder with scaled dot-product
-    attention and a language-model head."""
+def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
+    """The IR in `xml`. Raises ModelError for what is none."""
     try:
-        paged_attention_transformation(model, False, False)
+        return core.read_model(str(xml))
     except RuntimeError as error:
         raise ModelError(
-            "The IR has no attention that runs over a paged KV cache; export the model again: "
-            f"{last_line(error)}"
+            f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again."
         ) from error
-    shape_head(model, vocabulary, 0)
+
+
+def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
+    """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
+    `join_products`. Raises ModelError for another graph."""
+    try:
+        paged_attention_transformation(model, False, False)
+        shape_head(model, vocabulary, 0)
+    except RuntimeError as error:
+        raise ModelError(
+            "The IR is no decoder with attention over a KV cache and a language-model head; export "
+            f"the model again: {last_line(error)}"
+        ) from error
     if hidden is not None:
         add_hidden(model, hidden)
     join_products(model)
@@ -45,31 +53,55 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
     empty one, all rows wanted. Its weights are the same memory."""
-    sizes = {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
-    sizes |= {"block_indices_begins": tokens + 2}
-    sizes |= dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
+    sizes = dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
+    sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
+    sizes["block_indices_begins"] = tokens + 2
     fixed = model.clone()
     fixed.reshape({name: ov.PartialShape([size]) for name, size in sizes.items()})
     return fixed
 
 
+def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
+    """Let a decoder's head compute only the rows named by the new input ROWS_INPUT, which lie along
+    `axis` of the hidden states, and give logits of the first `vocabulary` tokens (None: all); adds
+    their log-sum-exp as an output."""
+    head = _head(model)
+    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
+    rows.output(0).get_tensor().set_names({ROWS_INPUT})
+    chosen = ops.gather(head.input_value(0), rows, ops.constant(axis))
+    head.input(0).replace_source_output(chosen.output(0))
+    model.add_parameters([rows])
+    if vocabulary is not None:
+        result = model.get_results()[0]
+        bounds = ([0], [vocabulary], [1], [-1])
+        cut = ops.slice(result.input_value(0), *(np.array(one) for one in bounds))
+        result.input(0).replace_source_output(cut.output(0))
+    add_log_sums(model)
+
+
+def add_log_sums(model: ov.Model) -> None:
+    """Add the log-sum-exp of each row of logits, which are the first output, as an output."""
+    logits = model.get_results()[0].input_value(0)
+    last = ops.constant([-1])
+    top = ops.reduce_max(logits, last, True)
+    total = ops.reduce_sum(ops.exp(ops.subtract(logits, top)), last, True)
+    model.add_results([ops.result(ops.add(ops.log(total), top).output(0))])
+    model.validate_nodes_and_infer_types()
+
+
 def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
     """Let a decoder whose head was shaped give the hidden states of the rows of logits as one more
     output HIDDEN (float32 [rows, H]): what its head reads, and behind it the residual stream at
-    these fractions of its additions.
-
-    Raises ModelError when the graph has no residual stream.
-    """
+    these fractions of its additions. Raises ModelError when the graph has no residual stream."""
     gather = _head(model).input_value(0).get_node()
     width = gather.get_output_partial_shape(0)[-1]
     parts = [gather]
     if fractions:
         stream = _residual_stream(model, width)
         additions = [stream[max(round(share * len(stream)), 1) - 1] for share in fractions]
-        rows, axis = gather.input_value(1), gather.input_value(2)
-        parts += [ops.gather(one.output(0), rows, axis) for one in additions]
+        parts += [ops.gather(one, *gather.input_values()[1:]) for one in additions]
     shape = ops.constant(np.array([-1, width.get_length()]))
-    flat = [ops.reshape(ops.convert(part.output(0), "f32"), shape, False) for part in parts]
+    flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
     hidden = ops.concat(flat, -1)
     hidden.output(0).get_tensor().set_names({HIDDEN})
     model.add_results([ops.result(hidden.output(0))])
@@ -100,130 +132,72 @@ def _through_casts(value: ov.Output) -> ov.Node:
     return node
 
 
-def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
-    """The IR in `xml`. Raises ModelError for what is none."""
-    try:
-        return core.read_model(str(xml))
-    except RuntimeError as error:
-        raise ModelError(
-            f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again."
-        ) from error
+def _head(model: ov.Model) -> ov.Node:
+    """The last MatMul before the logits."""
+    node = model.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        node = node.input_value(0).get_node()
+    return node
 
 
 def join_products(model: ov.Model) -> int:
     """Make matrix products of the same input (queries, keys and values; the two halves of a gate)
-    one product each, in place; gives how many. The same sums in the same order, so the same bits.
-    For a small model starting a product on all threads takes as long as the product."""
+    one product each, in place; gives how many. The same sums in the same order, so the same bits,
+    and fewer products to start, which takes a small model as long as the products."""
     sharing = defaultdict(list)
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and _rows_times_weights(node):
-            source = node.input_value(0)
-            sharing[source.get_node().get_name(), source.get_index()].append(node)
+        if node.get_type_name() == "MatMul":
+            transposed = node.get_attributes()
+            if transposed["transpose_b"] and not transposed["transpose_a"]:
+                source = node.input_value(0)
+                sharing[source.get_node().get_name(), source.get_index()].append(node)
     joined = 0
-    for products in filter(lambda one: len(one) > 1, sharing.values()):
-        weights = _joined([product.input_value(1).get_node() for product in products])
-        if weights is None:
+    for products in sharing.values():
+        weights = [product.input_value(1) for product in products]
+        together = _joined([one.get_node() for one in weights]) if len(weights) > 1 else None
+        if together is None:
             continue
-        together = ops.matmul(products[0].input_value(0), weights, False, True)
-        sizes = [product.input_value(1).get_partial_shape()[0].get_length() for product in products]
-        parts = ops.variadic_split(
-            together, ops.constant(np.int64(-1)), ops.constant(np.array(sizes, np.int64))
-        )
+        whole = ops.matmul(products[0].input_value(0), together, False, True)
+        rows = np.array([one.get_shape()[0] for one in weights])
+        parts = ops.variadic_split(whole, ops.constant(np.int64(-1)), ops.constant(rows))
         for part, product in zip(parts.outputs(), products, strict=True):
-            for reader in product.output(0).get_target_inputs():
-                reader.replace_source_output(part)
+            product.output(0).replace(part)
         joined += 1
     model.validate_nodes_and_infer_types()
     return joined
 
 
-def _rows_times_weights(product: ov.Node) -> bool:
-    """Whether it multiplies by weights [outputs, inputs], few enough to be joined."""
-    flags, weights = product.get_attributes(), product.input_value(1).get_partial_shape()
-    if flags["transpose_a"] or not flags["transpose_b"] or weights.is_dynamic or len(weights) != 2:
-        return False
-    return weights[0].get_length() * weights[1].get_length() <= JOINED_BYTES
-
-
-def _joined(weights: list[ov.Node]) -> ov.Node | None:
-    """One expression in place of several alike (constant, zero point, scale, converts), as it
-    stands but for its constants, which lie one below the other: so the plugin still sees
-    compressed weights. None for expressions that it does not know or that differ."""
-    first, kind = weights[0], weights[0].get_type_name()
-    if any(node.get_type_name() != kind for node in weights):
+def _joined(nodes: list[ov.Node]) -> ov.Node | None:
+    """One expression of weights in place of several alike, with their constants one below the
+    other, so that the plugin still sees compressed weights. None for others and for large ones."""
+    kind, *others = {node.get_type_name() for node in nodes}
+    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract"):
         return None
     if kind == "Constant":
-        return _stacked(weights)
-    if kind not in ("Convert", "Reshape", "Multiply", "Subtract"):
-        return None
-    values = zip(*(node.input_values() for node in weights), strict=True)
+        return _stacked(nodes)
+    values = zip(*(node.input_values() for node in nodes), strict=True)
     inputs = [_joined([value.get_node() for value in alike]) for alike in values]
     if any(one is None for one in inputs):
         return None
     if kind == "Convert":
-        return ops.convert(inputs[0], first.get_output_element_type(0).to_string())
-    if kind == "Reshape":
-        return ops.reshape(*inputs, False)
+        return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
     return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
 
 
 def _stacked(constants: list[ov.Node]) -> ov.Node | None:
     """Constants [rows, width] of one type, one below the other."""
-    kind = constants[0].get_output_element_type(0)
-    shapes = [list(constant.get_output_shape(0)) for constant in constants]
-    memories = [raw_bytes(constant.get_tensor_view()) for constant in constants]
-    if any(constant.get_output_element_type(0) != kind for constant in constants):
-        return None
-    if any(len(shape) != 2 or shape[1] != shapes[0][1] for shape in shapes):
+    tensors = [constant.get_tensor_view() for constant in constants]
+    alike = {(str(one.element_type), *one.shape[1:]) for one in tensors}
+    if len(alike) > 1 or len(tensors[0].shape) != 2:
         return None
     # Rows of four bits need not end on whole bytes.
-    split = any(memory.size % shape[0] for shape, memory in zip(shapes, memories, strict=True))
-    if split or sum(memory.size for memory in memories) > JOINED_BYTES:
+    split = any(one.byte_size % one.shape[0] for one in tensors)
+    if split or sum(one.byte_size for one in tensors) > JOINED_BYTES:
         return None
-    tensor = ov.Tensor(kind, ov.Shape([sum(shape[0] for shape in shapes), shapes[0][1]]))
-    raw_bytes(tensor)[:] = np.concatenate(memories)
-    return ops.constant(tensor)
-
-
-def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
-    """Let a decoder's head compute only the rows named by the new input ROWS_INPUT, which lie along
-    `axis` of the hidden states, and give logits of the first `vocabulary` tokens (None: all); adds
-    their log-sum-exp as an output."""
-    head = _head(model)
-    rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
-    rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    head.input(0).replace_source_output(
-        ops.gather(head.input_value(0), rows, ops.constant(axis)).output(0)
-    )
-    model.add_parameters([rows])
-    if vocabulary is not None:
-        result = model.get_results()[0]
-        bounds = ([0], [vocabulary], [1], [-1])
-        cut = ops.slice(result.input_value(0), *(np.array(one) for one in bounds))
-        result.input(0).replace_source_output(cut.output(0))
-    add_log_sums(model)
-
-
-def add_log_sums(model: ov.Model) -> None:
-    """Add the log-sum-exp of each row of logits, which are the first output, as an output."""
-    logits = model.get_results()[0].input_value(0)
-    last = ops.constant([-1])
-    top = ops.reduce_max(logits, last, True)
-    total = ops.reduce_sum(ops.exp(ops.subtract(logits, top)), last, True)
-    model.add_results([ops.result(ops.add(ops.log(total), top).output(0))])
-    model.validate_nodes_and_infer_types()
-
-
-def _head(model: ov.Model) -> ov.Node:
-    """The last MatMul before the logits."""
-    node = model.get_results()[0].input_value(0).get_node()
-    while node.get_type_name() != "MatMul":
-        if not node.get_input_size():
-            raise ModelError(
-                "The IR has no language-model head: no matrix product leads to its logits."
-            )
-        node = node.input_value(0).get_node()
-    return node
+    shape = [sum(one.shape[0] for one in tensors), tensors[0].shape[1]]
+    stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
+    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(one) for one in tensors])
+    return ops.constant(stacked)
 
 
 def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
@@ -233,5 +207,5 @@ def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
 
 def last_line(error: BaseException) -> str:
     """The end of an OpenVINO error, where it says what was wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:200] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip()[:200]

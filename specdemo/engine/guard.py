@@ -1,6 +1,5 @@
-"""Where one token by itself still rounds differently from larger forwards, on processors without
-VNNI (docs/reference/numerics.md): padding it to two costs a fifth of a step there, so it runs
-unpadded, and its choice stands unless it was nearly a tie."""
+"""Where one token by itself rounds differently from larger forwards, on processors without VNNI
+(docs/reference/numerics.md): it runs unpadded, and its choice stands unless it was nearly a tie."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ REPEATED = 16
 @dataclass(slots=True)
 class Guard:
     """`margin` (logits) is many times the largest difference that was measured between a one-token
-    forward and others. Once a token has run unpadded, keys, values and logits after it differ in
-    their last bits. A choice whose margin exceeds that of the guard is the same all the same. For
-    any other, all tokens `since` the first unpadded one are run again in forwards that round alike.
-    """
+    forward and others: a choice that exceeds it is the same all the same. For any other, all tokens
+    `since` the first unpadded one, from which on last bits differ, are run again."""
 
     margin: float
     since: int | None = None

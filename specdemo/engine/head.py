@@ -16,7 +16,7 @@ import openvino as ov
 
 from .errors import ModelError
 from .graph import HIDDEN, add_log_sums, last_line
-from .instance import Logits
+from .model import Logits
 
 DEPTH = 5
 """Tokens of the longest chain: as many as heads are trained for."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from time import perf_counter
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import openvino as ov
@@ -16,16 +19,10 @@ import openvino as ov
 from .cache import BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .errors import ModelError
-from .graph import last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
-from .instance import Inputs, Instance, Logits
-
-if TYPE_CHECKING:
-    from .torch_model import TorchModel
-
-Model: TypeAlias = "PagedModel | TorchModel"
+from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 
 PREFILL_CHUNK = 256
-"""Tokens a prefill forward takes at once, so that a stop request waits for at most one chunk."""
+"""Tokens a prefill forward takes at once: a stop waits for at most one chunk."""
 
 CACHE_TOKENS = 16_384
 """Of a model that was not told how many: memory is only taken for blocks that were used."""
@@ -38,10 +35,8 @@ COMPILED_TOGETHER = 2
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
-    `stepwise` attends token by token, each as a sub-sequence of its own over the same blocks: for
-    few tokens at a long context faster than the kernel for several (docs/reference/numerics.md).
-    `unpadded` runs a single token by itself even where the model pads (`least_tokens`).
-    """
+    `stepwise` attends token by token, each as a sub-sequence of its own, which is faster for few
+    tokens. `unpadded` runs a single token by itself even where the model pads (`least_tokens`)."""
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
@@ -50,88 +45,164 @@ class Run:
     unpadded: bool = False
 
 
+class Logits(NamedTuple):
+    """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `log_sum` float32
+    [n], the log-sum-exp of each. `state` float32 [n, H] is what a draft head reads: hidden states
+    of a target model compiled for one, of a draft head its own next state."""
+
+    rows: np.ndarray
+    log_sum: np.ndarray
+    state: np.ndarray | None = None
+
+    def best(self, at: int) -> int:
+        """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
+        return int(self.rows[at].argmax())
+
+    def margin(self, at: int) -> float:
+        """By how much the best logit of row `at` exceeds every other."""
+        row, best = self.rows[at], self.best(at)
+        second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
+        return float(row[best] - second)
+
+    def probability(self, at: int, column: int) -> float:
+        """Softmax of row `at` at `column`, temperature 1."""
+        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
+
+    def part(self, begin: int, end: int) -> Logits:
+        """Some of the rows: views."""
+        if begin == 0 and end == len(self.rows):
+            return self
+        return Logits(*(None if one is None else one[begin:end] for one in self))
+
+    def last(self) -> Logits:
+        """A copy of the last row, which later forwards leave alone."""
+        return Logits(*(None if one is None else one[-1:].copy() for one in self))
+
+    def state_of(self, at: int) -> np.ndarray | None:
+        """A copy of one row's state."""
+        return None if self.state is None else self.state[at].copy()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """How a decoder is compiled: `properties` go to the plugin as they are, `fixed_shapes` are
     numbers of tokens for which `PagedModel` can be compiled once more each, `hidden` the states
-    that a draft head reads (`graph.add_hidden`), None for none."""
+    that a draft head reads (`graph.add_hidden`), None for none. Logits are of the ids below
+    `vocabulary`."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     fixed_shapes: tuple[int, ...] = ()
     hidden: tuple[float, ...] | None = None
+    vocabulary: int | None = None
 
 
-def open_model(
-    source: Path | Checkpoint,
-    settings: ModelSettings,
-    *,
-    vocabulary: int | None = None,
-    core: ov.Core | None = None,
-) -> Model:
+def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
     """Compile IR, or load a Checkpoint in torch. Raises ModelError when it does not run here."""
     if isinstance(source, Checkpoint):
         from .torch_model import TorchModel
 
-        return TorchModel(source, settings, vocabulary=vocabulary, core=core)
-    return PagedModel(source, settings, vocabulary=vocabulary, core=core)
+        return TorchModel(source, settings, core)
+    return PagedModel(source, settings, core)
+
+
+class Part(NamedTuple):
+    """A sub-sequence of a forward: `tokens` (or none) at the positions from `start`, over a block
+    table."""
+
+    tokens: list[int]
+    start: int
+    blocks: list[int]
+
+
+class Instance:
+    """One compiled instance of a model and its inputs. `seconds` are of the last inference."""
+
+    def __init__(self, compiled: ov.CompiledModel):
+        self._outputs = range(len(compiled.outputs))
+        self.request = compiled.create_infer_request()
+        inputs = {port.any_name: port for port in compiled.inputs}
+        self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
+        self.cache_ports = [port for name, port in inputs.items() if "_cache." in name]
+        self._buffers: dict[tuple[str, int], tuple[ov.Tensor, np.ndarray]] = {}
+        self._bound: dict[str, list[int]] = {}
+        self.seconds = 0.0
+
+    def run(self, parts: list[Part], wanted: list[int]) -> Logits:
+        """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
+        tokens, starts, blocks = zip(*parts, strict=True)
+        ends = [part.start + len(part.tokens) for part in parts]
+        self._bind("input_ids", list(chain(*tokens)))
+        self._bind("position_ids", list(chain(*map(range, starts, ends))))
+        self._bind("past_lens", list(starts))
+        self._bind("subsequence_begins", [0, *accumulate(map(len, tokens))])
+        self._bind("block_indices", list(chain(*blocks)))
+        self._bind("block_indices_begins", [0, *accumulate(map(len, blocks))])
+        self._bind("max_context_len", [max(ends)])
+        self._bind(ROWS_INPUT, wanted)
+        before = perf_counter()
+        # Without share_outputs the results would be copied into arrays that nobody reads.
+        self.request.infer(share_outputs=True)
+        self.seconds = perf_counter() - before
+        outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
+        rows, log_sum, *state = outputs
+        return Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
+
+    def _bind(self, name: str, values: list[int]) -> None:
+        """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor
+        kept for that size: allocation costs more."""
+        bound = self._bound.get(name)
+        if bound == values:
+            return
+        size = len(values)
+        buffer = self._buffers.get((name, size))
+        if buffer is None:
+            port = self._ports[name]
+            shape = [] if port.partial_shape.rank.get_length() == 0 else [size]
+            tensor = ov.Tensor(port.element_type, ov.Shape(shape))
+            if len(self._buffers) > 4096:
+                self._buffers.clear()
+            bound = None
+            buffer = self._buffers[name, size] = (tensor, tensor.data.reshape(-1))
+        tensor, view = buffer
+        view[:] = values
+        if bound is None or len(bound) != size:
+            self.request.set_tensor(self._ports[name], tensor)
+        self._bound[name] = values
 
 
 class PagedModel:
-    """An OpenVINO decoder IR (stateful, with SDPA), compiled once, its KV cache in blocks we own.
-
-    `vocabulary` bounds the logits to the ids below it. Used from one thread at a time.
+    """A decoder IR (stateful, with SDPA), its KV cache in blocks we own. Raises ModelError.
 
     Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
-    kernel always (docs/reference/numerics.md). Forwards of fewer than `least_tokens` are padded to
-    it, but for runs that ask to be `unpadded`.
-
-    Another number of tokens than in the forward before makes the plugin prepare every layer anew,
-    which for a small model takes half a step or more, and looking whether the number has changed
-    takes 2 ms. So once `compile_next` has made them, stepwise forwards go to instances of
-    `settings.fixed_shapes`, padded, whose graphs have no other shape. All share the cache.
-
-    Raises ModelError when the file is not such a decoder, or the device does not run it.
+    kernel always (docs/reference/numerics.md). Those of fewer than `least_tokens` are padded to it,
+    but for runs that ask to be `unpadded`. Another number of tokens than in the forward before
+    makes the plugin prepare every layer anew: so stepwise forwards go, padded, to instances of
+    `settings.fixed_shapes`, which share the cache, once they were made by the steps of `compiling`.
     """
 
-    note = ""
-
     def __init__(
-        self,
-        xml: Path | str,
-        settings: ModelSettings = ModelSettings(),
-        *,
-        vocabulary: int | None = None,
-        core: ov.Core | None = None,
+        self, xml: Path, settings: ModelSettings = ModelSettings(), core: ov.Core | None = None
     ):
         self.settings = settings
         self.least_tokens = 1
-        if settings.device != "CPU":
-            raise ModelError(
-                f"IR runs on CPU only, not on {settings.device}, which does not keep a KV cache in "
-                "main memory; run a PyTorch checkpoint on a torch device."
-            )
+        self.seconds = 0.0
         core = core or ov.Core()
         model = read_decoder(core, xml)
-        to_paged(model, vocabulary, settings.hidden)
-        properties = dict(settings.properties)
-        self._compile = lambda tokens: core.compile_model(
-            with_fixed_shape(model, tokens), "CPU", properties
-        )
-        self._uncompiled = list(settings.fixed_shapes)
+        to_paged(model, settings.vocabulary, settings.hidden)
+        self.compiling = self._compile_fixed(core, model)
         try:
-            compiled = core.compile_model(model, "CPU", properties)
+            compiled = core.compile_model(model, "CPU", dict(settings.properties))
             self.threads = int(compiled.get_property("INFERENCE_NUM_THREADS"))
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
         self._any = Instance(compiled)
-        caches = self._any.cache_ports
-        values = next(port for port in caches if port.any_name.startswith("value_cache."))
-        self.block_size = values.partial_shape[2].get_length()
         self._fixed: list[tuple[int, Instance]] = []
+        ports = self._any.cache_ports
+        values = next(port for port in ports if port.any_name.startswith("value_cache."))
+        self.block_size = values.partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self.resize_cache(-(-CACHE_TOKENS // self.block_size))
-        self.seconds = 0.0
 
     def new_sequence(self) -> Sequence:
         return Sequence(self.pool, self.block_size)
@@ -140,24 +211,23 @@ class PagedModel:
         """A new sequence that starts as the first `length` tokens of `source`. Both share its
         blocks: whoever first writes to one gets a copy of it."""
         fork = self.new_sequence()
+        fork.tokens = source.tokens[:length]
         fork.blocks = source.blocks[: -(-length // self.block_size)]
         for block in fork.blocks:
-            self.pool.share(block)
-        fork.tokens = source.tokens[:length]
+            self.pool.references[block] += 1
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences. Gives the
-        logits of each run's last `rows` tokens: views that are valid until the next forward.
-        Nothing is appended when it raises (CacheFull, or ModelError when inference fails)."""
-        inputs = Inputs()
+        logits of each run's last `rows` tokens, valid until the next forward. Nothing is appended
+        when it raises CacheFull, or ModelError."""
+        parts: list[Part] = []
         wanted: list[int] = []
-        longest = 0
+        count = 0
         for run in batch:
-            self._add(inputs, run)
-            longest = max(longest, run.sequence.length + len(run.tokens))
-            wanted += range(len(inputs.input_ids) - run.rows, len(inputs.input_ids))
-        count = len(inputs.input_ids)
+            parts += self._parts(run)
+            count += len(run.tokens)
+            wanted += range(count - run.rows, count)
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
         if all(run.stepwise and run.rows for run in batch):
@@ -168,11 +238,10 @@ class PagedModel:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
             wanted *= 2  # the head's product for a single row rounds differently too
-        for _ in range(size - count):
-            inputs.add([0], 0, [self.pool.limit])  # padding rows attend to a scratch block
-        inputs.add([], 0, [])
+        # Padding rows attend to a scratch block.
+        parts += [Part([0], 0, [self.pool.limit])] * (size - count) + [Part([], 0, [])]
         try:
-            logits = instance.run(inputs, longest, wanted or [0])
+            logits = instance.run(parts, wanted or [0])
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds
@@ -185,71 +254,18 @@ class PagedModel:
             begin += run.rows
         return results
 
-    def _add(self, inputs: Inputs, run: Run) -> None:
-        """Add a run's tokens, with blocks to write them to."""
-        sequence, tokens = run.sequence, run.tokens
+    def _parts(self, run: Run) -> list[Part]:
+        """A run's sub-sequences, with blocks to write them to."""
+        sequence, tokens, size = run.sequence, list(run.tokens), self.block_size
         assert 0 <= run.rows <= len(tokens) > 0, "a run has tokens, and no more rows than those"
         start = sequence.length
         end = start + len(tokens)
         self._reserve(sequence, start, end)
         if not run.stepwise:
-            inputs.add(list(tokens), start, sequence.blocks[: -(-end // self.block_size)])
-            return
-        # The keys and values of a whole forward are written before any of it attends: a step sees
-        # those before it.
-        for at, token in enumerate(tokens, start):
-            inputs.add([token], at, sequence.blocks[: at // self.block_size + 1])
-
-    def compile_next(self) -> bool:
-        """Compile the next fixed shapes, side by side; gives whether any was left. An instance that
-        does not give the bits of the first one is left out."""
-        sizes = self._uncompiled[:COMPILED_TOGETHER]
-        del self._uncompiled[:COMPILED_TOGETHER]
-        if sizes:
-            with ThreadPoolExecutor(len(sizes)) as pool:
-                compiled = list(pool.map(self._compile, sizes))
-            for size, one in zip(sizes, compiled, strict=True):
-                self._add_fixed(size, Instance(one))
-        if not self._uncompiled:
-            self._compile = None  # with it goes the graph
-        return bool(sizes)
-
-    def _add_fixed(self, size: int, instance: Instance) -> None:
-        with self.new_sequence() as sequence:
-            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
-            self._bind_cache(instance)
-            others, rows = self._fixed, []
-            for self._fixed in ([], [(size, instance)]):
-                rows.append(self.forward([run])[0].rows.copy())
-                sequence.truncate(0)
-            self._fixed = others
-            if np.array_equal(*rows):
-                self._fixed = sorted([*others, (size, instance)], key=lambda one: one[0])
-
-    @property
-    def block_bytes(self) -> int:
-        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
-        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
-
-    def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks. Only while there are no sequences. The system gives
-        the memory page by page as blocks are used for the first time."""
-        self._caches = []
-        for port in self._any.cache_ports:
-            shape = [port.partial_shape[axis].get_length() for axis in range(1, 4)]
-            # One block more, for padding.
-            size = (blocks + 1) * math.prod(shape) * port.element_type.bitwidth // 8
-            memory = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-            self._caches.append(
-                ov.Tensor(memory, ov.Shape([blocks + 1, *shape]), port.element_type)
-            )
-        for instance in (self._any, *(instance for _, instance in self._fixed)):
-            self._bind_cache(instance)
-        self.pool = BlockPool(blocks)
-
-    def _bind_cache(self, instance: Instance) -> None:
-        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
-            instance.request.set_tensor(port, cache)
+            return [Part(tokens, start, sequence.blocks[: -(-end // size)])]
+        # All keys and values are written before any token attends: each sees those before it.
+        steps = enumerate(tokens, start)
+        return [Part([token], at, sequence.blocks[: at // size + 1]) for at, token in steps]
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
         """Give the sequence blocks of its own to write positions `start` to `end` to."""
@@ -266,12 +282,61 @@ class PagedModel:
                 sequence.blocks[index] = own
         sequence.reserve(end)
 
+    def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
+        """Compile the fixed shapes, some side by side before each yield. Holds the graph."""
+        properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
+        for begin in range(0, len(sizes), COMPILED_TOGETHER):
+            some = sizes[begin : begin + COMPILED_TOGETHER]
+            with ThreadPoolExecutor(COMPILED_TOGETHER) as pool:
+                graphs = [with_fixed_shape(model, size) for size in some]
+                compiled = pool.map(lambda one: core.compile_model(one, "CPU", properties), graphs)
+                for size, one in zip(some, compiled, strict=True):
+                    self._add_fixed(size, Instance(one))
+            yield
 
-def prefill_chunks(
-    tokens: list[int], rows: int, size: int = PREFILL_CHUNK
-) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it) so that only the last chunk gives rows, and no
-    chunk is of one token unless there is only one in all."""
-    if len(tokens) <= size + max(1, rows):
+    def _add_fixed(self, size: int, instance: Instance) -> None:
+        """Use an instance, unless it does not give the bits of the first one."""
+        self._bind_cache(instance)
+        others, rows = self._fixed, []
+        with self.new_sequence() as sequence:
+            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
+            for self._fixed in ([], [(size, instance)]):
+                rows.append(self.forward([run])[0].rows.copy())
+                sequence.truncate(0)
+        if np.array_equal(*rows):
+            others = sorted([*others, (size, instance)], key=lambda one: one[0])
+        self._fixed = others
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
+        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
+
+    def resize_cache(self, blocks: int) -> None:
+        """Bound the cache, before there are sequences and fixed shapes. Memory is taken when a
+        block is used for the first time."""
+        self._caches = []
+        for port in self._any.cache_ports:
+            # One block more, for padding.
+            shape = [blocks + 1, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))]
+            memory = mmap.mmap(-1, math.prod(shape) * port.element_type.bitwidth // 8)
+            view = np.frombuffer(memory, np.uint8)
+            self._caches.append(ov.Tensor(view, ov.Shape(shape), port.element_type))
+        self._bind_cache(self._any)
+        self.pool = BlockPool(blocks)
+
+    def _bind_cache(self, instance: Instance) -> None:
+        for port, cache in zip(instance.cache_ports, self._caches, strict=True):
+            instance.request.set_tensor(port, cache)
+
+
+Model: TypeAlias = PagedModel
+"""Or `torch_model.TorchModel`, which has the same face."""
+
+
+def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
+    """Split `tokens` into (chunk, rows wanted of it): only the last chunk gives rows, and none is
+    of one token unless there is only one in all."""
+    if len(tokens) <= PREFILL_CHUNK + max(1, rows):
         return [(tokens, rows)]
-    return [(tokens[:size], 0), *prefill_chunks(tokens[size:], rows, size)]
+    return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

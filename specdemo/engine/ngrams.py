@@ -55,15 +55,11 @@ class Ngrams:
         for token in tokens:
             for n in range(1, len(ending) + 1):
                 context = tuple(ending[-n:])
-                known = after.get(context)
-                if known is None:
-                    after[context] = {token: 1.0}
-                    continue
-                again = known.get(token, 0.0) * RECENCY + 1.0
+                known = after.get(context, {})
                 counts = {
                     other: count * RECENCY for other, count in known.items() if count > FORGOTTEN
                 }
-                counts[token] = again
+                counts[token] = known.get(token, 0.0) * RECENCY + 1.0
                 after[context] = counts
             ending.append(token)
             del ending[:-ORDERS]
@@ -87,17 +83,13 @@ class Ngrams:
         usual = None if self.table is None else self.table.guess(context)
         if usual is not None:
             token, probability = usual
-            usual_share = left * probability
-            chances[token] = chances.get(token, 0.0) + usual_share
+            chances[token] = chances.get(token, 0.0) + left * probability
         if not chances:
             return None
         best = max(chances, key=chances.get)
         chance = chances[best]
-        from_table = usual is not None and best == token and 2 * usual_share > chance
-        return Guess(best, "ngrams" if from_table else "lookup", _confidence(chance))
-
-
-def _confidence(probability: float) -> float:
-    """The probability on a scale of log odds."""
-    odds = max(probability, 1e-9) / max(1 - probability, 1e-9)
-    return min(max((math.log(odds) - LEAST_LOGIT) / (MOST_LOGIT - LEAST_LOGIT), 0.0), 1.0)
+        from_table = usual is not None and best == token and 2 * left * probability > chance
+        logit = math.log(max(chance, 1e-9) / max(1 - chance, 1e-9))
+        confidence = (logit - LEAST_LOGIT) / (MOST_LOGIT - LEAST_LOGIT)
+        source = "ngrams" if from_table else "lookup"
+        return Guess(best, source, min(max(confidence, 0.0), 1.0))

@@ -1,6 +1,5 @@
-"""Which plugin settings make a model's logits independent of how many tokens run together, found by
-measuring: speculative decoding is lossless in practice only where verifying n tokens gives the
-logits of n single steps (docs/reference/numerics.md)."""
+"""Measures which plugin settings make a model's logits independent of how many tokens run together:
+only there speculative decoding is lossless in practice (docs/reference/numerics.md)."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .checkpoint import Checkpoint, weights_size
+from .checkpoint import Checkpoint, PairFiles, weights_size
+from .head import fractions
 from .model import Model, ModelSettings, Run, open_model
 from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 
 LARGE_WEIGHTS = 1_000_000_000
-"""Bytes of weights from which the KV cache is kept in f16: half the memory, and the time is the
-weights' anyway."""
+"""Bytes of weights from which the KV cache is kept in f16: half the memory, for little time."""
 
 FIXED_SHAPES = (6, 1, 3, 12)
 """Those that pay most first (docs/results/draft-policy.md)."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a target model is compiled once for each fixed shape: a larger one's
-forwards take so long that a change of their size does not matter; a smaller one's matter little."""
+"""Bytes of weights for which a target model is compiled for fixed shapes: for larger ones a change
+of size costs little beside a forward, and smaller ones' forwards matter little."""
 
-CHECKED_SIZES = (2, 3, 5, 6, 8, 12, 16, 32, 64)
+CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -46,8 +45,7 @@ def candidates(
     source: Path | Checkpoint, device: str, kv_cache: str, exact: bool
 ) -> list[Properties]:
     """Properties to try for exact numerics, the best first, or those of fast ones: the plugin's own
-    choice. Any `kv_cache` but "auto" is taken as asked for: whether logits are invariant with it is
-    what the measurement is for."""
+    choice. Any `kv_cache` but "auto" is taken as asked for."""
     if isinstance(source, Checkpoint):
         from . import torch_model
 
@@ -63,55 +61,41 @@ def candidates(
 
 
 def open_target(
-    source: Path | Checkpoint,
-    device: str,
-    core: ov.Core,
-    kv_cache: str = "auto",
-    *,
-    exact: bool = True,
-    known: TargetProfile | None = None,
-    hidden: tuple[float, ...] | None = None,
-) -> tuple[Model, Invariance | None]:
+    files: PairFiles, core: ov.Core, exact: bool = True, known: TargetProfile | None = None
+) -> tuple[Model, Invariance]:
     """Compile a target model: for fast numerics in the plugin's own setting, for `exact` ones in
-    the first candidate in which forwards of LEAST_USEFUL tokens agree and single tokens do, or
-    differ by no more than a guard makes up for; in the last one if none is. With `known` in the
-    setting that was found before. Raises ModelError."""
+    that which is `known`, or the first candidate in which forwards of LEAST_USEFUL tokens agree,
+    and single tokens do or differ by no more than a guard makes up for, or the last. Raises
+    ModelError."""
+    source = files.target
     fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
-    settings = ModelSettings(device, (), FIXED_SHAPES if fixed else (), hidden)
+    hidden = fractions(files.head, core) if files.head else None
+    settings = ModelSettings(files.device, (), FIXED_SHAPES if fixed else (), hidden)
+    tried = candidates(source, files.device, files.kv_cache, exact)
+    found = Invariance(0, 0.0, 0, merging=True)
     if exact and known is not None:
-        settings = replace(settings, properties=known.properties)
-        return open_model(source, settings, core=core), known.invariance
-    for properties in candidates(source, device, kv_cache, exact):
+        tried, found = [known.properties], known.invariance
+    for properties in tried:
         model = None  # before the next is made: two at once may not fit into memory
-        model = open_model(source, replace(settings, properties=properties), core=core)
-        if not exact:
-            return model, None
-        found = measure_invariance(model)
-        if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
-            break
+        model = open_model(source, replace(settings, properties=properties), core)
+        if exact and known is None:
+            found = measure_invariance(model)
+            if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
+                break
     return model, found
-
-
-def open_draft(
-    source: Path | Checkpoint, device: str, core: ov.Core, kv_cache: str, vocabulary: int
-) -> Model:
-    """Compile a draft model. Exactness does not matter for it, but IR steps faster with f32
-    activations than with bf16 as a rule. Raises ModelError."""
-    properties = candidates(source, device, kv_cache, isinstance(source, Path))[0]
-    return open_model(source, ModelSettings(device, properties), vocabulary=vocabulary, core=core)
 
 
 def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
-    as there are threads, and compare the logits bitwise; then in a forward of several requests.
+    as there are threads, then in a forward of several requests, and compare the logits bitwise.
     Sets `model.least_tokens`. A second or so."""
-    threads = model.threads
-    sizes = sorted({*CHECKED_SIZES, *([threads] if 1 < threads <= max(CHECKED_SIZES) else [])})
-    rng = np.random.default_rng(0)
-    text = rng.integers(0, model.vocabulary_size, _CONTEXT + max(sizes)).tolist()
+    most = max(CHECKED_SIZES)
+    sizes = sorted(CHECKED_SIZES | ({model.threads} & set(range(2, most))))
+    text = np.random.default_rng(0).integers(0, model.vocabulary_size, _CONTEXT + most).tolist()
     context, rest = text[:_CONTEXT], text[_CONTEXT:]
     model.least_tokens = 1
-    with model.new_sequence() as base:
+    with ExitStack() as held:
+        base = held.enter_context(model.new_sequence())
         model.forward([Run(base, context, 1)])
 
         def in_pieces(size: int, total: int) -> np.ndarray:
@@ -123,63 +107,55 @@ def measure_invariance(model: Model) -> Invariance:
                     rows.append(model.forward([run])[0].rows.copy())
             return np.concatenate(rows)
 
-        reference = in_pieces(_REFERENCE, 16)
+        reference, reached = in_pieces(_REFERENCE, 16), 0
         one_token = float(np.abs(in_pieces(1, 8) - reference[:8]).max())
-        reached = 0
         for size in sizes:
             # Of larger forwards only the first rows are compared.
             got = in_pieces(size, max(size, 16))[:16]
             if not np.array_equal(got, reference[: len(got)]):
                 break
             reached = size
-        found = Invariance(reached, one_token, threads)
+        found = Invariance(reached, one_token, model.threads)
         model.least_tokens = found.least_tokens
         if not reached:
             return found
         # Verifications of several requests, and a prompt that begins beside them.
-        lengths, sizes = (_CONTEXT, 21, 9, 0), (2, 1, 5, max(reached - 8, 2))
-        with ExitStack() as held:
-            forks = [held.enter_context(model.fork(base, length)) for length in lengths]
-            runs = [
-                Run(fork, rest[:size], size if fork.length else 1, stepwise=bool(fork.length))
-                for fork, size in zip(forks, sizes, strict=True)
-            ]
-            together = [logits.rows.copy() for logits in model.forward(runs)]
-            for fork, length in zip(forks, lengths, strict=True):
-                fork.truncate(length)
-            alone = [model.forward([run])[0].rows.copy() for run in runs]
+        runs = []
+        for length, size in ((_CONTEXT, 2), (21, 1), (9, 5), (0, max(reached - 8, 2))):
+            fork = held.enter_context(model.fork(base, length))
+            runs.append(Run(fork, rest[:size], size if length else 1, stepwise=bool(length)))
+        together = [logits.rows.copy() for logits in model.forward(runs)]
+        for run in runs:
+            run.sequence.truncate(run.sequence.length - len(run.tokens))
+        alone = [model.forward([run])[0].rows.copy() for run in runs]
         return replace(found, merging=all(map(np.array_equal, together, alone)))
 
 
 def step_seconds(model: Model, target: Model) -> float:
     """Median seconds of a draft step at a short context, after a forward of `target` each time,
     which pushes the draft model's weights out of the processor's cache, as in decoding."""
+    times = []
     with model.new_sequence() as sequence, target.new_sequence() as other:
-        for tokens in ([1] * 32, [1]):  # the first forward of a size compiles
-            model.forward([Run(sequence, tokens, 1, stepwise=True)])
-        times = []
-        for _ in range(5):
+        for tokens in ([1] * 32, *[[1]] * 6):
             target.forward([Run(other, [1, 1], 2, stepwise=True)])
             before = perf_counter()
-            model.forward([Run(sequence, [1], 1, stepwise=True)])
+            model.forward([Run(sequence, tokens, 1, stepwise=True)])
             times.append(perf_counter() - before)
-    return statistics.median(times)
+    return statistics.median(times[2:])  # the first forward of a size compiles
 
 
 def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
     """Measure a cost table: forwards of WARM_UP_SIZES tokens at a short context, interleaved
-    against drift. Other work may be done wherever it yields. With `unpadded` a single token is run
-    as the guard runs it."""
+    against drift. With `unpadded` a single token is run as the guard runs it."""
     seconds = dict.fromkeys(WARM_UP_SIZES, math.inf)
     with model.new_sequence() as sequence:
-        for size in WARM_UP_SIZES * 4:  # the first ones compile
-            run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
-            # Both run on the first instance, which in decoding rarely sees another size before.
-            for _ in range(2 if size in (1, WARM_UP_SIZES[-1]) else 1):
-                before = perf_counter()
-                model.forward([run])
-                took = perf_counter() - before
-                sequence.release()
-            seconds[size] = min(took, seconds[size])
+        for _ in range(3):  # the first ones compile
+            for size in WARM_UP_SIZES:
+                run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
+                for _ in range(2):  # in decoding an instance rarely changes its size
+                    before = perf_counter()
+                    model.forward([run])
+                    seconds[size] = min(perf_counter() - before, seconds[size])
+                    sequence.release()
             yield
     costs.learn(seconds)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
+MERGED_TOKENS = 64
+"""Tokens that a shared forward holds at most: as far as rounding is measured."""
+
 Properties = tuple[tuple[str, str], ...]
 """Names and values of OpenVINO plugin properties."""
 
@@ -13,7 +16,7 @@ Properties = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
-    (0: not even the smallest do), one of a single token differs by at most `one_token`; with
+    (0: none do, or fast numerics), one of a single token differs by at most `one_token`; with
     `merging`, requests that share a forward get the bits that each gets alone."""
 
     tokens: int
@@ -24,7 +27,7 @@ class Invariance:
     @property
     def guard(self) -> float | None:
         """The margin, in logits, above which the choice of a one-token forward is safe; None where
-        no guard is needed, or where it would repeat forwards all the time."""
+        none is needed, or where forwards would be repeated all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
         return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
 
@@ -33,12 +36,17 @@ class Invariance:
         """What forwards are padded to so that all round alike."""
         return 2 if self.tokens and self.one_token else 1
 
+    @property
+    def merged_tokens(self) -> int:
+        """The most tokens that requests may run together; 0: each by itself."""
+        return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
+
     def __str__(self) -> str:
-        threads = f"on {self.threads} threads " if self.threads else ""
+        found = f"on {self.threads} threads " if self.threads else ""
         if not self.tokens:
-            return f"{threads}logits depend on how many tokens run together"
-        first = 2 if self.one_token else 1
-        found = f"{threads}forwards of {first} to {self.tokens} tokens give bitwise equal logits"
+            return found + "logits depend on how many tokens run together"
+        sizes = f"{self.least_tokens} to {self.tokens}"
+        found += f"forwards of {sizes} tokens give bitwise equal logits"
         if self.one_token:
             how = "near ties are run again" if self.guard else "which is padded to two"
             found += f"; one token by itself differs by up to {self.one_token:.1g}: {how}"
@@ -49,12 +57,11 @@ class Invariance:
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A target model in one setting of numerics: its properties, the invariance these were found to
-    have (None in fast numerics), seconds of a forward by its number of tokens, and the date (ISO
-    8601) when they were measured."""
+    """A target model in one setting of numerics, seconds of its forwards by their number of tokens,
+    and the date (ISO 8601) when they were measured."""
 
     properties: Properties
-    invariance: Invariance | None
+    invariance: Invariance
     costs: dict[int, float]
     measured: str = ""
 

@@ -4,62 +4,44 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from .cache import Sequence
+from .cache import PrefixCache, Sequence, common
 from .decode import Decoding, Limits, Prompt, certify, decode, prefill
 from .drafters import Forward, Reply, make_drafter
 from .guard import Guard
-from .handle import MERGED_TOKENS
 from .head import Head
 from .model import Model, Run
 from .ngrams import NgramTable
 from .policy import MAX_DRAFT, Policy
-from .prefix_cache import PrefixCache, common
 from .profile import Invariance, TargetProfile
 from .sampling import Distribution, Sampling, distribution
 
 
 @dataclass
 class Target:
-    """A target model in one setting of numerics, with what decoding on it has taught so far.
-    `invariance` is None in fast numerics, `measured` the date of the cost table, `steady` as in
-    `pad_to`; `prepared` is set when everything is compiled and measured."""
+    """A target model in the numerics `name`, with what decoding on it has taught so far. `guard` is
+    the margin of `engine.guard` (logits), None where none is needed; `measured` the date of the
+    cost table; `prepared` is set when everything is compiled and measured."""
 
     name: str
     model: Model
     prefixes: PrefixCache
-    invariance: Invariance | None = None
+    invariance: Invariance
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
-    steady: int = 0
+    guard: float | None = None
     prepared: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self):
-        if self.checked:
-            self.policy.limit = min(MAX_DRAFT, self.checked - 1)
 
     @property
     def found(self) -> str:
-        """In words: the setting, the path where that is not the usual one, and its exactness."""
-        properties = ", ".join(f"{key}={value}" for key, value in self.model.settings.properties)
-        how = "; ".join(filter(None, [properties or "the plugin's own choice", self.model.note]))
-        return f"{self.name} ({how})" + (f": {self.invariance}" if self.invariance else "")
-
-    @property
-    def checked(self) -> int:
-        """The most tokens that a certificate may run at once; 0: no certificate in these
-        numerics."""
-        return self.invariance.tokens if self.invariance else 0
-
-    @property
-    def merged(self) -> int:
-        """The most tokens that requests may run together; 0: each by itself."""
-        if self.invariance is None:
-            return MERGED_TOKENS
-        return min(self.invariance.tokens, MERGED_TOKENS) if self.invariance.merging else 0
+        """In words: the setting and its exactness."""
+        settings = self.model.settings
+        how = ", ".join(f"{key}={value}" for key, value in settings.properties)
+        how = how or "the plugin's own choice"
+        return f"{self.name} on {settings.device} ({how}): {self.invariance}"
 
     @property
     def profile(self) -> TargetProfile:
@@ -68,29 +50,20 @@ class Target:
         properties = self.model.settings.properties
         return TargetProfile(properties, self.invariance, costs, self.measured)
 
-    @property
-    def guard(self) -> float | None:
-        """The margin in logits of `engine.guard`; None where none is needed."""
-        return self.invariance.guard if self.invariance and not self.steady else None
-
     def pad_to(self, tokens: int) -> None:
-        """Let all forwards of decoding have `tokens` tokens, while there is only one instance, for
-        which changing their number costs time; 0: as few as are exact."""
-        self.steady = tokens
-        exact = self.invariance.least_tokens if self.invariance else 1
-        self.model.least_tokens = max(tokens, exact)
-
-    def models(self, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
-        """The models that forwards name."""
-        model = draft.model if isinstance(draft, PrefixCache) else draft
-        return {"target": self.model} | ({} if model is None else {"draft": model})
+        """Let all forwards have `tokens` tokens, while there is one instance, for which changing
+        their number costs time; 0: as few as are exact."""
+        self.guard = None if tokens else self.invariance.guard
+        self.model.least_tokens = max(tokens, self.invariance.least_tokens)
+        bounds = (tokens, self.invariance.tokens, MAX_DRAFT + 1)
+        self.policy.limit = min(filter(None, bounds)) - 1
 
 
 @dataclass
 class Request:
     """What to decode, and afterwards what it took. `drafter` is a name as in `make_drafter`,
-    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked at
-    the end: `difference` is then the first position where the check differs (None: nowhere). With
+    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked:
+    `difference` is the first position where the check differs (None: nowhere). With
     `prefill_seconds` times count as if the prompt had taken that long."""
 
     tokens: tuple[int, ...]
@@ -111,8 +84,8 @@ class Request:
     certificate_seconds: float | None = None
 
     def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Decoding:
-        """The generator that the scheduler runs, which may use this draft model or head. Yields
-        rounds; returns why the answer finished."""
+        """What the scheduler runs, maybe with this draft model or head. Yields rounds; returns why
+        the answer finished."""
         since = perf_counter()
         prompt, sequence = yield from self._prompt(target.prefixes)
         reading: Sequence | None = None
@@ -121,33 +94,27 @@ class Request:
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
             policy = target.policy.for_request(self.draft_tokens)
-            if target.steady:
-                policy.limit = min(policy.limit, target.steady - 1)
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
-            # The classic rule's answer depends on the draft anyway; only its distribution counts.
-            guarded = target.guard and (self.sampling.greedy or self.sampling.coupling == "shared")
+            head = draft if isinstance(draft, Head) else None
+            drafter = make_drafter(
+                self.drafter, policy, self.sampling, head=head, sequence=reading, table=self.table
+            )
             decoding = decode(
                 prompt,
                 target=sequence,
-                drafter=make_drafter(
-                    self.drafter,
-                    policy,
-                    self.sampling,
-                    head=draft if isinstance(draft, Head) else None,
-                    sequence=reading,
-                    table=self.table,
-                ),
+                drafter=drafter,
                 policy=policy,
                 sampling=self.sampling,
                 limits=self.limits,
-                guard=Guard(target.guard) if guarded else None,
+                guard=Guard(target.guard) if target.guard else None,
             )
-            reason = yield from self._timed(decoding, target.models(draft), since, policy)
-            if self.certified and target.checked and self.sampling.greedy:
+            reason = yield from self._timed(decoding, models(target, draft), since, policy)
+            if self.certified and target.invariance.tokens and self.sampling.greedy:
                 sequence.truncate(len(self.tokens))
-                checking = certify(prompt, tuple(self.answer), sequence, target.checked)
-                self.difference, self.certificate_seconds = yield from checking
+                self.difference, self.certificate_seconds = yield from certify(
+                    prompt, tuple(self.answer), sequence, target.invariance.tokens
+                )
             return reason
         finally:
             sequence.release()
@@ -170,11 +137,10 @@ class Request:
         return prompt, sequence
 
     def _timed(
-        self, decoding: Decoding, named: dict[str, Model | Head], since: float, policy: Policy
+        self, decoding: Decoding, named: Mapping[str, Model | Head], since: float, policy: Policy
     ) -> Decoding:
         """The decoding, its rounds with their times, counted from `since`."""
-        models = named.values()
-        begun, cpu = sum(model.seconds for model in models), time.process_time()
+        begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
         reply = None
         try:
             while True:
@@ -184,9 +150,9 @@ class Request:
                     if event.model == "target":
                         policy.others = reply.tokens - len(event.run.tokens)
                 else:
-                    self.inference = sum(model.seconds for model in models) - begun
+                    self.inference = sum(model.seconds for model in named.values()) - begun
                     self.answer += [token.id for token in event.tokens]
-                    reply = yield event.at(perf_counter() - since)
+                    reply = yield replace(event, shown_at=perf_counter() - since)
         except StopIteration as done:
             return done.value
         finally:
@@ -208,3 +174,11 @@ class NextToken(Request):
                 run = Run(sequence, self.answer, 1, stepwise=True)
                 logits = (yield Forward("target", run)).logits
             return distribution(logits.rows[0], self.sampling)
+
+
+def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
+    """The models that forwards name."""
+    named = {"target": target.model}
+    if draft is not None:
+        named["draft"] = draft.model if isinstance(draft, PrefixCache) else draft
+    return named

@@ -1,24 +1,15 @@
-"""What decoding yields: rounds of draft tokens and the token that the target added. Token ids only,
-no text."""
+"""What decoding yields: rounds. Texts are filled in where the tokenizer is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-EmittedKind = Literal["first", "correction", "bonus", "plain"]
-"""Why the target added a token: it was the `first` after the prompt, a `correction` of a rejected
-draft token, a `bonus` after a wholly accepted draft, or `plain`: nothing had been drafted."""
-
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A draft token and what became of it. `text` is filled in by whoever holds the tokenizer.
-
-    `target_probability` is None after the first rejection of a round (the target then saw another
-    prefix), and `accepted` is false for tokens that were never reached as well as for the one that
-    was rejected.
-    """
+    """A draft token. It was `accepted`, rejected, or never reached: then `target_probability` is
+    None, the target saw another prefix."""
 
     id: int
     draft_probability: float | None
@@ -30,13 +21,13 @@ class DraftToken:
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """The token that the target itself added to end a round; `kind` is one of `EmittedKind`.
-
-    `margin` (logits) is by how much it exceeds the next best, None where it was sampled.
-    """
+    """The token that the target itself added to end a round: the `first` after the prompt, a
+    `correction` of a rejected draft token, a `bonus` after a wholly accepted draft, or `plain`:
+    nothing had been drafted. `margin` (logits) is by how much it exceeds the next best, None where
+    it was sampled."""
 
     id: int
-    kind: EmittedKind
+    kind: Literal["first", "correction", "bonus", "plain"]
     target_probability: float | None = None
     text: str = ""
     margin: float | None = None
@@ -45,20 +36,13 @@ class EmittedToken:
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
-
-    `emitted` is None when the answer ended inside the accepted draft tokens (a stop token or a
-    limit).
-    """
+    `emitted` is None when the answer ended inside the accepted draft tokens."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None
     draft_seconds: float
     verify_seconds: float
     shown_at: float
-
-    def at(self, seconds: float) -> Round:
-        """The round, shown then."""
-        return Round(self.drafted, self.emitted, self.draft_seconds, self.verify_seconds, seconds)
 
     @property
     def accepted(self) -> int:

@@ -1,56 +1,133 @@
-"""Continuous batching: requests join and leave between the forwards that they share. One thread
-owns the models and resumes every request's generator; each step runs the draft forwards that are
-waiting as one, then the target forwards as one."""
+"""Continuous batching: one thread owns the models, resumes every request's generator, and runs the
+forwards that they ask for as one, of the draft model and then of the target model."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from time import monotonic, perf_counter
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import perf_counter, sleep
+from typing import Any
 
+from .cache import PrefixCache
 from .drafters import Forward, Reply
 from .errors import Busy, RequestFailed
-from .handle import END, MERGED_TOKENS, Handle, Load, Waiting
 from .model import Model
+from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)
 
 QUEUED = 256
 """Requests that may wait to be admitted."""
 
+QUIET = 1.0
+"""Seconds without requests before each step of background work, which holds up who asks then."""
 
-QUIET, PATIENCE = 1.0, 10.0
-"""Seconds without requests after which background work goes on, and with requests: each step of it
-holds up what is being answered."""
+COLLECT_EVERY = 0.02
+"""Seconds between two looks of a consumer that has caught up, for each of up to 8 active requests:
+woken for each round, it would contend for the GIL with the engine's thread."""
+
+END = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A place in the queue (1 is next, 0: the models are being prepared), and the seconds left."""
+
+    place: int
+    seconds: float | None
+
+
+OnWait = Callable[[Waiting], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
+    begin anew, and whether background work is left."""
+
+    active: int = 0
+    waiting: int = 0
+    restarts: int = 0
+    preparing: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Handle:
+    """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`;
+    `most_others` were active at once beside it.
+
+    `work` yields Forwards (of one of `models`; `pending` until they are answered with a Reply) and
+    else events. `blocks` are the most it can come to hold in the cache of each model. Its forwards
+    are merged with those of others up to `merged_tokens`; larger ones are run alone."""
+
+    work: Generator[Any, Reply | None, Any]
+    models: Mapping[str, Model]
+    blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
+    merged_tokens: int = MERGED_TOKENS
+    stop: threading.Event = field(default_factory=threading.Event)
+    waiting: Callable[[Handle], Waiting] | None = None
+    queue: SimpleQueue = field(default_factory=SimpleQueue)
+    pending: Forward | None = None
+    most_others: int = 0
+    admitted_at: float = 0.0
+    error: BaseException | None = None
+    stopped: bool = False
+    result: Any = None
+
+    @property
+    def model(self) -> Model:
+        return self.models[self.pending.model]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that its waiting forward runs."""
+        return len(self.pending.run.tokens)
+
+    def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Iterator[Any]:
+        """What the request yields; raises what it raised. Until it is admitted, `on_wait` is called
+        about `every` seconds. Once `stop` is set, as leaving the iteration does, the rest is
+        dropped and all that the request held is given back."""
+        event = None
+        try:
+            while event is not END:
+                try:
+                    event = self.queue.get(timeout=every)
+                except Empty:
+                    if on_wait is not None and not self.admitted_at:
+                        on_wait(self.waiting(self))
+                    continue
+                if self.stop.is_set():
+                    self.stopped |= event is not END
+                elif event is not END:
+                    yield event
+                    if self.queue.empty():
+                        sleep(COLLECT_EVERY * min(1 + self.most_others, 8))
+        finally:
+            if event is not END:
+                self.stop.set()
+                with suppress(Empty):
+                    while self.queue.get(timeout=30.0) is not END:
+                        pass
+        if self.error is not None:
+            raise self.error
 
 
 class Scheduler:
-    """Runs requests together on the models they name: `most_active` at a time, `queued` more wait
-    in the order in which they came.
-
-    A request is admitted when the cache blocks that it could need at worst fit beside those
-    promised to the others, so that no forward ever finds the cache full; `make_room(model, blocks)`
-    is called before, and must see to it that all else holds at most `blocks` blocks of the model.
+    """Runs requests together on the models they name, `most_active` at a time; `queued` more wait
+    in order. One is admitted when the cache blocks that it could need at worst fit beside those
+    promised to others, so that no forward finds the cache full; kept prompts make room.
 
     Background work is done while there are no requests, with `background`, and beside them after
-    `hurry`. All of it runs in the engine's thread. Should that thread's loop fail, the requests it
-    had are failed and it goes on.
-    """
+    `hurry`. Should the thread's loop fail, the requests it had are failed and it goes on."""
 
-    def __init__(
-        self,
-        *,
-        most_active: int = 16,
-        queued: int = QUEUED,
-        make_room: Callable[[Model, int], None] = lambda model, blocks: None,
-        background: bool = True,
-    ):
+    def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.most_active = most_active
         self.queued = queued
-        self._make_room = make_room
         self._wake = threading.Condition()
         self._queue: deque[Handle] = deque()
         self._active: list[Handle] = []
@@ -59,15 +136,12 @@ class Scheduler:
         self._restarts = 0
         self._background: deque[Generator[None]] = deque()
         self._in_quiet, self._hurried = background, False
-        self._busy_at = self._prepared_at = monotonic()
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
-    # For consumers, from any thread
-
     def submit(self, request: Handle, *, first: bool = False) -> Handle:
-        """Ask for a request to be run, with `first` before those that wait already; it needs fewer
-        blocks than there are. Raises Busy when the queue is full or the scheduler is closed."""
+        """Ask for a request to be run, with `first` before those that wait already. Raises Busy
+        when the queue is full or the scheduler is closed."""
         request.waiting = self.waiting
         with self._wake:
             if self._closed:
@@ -92,8 +166,7 @@ class Scheduler:
             self._wake.notify()
 
     def waiting(self, request: Handle) -> Waiting:
-        """Where in the queue a request is, 0 when it is active, and how long that may take at the
-        measured rate."""
+        """Where in the queue a request is, 0 when it is active."""
         with self._wake:
             place = self._queue.index(request) + 1 if request in self._queue else 0
             seconds, active = self._request_seconds, len(self._active)
@@ -112,18 +185,16 @@ class Scheduler:
             self._wake.notify()
         self._thread.join()
         for request in [*self._active, *self._queue]:
+            request.stopped = True
             self._end(request)
         while self._background:
             self._background.popleft().close()
 
-    # The engine's thread
-
     def _main(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                while self._wait_for_work():
-                    self.step()
-                return
+                self._prepare_or_wait()
+                self.step()
             except BaseException as error:  # whatever it was, the other requests must go on
                 log.error("The engine's loop failed and goes on.", exc_info=error)
                 lost = "The engine had to be restarted during this request; ask again."
@@ -131,53 +202,33 @@ class Scheduler:
                     self._end(request, RequestFailed(lost))
                 self._restarts += 1
 
-    def _wait_for_work(self) -> bool:
-        """True when there is something to do, False when the scheduler was closed."""
+    def _prepare_or_wait(self) -> None:
+        """Do a step of background work, where it is time; without requests wait for one before."""
         with self._wake:
-            while not (self._closed or self._queue or self._active or self._background_is_due()):
-                self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
-            return not self._closed
-
-    def _background_is_due(self) -> bool:
-        if not self._background or self._hurried:
-            return bool(self._background)
-        quiet = monotonic() - self._busy_at >= QUIET
-        return self._in_quiet and (quiet or monotonic() - self._prepared_at >= PATIENCE)
+            due = self._hurried
+            if not (self._closed or self._queue or self._active or due and self._background):
+                pause = QUIET if self._background and self._in_quiet else None
+                due |= not self._wake.wait(pause)
+        if due and self._background and next(self._background[0], END) is END:
+            self._background.popleft()
 
     def step(self) -> None:
-        """One turn: let requests leave and join, then run what waits for the draft, then what waits
-        for the target."""
-        if self._background_is_due():
-            self._run_background()
-            self._prepared_at = monotonic()
-        if self._queue or self._active:
-            self._busy_at = monotonic()
+        """Let requests leave and join, then run what waits for the draft, then for the target."""
         with self._wake:
             stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
         for request in stopped:
+            request.stopped = True
             self._end(request)
         self._admit()
-        ready = list(self._active)
-        long: list[Handle] = []
-        # Long texts are read a piece a turn, by the target of one request: nobody is held up.
-        while not long and (waiting := _waiting(ready, draft=True)):
-            long = [one for one in waiting if one.tokens > MERGED_TOKENS]
-            for batch in _batches(waiting):
-                self._forward(batch)
-        waiting = _waiting(ready, draft=False)
-        for request in [one for one in waiting if one.tokens > MERGED_TOKENS][1:]:
-            waiting.remove(request)
-        for batch in _batches(waiting):
-            self._forward(batch)
-
-    def _run_background(self) -> None:
-        try:
-            left = next(self._background[0], END) is not END
-        except Exception as error:
-            log.error("Work in the background failed and is left.", exc_info=error)
-            left = False
-        if not left:
-            self._background.popleft()
+        for name in ("draft", "target"):
+            while True:
+                waiting = [one for one in self._active if one.pending and one.pending.model == name]
+                # Long texts are read a piece a turn, by one request: nobody is held up.
+                long = [one for one in waiting if one.tokens > MERGED_TOKENS]
+                for batch in _batches([one for one in waiting if one not in long[1:]]):
+                    self._forward(batch)
+                if name == "target" or long or not waiting:
+                    break
 
     def _admit(self) -> None:
         while len(self._active) < self.most_active:
@@ -191,22 +242,17 @@ class Scheduler:
             for one in self._active:
                 one.most_others = max(one.most_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
-            try:
-                for model in request.blocks:
-                    self._make_room(model, self._unreserved(model))
-                request.work = request.start()
-            except Exception as error:
-                self._end(request, error)
-            else:
-                self._resume(request, None)
+            for cache in request.blocks:
+                cache.make_room(self._unreserved(cache))
+            self._resume(request, None)
 
-    def _unreserved(self, model: Model) -> int:
-        """Blocks of a model that no active request may come to hold."""
-        return model.pool.limit - sum(request.blocks.get(model, 0) for request in self._active)
+    def _unreserved(self, cache: PrefixCache) -> int:
+        """Blocks of a cache that no active request may come to hold."""
+        reserved = sum(request.blocks.get(cache, 0) for request in self._active)
+        return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
-        """Run one forward for these requests, and resume each with its part of it before the model
-        runs again."""
+        """Run one forward for these requests, and resume each with its part of it."""
         model = batch[0].model
         begun = perf_counter()
         try:
@@ -236,43 +282,28 @@ class Scheduler:
             request.pending = event
         except StopIteration as done:
             request.result = done.value
-            took = perf_counter() - request.admitted_at
-            known = self._request_seconds
-            self._request_seconds = took if known is None else 0.8 * known + 0.2 * took
-            self._end(request, finished=True)
+            self._request_seconds = perf_counter() - request.admitted_at
+            self._end(request)
         except Exception as error:
             self._end(request, error)
 
-    def _end(
-        self, request: Handle, error: BaseException | None = None, *, finished: bool = False
-    ) -> None:
-        """A request leaves and gives back what it holds: finished, failed or stopped."""
+    def _end(self, request: Handle, error: BaseException | None = None) -> None:
+        """A request leaves and gives back what it holds."""
         with self._wake:
             (self._active if request in self._active else self._queue).remove(request)
         request.pending = None
-        if request.work is not None:
-            with suppress(Exception):  # it may fail again
-                request.work.close()
+        with suppress(Exception):  # it may fail again
+            request.work.close()
         request.error = error
-        request.stopped |= error is None and not finished
-        request.done.set()
         request.queue.put(END)
 
 
-def _waiting(requests: list[Handle], draft: bool) -> list[Handle]:
-    """Those that wait for a forward of the draft model, or of the target model."""
-    return [one for one in requests if one.pending and (one.pending.model == "draft") == draft]
-
-
 def _batches(requests: list[Handle]) -> list[list[Handle]]:
-    """The requests in batches of one model and at most as many tokens as may be merged, in order;
-    one with more is a batch of its own."""
+    """Batches of one model and at most as many tokens as may be merged; one with more is alone."""
     batches: list[list[Handle]] = []
     for model in dict.fromkeys(request.model for request in requests):
         room = -1
-        for request in requests:
-            if request.model is not model:
-                continue
+        for request in (one for one in requests if one.model is model):
             if request.tokens > room:
                 batches.append([])
                 room = request.merged_tokens

@@ -1,18 +1,16 @@
-"""A causal language model of transformers on a torch device, with the face of `PagedModel`;
-imported only where one is asked for. Each sequence has keys and values of its own, in buffers
-written in place: forgetting tokens lowers a length. Blocks only count tokens."""
+"""A causal language model of transformers on a torch device, with the face of `PagedModel`. Each
+sequence has keys and values of its own, in buffers written in place; blocks only count tokens."""
 
 from __future__ import annotations
 
 import inspect
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
@@ -20,20 +18,10 @@ from .cache import BlockPool, Sequence
 from .checkpoint import TORCH, Checkpoint
 from .errors import BadInput, ModelError
 from .graph import last_line
-from .instance import Logits
-from .model import CACHE_TOKENS, ModelSettings, Run
+from .model import CACHE_TOKENS, Logits, ModelSettings, Run
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-BLOCK_SIZE = 32
-"""Tokens that a block of the pool stands for."""
-
-GROWTH = 256
-"""Tokens of the smallest buffer of keys and values; larger ones double."""
-
-CHUNK_MULTIPLE = 64
-"""Where shapes are fixed, larger forwards are padded to a multiple of this many tokens."""
+BLOCK_SIZE, BUFFER_SIZE = 32, 256
+"""Tokens that a block of the pool stands for, and of the smallest buffer of keys and values."""
 
 _TOLERANCE = 0.05
 """Of the range of the logits: rounding may differ by less after a rollback, a lost state more."""
@@ -44,32 +32,22 @@ def properties(device: str, *, exact: bool) -> tuple[tuple[str, str], ...]:
     number of rows, so exact numerics pad all short forwards to one shape; accelerators run 16 rows
     in the time of one. HPUs compile a graph for every shape, so theirs are always padded."""
     kind = device.removeprefix(TORCH).partition(":")[0]
-    single = exact and kind == "cpu"
-    chosen = [("dtype", "float32" if single else _half_type(kind))]
-    exactly = {"cpu": "8", "hpu": "1,16"}.get(kind, "16")
-    if exact or kind == "hpu":
-        chosen.append(("padding", exactly if exact else "1,2,4,8"))
-    return tuple(chosen)
-
-
-def _half_type(kind: str) -> str:
-    """The type of weights and activations that is fastest on a kind of device."""
-    if kind == "cpu":
-        return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
+    dtype = "bfloat16"
+    if kind == "cpu" and (exact or not torch.cpu._is_avx512_bf16_supported()):
+        dtype = "float32"
     if kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "float16"
-    return "bfloat16"
+        dtype = "float16"
+    if not exact and kind != "hpu":
+        return (("dtype", dtype),)
+    return ("dtype", dtype), ("padding", {"cpu": "8", "hpu": "1,16"}.get(kind, "16"))
 
 
 def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedModel:
-    """The weights of a checkpoint (a GGUF file's are unpacked) on a torch device, ready to run.
-    Raises ModelError."""
+    """The weights of a checkpoint on a torch device, ready to run. Raises ModelError."""
     path, kind = checkpoint.path, device.removeprefix(TORCH)
     logging.disable_progress_bar()
     where, gguf = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
     try:
-        if kind.startswith("hpu"):  # registers the device with torch
-            import habana_frameworks.torch.core  # noqa: F401
         module = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
@@ -83,85 +61,59 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
 
 
 class BufferLayer(DynamicLayer):
-    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count.
+    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count. The
+    next ones go to `places` (int64 [tokens]). So that shapes are few, attention sees buckets of
+    256, 512, 1024 ... tokens, the rest masked: `is_compileable`, as transformers calls it."""
 
-    The next ones go to `places` (int64 [tokens]), which is data: a graph compiled for numbers would
-    be one of many. With `is_compileable`, as transformers calls it, attention sees buckets of 256,
-    512, 1024 ... tokens, the rest masked.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.length = 0
-        self.places: torch.Tensor | None = None
-        self.is_compileable = False
+    is_compileable = True
+    length = 0
+    places: torch.Tensor | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         end = self.length + key_states.shape[-2]
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]
         if end > self.keys.shape[-2]:
             self.copy_from(self, self.length, end)
         self.keys[:, :, self.places] = key_states
         self.values[:, :, self.places] = value_states
         self.length = end
-        seen = self._seen(end)
+        seen = _bucket(end)
         return self.keys[..., :seen, :], self.values[..., :seen, :]
 
     def get_seq_length(self) -> int:
         return self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._seen(self.length + query_length), 0
+        return _bucket(self.length + query_length), 0
 
     def copy_from(self, other: BufferLayer, length: int, size: int) -> None:
-        """New buffers for `size` tokens with the first `length` of another layer's; zeros after:
-        attention weighs masked values with 0."""
-        if not self.is_initialized:
-            self.lazy_initialization(other.keys, other.values)
+        """New buffers for `size` tokens with the first `length` of another layer's, then zeros."""
         for name in ("keys", "values"):
             buffer = getattr(other, name)
             grown = buffer.new_zeros((*buffer.shape[:2], _bucket(size), buffer.shape[3]))
             grown[..., :length, :] = buffer[..., :length, :]
             setattr(self, name, grown)
-
-    def _seen(self, end: int) -> int:
-        return _bucket(end) if self.is_compileable else end
+        self.is_initialized = True
 
 
 def _bucket(tokens: int) -> int:
-    return max(GROWTH, 1 << (tokens - 1).bit_length())
-
-
-class TorchSequence(Sequence):
-    """A sequence with its own keys and values."""
-
-    def __init__(self, pool: BlockPool, layers: int):
-        super().__init__(pool, BLOCK_SIZE)
-        self.cache = Cache(layers=[BufferLayer() for _ in range(layers)])
+    return max(BUFFER_SIZE, 1 << (tokens - 1).bit_length())
 
 
 class TorchModel:
-    """A checkpoint that transformers loads, on `settings.device` ("torch:cpu", "torch:cuda:1"); one
-    inference a sequence. Of `settings.properties` "dtype" is the type of weights, activations and
-    KV cache; "padding" (numbers of tokens) the shapes to the next of which forwards are padded,
-    those of one token only with `least_tokens` above 1. Sliding windows are masked, not cut off, so
-    they roll back too. Raises ModelError when the checkpoint cannot be loaded, BadInput for a model
-    whose state cannot be rolled back."""
+    """A checkpoint on `settings.device`, one inference a sequence. Of `settings.properties` "dtype"
+    is the type of weights, activations and KV cache; "padding" (numbers of tokens) the shapes to
+    the next of which forwards are padded, those of one token only with `least_tokens` above 1.
+    Sliding windows are masked, not cut off. Raises ModelError when the checkpoint cannot be loaded,
+    BadInput for a model whose state cannot be rolled back."""
 
     block_size = BLOCK_SIZE
+    compiling = ()
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        settings: ModelSettings,
-        *,
-        vocabulary: int | None = None,
-        core: ov.Core | None = None,
-    ):
+    def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, core: ov.Core):
         device = settings.device.removeprefix(TORCH)
         self.settings = settings
         self.least_tokens = 1
@@ -171,31 +123,30 @@ class TorchModel:
         self.padding = tuple(map(int, filter(None, options.get("padding", "").split(","))))
         self.threads = 0
         if device == "cpu":
-            threads = int((core or ov.Core()).get_property("CPU", "INFERENCE_NUM_THREADS"))
+            threads = int(core.get_property("CPU", "INFERENCE_NUM_THREADS"))
             if threads:  # a bound that the engine set
                 torch.set_num_threads(threads)
             self.threads = torch.get_num_threads()
-        module = load_module(checkpoint, settings.device, options.get("dtype", "float32"))
-        self.note = f"PyTorch on {device}, one sequence at a time"
+        module = load_module(checkpoint, settings.device, options["dtype"])
         config = module.config.get_text_config(decoder=True)
-        accepted = inspect.signature(module.forward).parameters
+        self._accepted = inspect.signature(module.forward).parameters
         self._layers = config.num_hidden_layers
         self._most_positions = getattr(config, "max_position_embeddings", None) or 1 << 40
-        self._takes_positions = "position_ids" in accepted
-        self._keeps_rows = "logits_to_keep" in accepted
         self._device = torch.device(device)
         self._module = module
         size = module.get_output_embeddings().weight.shape[0]
-        self.vocabulary_size = min(size, vocabulary or size)
-        self._require_rollback(config.model_type)
+        self.vocabulary_size = min(size, settings.vocabulary or size)
+        self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
-    def new_sequence(self) -> TorchSequence:
-        return TorchSequence(self.pool, self._layers)
+    def new_sequence(self) -> Sequence:
+        """With its own keys and values."""
+        sequence = Sequence(self.pool, BLOCK_SIZE)
+        sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
+        return sequence
 
     @torch.inference_mode()
-    def fork(self, source: TorchSequence, length: int) -> TorchSequence:
-        """A new sequence that starts as the first `length` tokens of `source`, with its own copy of
-        their keys and values."""
+    def fork(self, source: Sequence, length: int) -> Sequence:
+        """A new sequence with a copy of the first `length` tokens of `source`."""
         fork = self.new_sequence()
         fork.reserve(length)
         if length:
@@ -214,44 +165,30 @@ class TorchModel:
         return results
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks. Only while there are no sequences."""
+        """Bound the cache, while there are no sequences."""
         self.pool = BlockPool(blocks)
-
-    def compile_next(self) -> bool:
-        """Nothing: there are no fixed-shape instances."""
-        return False
-
-    @property
-    def block_bytes(self) -> int:
-        """Memory of the keys and values of `block_size` tokens."""
-        with self.new_sequence() as sequence:
-            self.forward([Run(sequence, [0], 1)])
-            layers = sequence.cache.layers
-            kept = [buffer[..., :1, :] for one in layers for buffer in (one.keys, one.values)]
-            return sum(buffer.nbytes for buffer in kept) * BLOCK_SIZE
 
     @torch.inference_mode()
     def _run(self, run: Run) -> Logits:
         start, count = run.sequence.length, len(run.tokens)
         size = self._padded(count, run.unpadded)
         after = size - count
-        # A product for one row alone rounds differently; fixed shapes compute every row.
-        least = min(self.least_tokens, size)
-        keep = size if size in self.padding else max(after + run.rows, least)
-        options = {"logits_to_keep": keep} if self._keeps_rows else {}
         before = perf_counter()
         places = torch.arange(start, start + size).to(self._device)
-        if self._takes_positions:  # padding may pass the end of learned positions
-            options["position_ids"] = places.clamp(max=self._most_positions - 1)[None]
+        options = {
+            # A product for one row alone rounds differently; fixed shapes compute every row.
+            "logits_to_keep": size if size in self.padding else after + max(run.rows, 1),
+            # Padding may pass the end of learned positions.
+            "position_ids": places.clamp(max=self._most_positions - 1)[None],
+        }
         for layer in run.sequence.cache.layers:
             layer.length, layer.places = start, places
-            layer.is_compileable = bool(self.padding) and size >= min(self.padding)
         try:
             output = self._module(
                 input_ids=torch.tensor([[*run.tokens, *[0] * after]], device=self._device),
                 past_key_values=run.sequence.cache,
                 use_cache=True,
-                **options,
+                **{name: value for name, value in options.items() if name in self._accepted},
             )
             end = output.logits.shape[1] - after
             rows = output.logits[0, end - run.rows : end, : self.vocabulary_size].float()
@@ -262,29 +199,27 @@ class TorchModel:
         return Logits(values, log_sums)
 
     def _padded(self, count: int, unpadded: bool) -> int:
-        """The tokens that a forward of `count` tokens runs."""
-        least = 1 if unpadded else self.least_tokens
-        if count == least == 1 or not self.padding:
-            return max(count, least)
-        multiple = -(-count // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
-        return next((size for size in self.padding if size >= max(count, least)), multiple)
+        """The tokens that a forward runs: one of the shapes, or a multiple of the largest."""
+        count = max(count, 1 if unpadded else self.least_tokens)
+        if count == 1 or not self.padding:
+            return count
+        rounded = -(-count // self.padding[-1]) * self.padding[-1]
+        return next((size for size in self.padding if size >= count), rounded)
 
-    def _require_rollback(self, kind: str) -> None:
-        """Raise BadInput unless tokens that were forgotten leave no trace: found by trying."""
-        size = self.vocabulary_size
-        first, other = ([at % size for at in ids] for ids in (range(4), (5, 6)))
+    def _bytes_rolled_back(self, kind: str) -> int:
+        """The bytes of a token's keys and values. Raises BadInput unless tokens that were forgotten
+        leave no trace: found by trying."""
+        first, other = ([at % self.vocabulary_size for at in ids] for ids in (range(4), (5, 6)))
+        why = "choose one that attends to all tokens."
         try:
             with self.new_sequence() as rolled_back, self.new_sequence() as fresh:
                 self.forward([Run(rolled_back, first, 1)])
                 rolled_back.truncate(2)
                 [again] = self.forward([Run(rolled_back, other, 1)])
                 [expected] = self.forward([Run(fresh, [*first[:2], *other], 1)])
-                kept = all(layer.is_initialized for layer in fresh.cache.layers)
+                kept = [one for layer in fresh.cache.layers for one in (layer.keys, layer.values)]
+            if np.abs(again.rows - expected.rows).max() <= _TOLERANCE * np.ptp(expected.rows):
+                return sum(buffer[..., 0, :].nbytes for buffer in kept)
         except (ModelError, TypeError, AttributeError, ValueError, KeyError) as error:
             why = last_line(error)
-        else:
-            difference = np.abs(again.rows - expected.rows).max()
-            if kept and difference <= _TOLERANCE * np.ptp(expected.rows):
-                return
-            why = "choose one that attends to all tokens."
         raise BadInput(f"This model ({kind}) keeps a state that cannot be rolled back: {why}")

@@ -24,8 +24,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdemo.answering import Question
-from specdemo.engine.handle import Waiting
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest

@@ -16,8 +16,8 @@ import httpx
 from pydantic import TypeAdapter
 
 from specdemo.answering import Answering, Question
-from specdemo.engine.handle import Load, Waiting
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.backend import EVENT_KINDS
 from specdemo.serving.options import key_from_environment

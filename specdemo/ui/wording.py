@@ -13,7 +13,7 @@ from specdemo.terminal import where
 from specdemo.trace import Trace, summarize
 
 if TYPE_CHECKING:
-    from specdemo.engine.handle import Waiting
+    from specdemo.engine.scheduler import Waiting
 
 log = logging.getLogger(__name__)
 
