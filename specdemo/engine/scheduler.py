@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .cache import PrefixCache
@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 QUEUED = 256
 """Requests that may wait to be admitted."""
 
-QUIET = 1.0
-"""Seconds without requests before each step of background work, which holds up who asks then."""
+QUIET, PATIENCE = 1.0, 10.0
+"""Seconds without requests after which background work goes on, and between two steps of it beside
+requests, which each step holds up."""
 
 COLLECT_EVERY = 0.02
 """Seconds between two looks of a consumer that has caught up, for each of up to 8 active requests:
@@ -136,6 +137,7 @@ class Scheduler:
         self._restarts = 0
         self._background: deque[Generator[None]] = deque()
         self._in_quiet, self._hurried = background, False
+        self._busy_at = self._prepared_at = monotonic()
         self._thread = threading.Thread(target=self._main, name="specdemo-engine", daemon=True)
         self._thread.start()
 
@@ -193,7 +195,8 @@ class Scheduler:
     def _main(self) -> None:
         while not self._closed:
             try:
-                self._prepare_or_wait()
+                if self._wait_for_work():
+                    self._run_background()
                 self.step()
             except BaseException as error:  # whatever it was, the other requests must go on
                 log.error("The engine's loop failed and goes on.", exc_info=error)
@@ -202,15 +205,32 @@ class Scheduler:
                     self._end(request, RequestFailed(lost))
                 self._restarts += 1
 
-    def _prepare_or_wait(self) -> None:
-        """Do a step of background work, where it is time; without requests wait for one before."""
+    def _wait_for_work(self) -> bool:
+        """Wait for a request or for background work; whether a step of the latter is due."""
         with self._wake:
-            due = self._hurried
-            if not (self._closed or self._queue or self._active or due and self._background):
-                pause = QUIET if self._background and self._in_quiet else None
-                due |= not self._wake.wait(pause)
-        if due and self._background and next(self._background[0], END) is END:
+            while not ((due := self._background_is_due()) or self._closed or self._requests()):
+                self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
+        return due
+
+    def _requests(self) -> bool:
+        return bool(self._queue or self._active)
+
+    def _background_is_due(self) -> bool:
+        now = monotonic()
+        if self._requests():
+            self._busy_at = now
+        quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
+        return bool(self._background) and (self._hurried or self._in_quiet and (quiet or late))
+
+    def _run_background(self) -> None:
+        try:
+            ended = next(self._background[0], END) is END
+        except Exception as error:
+            log.error("Work in the background failed and is left.", exc_info=error)
+            ended = True
+        if ended:
             self._background.popleft()
+        self._prepared_at = monotonic()
 
     def step(self) -> None:
         """Let requests leave and join, then run what waits for the draft, then for the target."""
