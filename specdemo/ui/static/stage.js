@@ -14,7 +14,8 @@ const table = (head, rows) => {
 };
 
 /* What proposed tokens, where the time went, and what other drafts would give. */
-const drawFigures = (find, { rounds, baseline, summary }, [head, ...rows]) => {
+const drawFigures = (find, trace, [head, ...rows]) => {
+  const { rounds, baseline, summary, prefill_seconds: prefill } = trace;
   const { tokens, accepted } = summary, sources = {};
   for (const token of rounds.flatMap((round) => round.drafted)) {
     const one = sources[token.source] ??= { examined: 0, accepted: 0 };
@@ -26,7 +27,7 @@ const drawFigures = (find, { rounds, baseline, summary }, [head, ...rows]) => {
     [...Object.entries(sources).map(([name, one]) => [SOURCES[name] ?? name, one.examined,
       shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
     ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
-  const { prefill_seconds: prefill, draft_seconds: draft, verify_seconds: verify } = summary;
+  const { draft_seconds: draft, verify_seconds: verify } = summary;
   const outside = Math.max(0, summary.decode_seconds - draft - verify);
   const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
   if (baseline) {
