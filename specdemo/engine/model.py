@@ -8,7 +8,6 @@ import mmap
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -130,15 +129,23 @@ class Instance:
 
     def run(self, parts: list[Part], wanted: list[int]) -> Logits:
         """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
-        tokens, starts, blocks = zip(*parts, strict=True)
-        ends = [part.start + len(part.tokens) for part in parts]
-        self._bind("input_ids", list(chain(*tokens)))
-        self._bind("position_ids", list(chain(*map(range, starts, ends))))
-        self._bind("past_lens", list(starts))
-        self._bind("subsequence_begins", [0, *accumulate(map(len, tokens))])
-        self._bind("block_indices", list(chain(*blocks)))
-        self._bind("block_indices_begins", [0, *accumulate(map(len, blocks))])
-        self._bind("max_context_len", [max(ends)])
+        ids, positions, blocks = [], [], []
+        begins, block_begins, longest = [0], [0], 0
+        for tokens, start, table in parts:
+            end = start + len(tokens)
+            ids += tokens
+            positions += range(start, end)
+            begins.append(len(ids))
+            blocks += table
+            block_begins.append(len(blocks))
+            longest = max(longest, end)
+        self._bind("input_ids", ids)
+        self._bind("position_ids", positions)
+        self._bind("past_lens", [part.start for part in parts])
+        self._bind("subsequence_begins", begins)
+        self._bind("block_indices", blocks)
+        self._bind("block_indices_begins", block_begins)
+        self._bind("max_context_len", [longest])
         self._bind(ROWS_INPUT, wanted)
         before = perf_counter()
         # Without share_outputs the results would be copied into arrays that nobody reads.
