@@ -4,7 +4,7 @@ numpy.
 The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the
 target's.
 
-No random generator has a state: each uniform is a hash of (seed, position in the text, stream,
+Draws use no stateful generator: each uniform is a hash of (seed, position in the text, stream,
 token id). So a draw at a position depends only on the distribution and the seed, and not on earlier
 drafts or requests. Two couplings of draft and target use these uniforms, and with both the output
 distribution is exactly q:
@@ -14,8 +14,8 @@ distribution is exactly q:
   (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
   with any drafter, any draft length, or none.
 - `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
-max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
-distance). Its output for a seed depends on the draft tokens.
+  max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
+  distance). Its output for a seed depends on the draft tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
-"""The random streams at one position."""
+"""The random streams at one position. The unlikely tokens of stream s use s + 8 and s + 16."""
 
 HEAD = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time

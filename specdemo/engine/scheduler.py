@@ -62,9 +62,9 @@ class Handle:
     """Handle to a submitted request. After its `events`, `result` is what `work` returned, or
     `stopped` is True. `most_others` is the most other requests that were active with it.
 
-    `work` yields events, and Forwards for one of `models`, `pending` until their Reply. `blocks`
-    are the most that the request can hold in each cache. Its forwards are merged with those of
-    others up to `merged_tokens` tokens; larger ones run by themselves."""
+    `work` yields events and Forwards, each for one of `models`. A Forward is `pending` until its
+    Reply. `blocks` are the most blocks that the request can hold in each cache. Its forwards are
+    merged with others up to `merged_tokens` tokens; larger ones run by themselves."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Model]
