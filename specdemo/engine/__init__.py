@@ -1,1 +1,1 @@
-"""The speculative engine: token ids in, token ids out, on OpenVINO. No text, no pages, no Hub."""
+"""Speculative decoding on OpenVINO or torch: token ids in, token ids out. No text, no downloads."""

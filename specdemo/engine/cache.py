@@ -1,5 +1,5 @@
-"""Which blocks of the KV cache are free, the sequences that hold the others, and the texts that are
-kept, to be read again at no cost. No tensors."""
+"""The free blocks of a KV cache, the sequences that hold the others, and the prefix cache, which
+keeps texts for later requests. Holds no tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 SPARE_TOKENS = 8192
-"""What kept texts may hold; the last one stays whatever its length."""
+"""Tokens that the prefix cache keeps at most. The newest text stays, whatever its length."""
 
 
 class BlockPool:
-    """Which of `limit` cache blocks are free, and how many sequences share each used one. What was
-    never taken takes no memory: the last one given back is taken first."""
+    """The free blocks of `limit` cache blocks, and the number of sequences that share each used
+    one. The block given back last is taken first, so blocks that were never used need no memory."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -31,7 +31,7 @@ class BlockPool:
         return self.limit - len(self.free)
 
     def take(self, count: int = 1) -> list[int]:
-        """Free blocks, now referenced once each. Raises CacheFull, and then takes none."""
+        """Take `count` free blocks, each with one reference. Takes none if it raises CacheFull."""
         if count > len(self.free):
             raise CacheFull(
                 f"The KV cache is full: {self.used + count} blocks wanted, {self.limit} allowed."
@@ -62,12 +62,12 @@ class Sequence(AbstractContextManager):
         return len(self.tokens)
 
     def truncate(self, length: int) -> None:
-        """Forget every token past the first `length`; the next forward writes over their slots."""
+        """Keep only the first `length` tokens; the next forward overwrites the other slots."""
         assert 0 <= length <= len(self.tokens), "only what is held can be forgotten"
         del self.tokens[length:]
 
     def reserve(self, length: int) -> None:
-        """Take the blocks that `length` tokens need. Raises CacheFull, and then takes none."""
+        """Take the blocks that `length` tokens need. Takes none if it raises CacheFull."""
         missing = -(-length // self._block_size) - len(self.blocks)
         if missing > 0:
             self.blocks += self._pool.take(missing)
@@ -79,7 +79,7 @@ class Sequence(AbstractContextManager):
             self._pool.give_back(self.blocks.pop())
 
     def release(self) -> None:
-        """Give every block back; the sequence is empty afterwards. Twice is harmless."""
+        """Give all blocks back and empty the sequence. A second call does nothing."""
         self.tokens.clear()
         self.trim_blocks()
 
@@ -88,10 +88,10 @@ class Sequence(AbstractContextManager):
 
 
 class PrefixCache:
-    """Texts of one model, the least recently used given up first. Reused is a whole text, or whole
-    chunks of `chunk` tokens at their fixed places, nothing between: a target model's logits are
-    then the same bits whatever was asked before, and by whom. The `opening` that a template gives
-    to all prompts is a chunk of its own."""
+    """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
+    text, or whole chunks of `chunk` tokens at fixed places; the `opening` that a template gives to
+    all prompts is a chunk of its own. So earlier requests never change the bits of a target model's
+    logits."""
 
     def __init__(self, model: Model, chunk: int = 1, opening: tuple[int, ...] = ()):
         self.model = model
@@ -100,17 +100,17 @@ class PrefixCache:
         self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
 
     def opening_of(self, tokens: tuple[int, ...]) -> int:
-        """How many tokens of a prompt are the opening: all of it or none."""
+        """The length of the opening if the prompt begins with it and is longer, else 0."""
         size = len(self.opening)
         return size if len(tokens) > size and tokens[:size] == self.opening else 0
 
     def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
-        """A new sequence with as much of a text as is kept; the Prompt if all was kept as one."""
+        """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
         if tokens in self._kept:
             kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
             return self.model.fork(kept[0], len(tokens)), kept[1]
         opening = self.opening_of(tokens)
-        # A rest of one token more than a chunk is read as one.
+        # Prefill reads chunk + 1 tokens as one chunk, so the last two tokens are never reused.
         most = opening + max(len(tokens) - opening - (self.chunk > 1) * 2, 0)
         best, reused = None, 0
         for text, (sequence, _) in self._kept.items():
@@ -121,7 +121,7 @@ class PrefixCache:
         return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
 
     def keep(self, sequence: Sequence, prompt: Prompt | None = None) -> None:
-        """Keep the text of a sequence, which is the cache's from here on."""
+        """Keep the text of a sequence. From then on the cache owns the sequence."""
         text = tuple(sequence.tokens)
         if text in self._kept or not text:
             sequence.release()
@@ -131,13 +131,13 @@ class PrefixCache:
         self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
 
     def blocks(self) -> set[int]:
-        """The blocks that kept texts hold; may be asked from any thread."""
+        """The blocks that kept texts hold. Safe to call from any thread."""
         kept = list(self._kept.values())
         return {block for sequence, _ in kept for block in list(sequence.blocks)}
 
     def make_room(self, blocks: int, least: int = 0) -> None:
-        """Give up the oldest texts but `least`, until the others hold at most `blocks` blocks,
-        those that they share counted each time."""
+        """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep at least
+        `least` texts. A shared block counts once for each text."""
         held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
         while held > blocks and len(self._kept) > least:
             sequence, _ = self._kept.pop(next(iter(self._kept)))
@@ -146,6 +146,6 @@ class PrefixCache:
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     most = min(len(left), len(right))
     return next((at for at in range(most) if left[at] != right[at]), most)

@@ -1,4 +1,4 @@
-"""The files that models are made from: a checkpoint, which runs on a torch device, or IR. Imports
+"""The files that models are loaded from: a checkpoint, which runs on a torch device, or IR. Imports
 neither torch nor OpenVINO."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import ModelError
 
 TORCH = "torch:"
-"""What the names of devices begin with that torch runs rather than OpenVINO."""
+"""Prefix of the names of devices that run in torch, not in OpenVINO."""
 
 _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
@@ -30,9 +30,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """What an engine compiles: IR or (on torch devices) checkpoints, the KV cache's precision,
-    the `opening` tokens of most prompts, and whether answers can begin before the draft model is
-    there. A draft `head` (IR) takes the draft model's place where the target is IR too."""
+    """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
+    precision; most prompts begin with `opening`. With `draft_later` answers can begin before the
+    draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft model."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -56,8 +56,8 @@ def weights_size(source: Path | Checkpoint) -> int:
 
 
 def release_file(path: Path) -> None:
-    """Drop the pages of a file that this process has mapped; one that is touched again is read
-    again. Compiled instances hold their own copy of most weights. Linux only."""
+    """Drop the pages of a file that this process has mapped; the next access reads them again.
+    Compiled instances hold their own copy of most weights. Linux only."""
     with suppress(OSError):
         libc, name = ctypes.CDLL(None), str(path.resolve())
         for line in Path("/proc/self/maps").read_text().splitlines():

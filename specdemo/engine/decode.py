@@ -1,9 +1,9 @@
-"""The algorithm: autoregressive and speculative decoding, as one generator that asks for forwards
-and yields rounds.
+"""Autoregressive and speculative decoding, as one generator that asks for forwards and yields
+rounds.
 
-It does no I/O and reads no clock: the scheduler performs its requests and says how long they took.
-Output is a function of the target model, the prompt and the seed; drafters only change how fast it
-comes.
+It does no I/O and reads no clock: the scheduler runs the forwards and reports their seconds. The
+output depends only on the target model, the prompt and the sampling settings. Drafters change only
+the speed, except with the maximal coupling.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .sampling import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where an answer ends: after one of `stop_ids` (which is part of it), after `max_new_tokens`,
-    or when prompt and answer fill `context_limit` tokens."""
+    """An answer ends after one of `stop_ids` (which is part of it), after `max_new_tokens`, or when
+    prompt and answer fill `context_limit` tokens."""
 
     max_new_tokens: int
     context_limit: int
@@ -47,8 +47,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that was run: its ids, the logits of the token after them (one row), and the seconds
-    that took."""
+    """A prefilled prompt: its token ids, the logits of the next token (one row), and the seconds of
+    the prefill."""
 
     tokens: tuple[int, ...]
     logits: Logits
@@ -61,8 +61,8 @@ Decoding = Generator[Forward | Round, Reply | None, str]
 def prefill(
     target: Sequence, tokens: tuple[int, ...], opening: int = 0
 ) -> Generator[Forward, Reply, Prompt]:
-    """Run what of a prompt the sequence does not hold yet, in chunks, its first `opening` tokens
-    being one of their own; it must hold a proper prefix of it."""
+    """Run the tokens of a prompt that `target` does not hold yet, in chunks. The first `opening`
+    tokens are a chunk of their own. `target` must hold a proper prefix of the prompt."""
     seconds = 0.0
     chunks = []
     held = target.length
@@ -85,12 +85,12 @@ def decode(
     limits: Limits,
     guard: Guard | None = None,
 ) -> Decoding:
-    """Decode an answer; without a drafter, autoregressively.
+    """Decode an answer; without a drafter, by autoregressive decoding.
 
-    `target` holds the prompt; afterwards it holds the prompt and the answer but for its last token.
-    Yields a Forward to be answered with a Reply, or a Round (`shown_at` unset) to be answered with
-    None. Returns the finish reason: "stop", "length" or "context". Raises ValueError when the
-    prompt leaves no room for an answer.
+    `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
+    Yields a Forward, which expects a Reply, or a Round (`shown_at` is 0), which expects None.
+    Returns the finish reason: "stop", "length" or "context". Raises ValueError when the prompt
+    leaves no room for an answer.
     """
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
@@ -135,8 +135,8 @@ def _verified(
     sampling: Sampling,
     guard: Guard | None,
 ) -> Generator[Forward, Reply, tuple[Verdict, np.ndarray | None, float]]:
-    """Run the last token of `context` and the draft; gives the verdict, the state of the row that
-    gave the added token, and the seconds that took."""
+    """Run the last token of `context` and the draft. Gives the verdict, the state of the row that
+    gave the added token, and the seconds of the forwards."""
     tokens = [context[-1], *draft.tokens]
     unpadded = guard is not None and not draft.tokens
     run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
@@ -154,13 +154,13 @@ def _verified(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says of a draft: how many tokens it accepts, the token it adds after those,
-    and its probabilities of the accepted tokens and, where one is rejected, of that; then of the
-    added token.
+    """The result of a verification: the number of `accepted` draft tokens and the `token` added
+    after them. `probabilities` are the target's, of each accepted token and then of the rejected
+    one, if any; `token_probability` is that of the added token.
 
-    `margin` (logits) is by how much the added token exceeds the next best, None where it was drawn;
-    `least_margin` the least of all choices made. Those of the maximal coupling, whose answer
-    depends on the draft anyway, are infinite.
+    `margin` is how far the logit of the added token exceeds the next best, None if it was sampled.
+    `least_margin` is the least margin of all choices (logits). It is infinite with the maximal
+    coupling, whose answer depends on the draft anyway.
     """
 
     accepted: int
@@ -174,11 +174,11 @@ class Verdict:
 def verify(
     logits: Logits, draft: Draft, position: int, sampling: Sampling, reach: float = REACH
 ) -> Verdict:
-    """Judge a draft by the target's logits, one row a draft token and one more; `position` is the
-    first one's. Margins of draws are told up to `reach`.
+    """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
+    place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
 
-    Greedy decoding and the shared coupling accept while the target's own choice is the draft token:
-    the output is then, by construction, what the target alone would have chosen.
+    Greedy decoding and the shared coupling accept a draft token if it is the target's own choice.
+    So the output is that of autoregressive decoding, by construction.
     """
     if sampling.coupling == "maximal" and not sampling.greedy:
         return _verify_maximal(logits, draft, position, sampling)
@@ -202,8 +202,8 @@ def verify(
 
 
 def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Algorithm 2 of Chen et al.: accept with min(1, q/p), redraw a rejected token from max(0, q -
-    p)."""
+    """Algorithm 2 of Chen et al.: accept with probability min(1, q/p), redraw a rejected token from
+    max(0, q - p)."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
         q = distribution(logits.rows[at], sampling)
@@ -222,7 +222,7 @@ def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampl
 def settle(
     draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: float
 ) -> tuple[Round, list[int]]:
-    """The round that a verdict makes, ended at the first stop token, and the tokens it adds."""
+    """The round of a verdict, cut after the first stop token, and the tokens that it adds."""
     accepted = draft.tokens[: verdict.accepted]
     stopped = next((at for at, token in enumerate(accepted) if token in stop_ids), None)
     kept = verdict.accepted if stopped is None else stopped + 1
@@ -242,11 +242,10 @@ def certify(
 ) -> Generator[Forward, Reply, tuple[int | None, float]]:
     """Check a greedy answer against the target model in parallel, `chunk` tokens a forward: each
     token must be the likeliest after those before it. Gives the first answer position where it is
-    not (None: certified), and seconds.
+    not (None: certified), and the seconds of the forwards.
 
-    `target` holds the prompt. Together with logits that do not depend on how many tokens run
-    together, this proves by induction that autoregressive decoding would have given the same
-    answer.
+    `target` holds the prompt. If logits do not depend on how many tokens run together, this proves
+    by induction that autoregressive decoding would have given the same answer.
     """
     if prompt.logits.best(0) != answer[0]:
         return 0, 0.0

@@ -1,5 +1,5 @@
-"""What proposes draft tokens: a draft model, n-gram lookup in the text so far, a table of the
-target's n-grams.
+"""The sources of draft tokens: a draft model or head, n-gram lookup in the text so far, and a table
+of the target's n-grams.
 
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
@@ -20,12 +20,12 @@ from .policy import MAX_DRAFT, UNLIKELY, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
 FEW, READ_TOGETHER = 4, 8
-"""Tokens that a draft model reads in the time of one: of a draft, and of a longer text."""
+"""Tokens read in the time of one draft step: in a run of at most FEW, and in a longer run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request: run this on the `target` or the `draft` model, which may be a draft head."""
+    """Asks for a run on the `model` "target" or "draft", a draft model or a draft head."""
 
     model: str
     run: Run | HeadStep
@@ -33,9 +33,9 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a Forward: its logits, valid until that model's next forward. `tokens` are
-    those that the forward ran in all, padding and other requests' included. Of the requests that
-    share a forward one is the `first`, whose policy learns its cost."""
+    """The answer to a Forward: its logits, valid until that model's next forward, and its
+    `seconds`. `tokens` counts all tokens in that forward, with padding and other requests' tokens.
+    Only one of the requests that share a forward is `first`, so that its cost is learnt once."""
 
     logits: Logits
     seconds: float
@@ -44,9 +44,9 @@ class Reply:
 
 
 class Proposal(NamedTuple):
-    """A token that a source proposes, with a confidence in [0, 1]; `acceptance` is the chance that
-    it is accepted if all before it are. `probability` is the draft model's, None for n-grams, and
-    `distribution` what it was drawn from, where the coupling needs that."""
+    """A token that `source` proposes with a `confidence` in [0, 1]. `acceptance` is the chance that
+    it is accepted if all tokens before it are. `probability` is the draft model's, None for
+    n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it."""
 
     token: int
     source: str
@@ -58,7 +58,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is put to the target, and the `seconds` that a draft model spent on it."""
+    """The draft tokens to verify, and the `seconds` that a draft model spent on them."""
 
     proposals: tuple[Proposal, ...] = ()
     seconds: float = 0.0
@@ -69,11 +69,10 @@ class Draft:
 
 
 class Drawing:
-    """What draft models and draft heads share: a Proposal from their logits.
+    """Base of draft models and draft heads: makes a Proposal from their logits.
 
-    `head_tokens` maps the columns of a trimmed head to token ids: that is also how ids that the
-    target lacks are masked out and the rest renormalised. `depth` is the most tokens of one draft
-    that it can propose in.
+    `head_tokens` (int64 [V']) maps the columns of a trimmed head to token ids; None if they are
+    equal. The source proposes only the first `depth` tokens of a draft.
     """
 
     name = "model"
@@ -83,19 +82,18 @@ class Drawing:
         self.policy = policy
         self.sampling = sampling
         self.head_tokens = head_tokens
-        # The classic acceptance rule gives the target's distribution only if no draft token is
-        # dropped for its value.
+        # The maximal coupling is exact only if no draft token is dropped because of its value.
         self.binding = not sampling.greedy and sampling.coupling == "maximal"
 
     def start(self, context: list[int], state: np.ndarray | None) -> None:
-        """A draft begins."""
+        """Begin a draft."""
 
     def cost(self, drafted: list[int]) -> float:
-        """Seconds of the next step, with what has to be read of `drafted` before."""
+        """Seconds of the next step, with the drafted tokens that it must read first."""
         return self.policy.costs.draft_step
 
     def catching_up(self, context: list[int], drafted: list[int]) -> float:
-        """Seconds of reading the text once, before the next step."""
+        """Seconds to read the text that the model has not read, before the next step."""
         return 0.0
 
     def choose(self, logits: Logits, position: int) -> Proposal:
@@ -123,8 +121,8 @@ class Drawing:
 
 
 class DraftHead(Drawing):
-    """Proposes the tokens of a draft head, which reads the target's hidden state of the last
-    verified token and the tokens since."""
+    """Proposes with a draft head. The head reads the target's hidden state that gave the last
+    verified token, that token, and the draft tokens after it."""
 
     name = "head"
     depth = DEPTH
@@ -151,9 +149,9 @@ class DraftHead(Drawing):
 
 
 class DraftModel(Drawing):
-    """Proposes the tokens of a second, smaller model.
+    """Proposes with a second, smaller model.
 
-    The sequence may hold any text; what it shares with the context is kept.
+    `sequence` may hold any text; the prefix that it shares with the context is kept.
     """
 
     def __init__(self, sequence: Sequence, policy: Policy, sampling: Sampling):
@@ -180,9 +178,9 @@ class DraftModel(Drawing):
         return behind * self.policy.costs.draft_step / READ_TOGETHER if behind > FEW else 0.0
 
     def _rewind(self, context: list[int], drafted: list[int]) -> int:
-        """Keep of the sequence what it shares with context and drafted tokens, all but the last of
-        them at most; gives how many of those tokens need not be read. Compares only what was
-        appended to the context since the last call."""
+        """Cut the sequence to the prefix that it shares with `context` and `drafted`, without their
+        last token. Gives the length of that prefix. Context tokens that matched in the last call
+        are not compared again."""
         held = self.sequence.tokens
         text = [*context[self._agreed :], *drafted]
         same = min(self._agreed, len(held))
@@ -195,12 +193,12 @@ class DraftModel(Drawing):
 
 
 class AdaptiveDrafter:
-    """Proposes, token by token, what is likeliest to be accepted: of `ngrams`, which cost nothing,
-    or of the draft model (or head) where it is expected to save more than its time. Either may be
-    None.
+    """Proposes, token by token, the token most likely to be accepted: from `ngrams`, which cost
+    nothing, or from the draft model (or head) where it is expected to save more time than it takes.
+    Either may be None.
 
-    What is proposed is counted wherever it was asked for, as far as the answer went along with the
-    draft, whether it was put to the target or not.
+    Acceptance rates count every proposal up to the first difference between draft and answer, even
+    one that was not verified.
     """
 
     def __init__(
@@ -218,8 +216,8 @@ class AdaptiveDrafter:
     def propose(
         self, context: list[int], limit: int, state: np.ndarray | None = None
     ) -> Generator[Forward, Reply, Draft]:
-        """A continuation of `context`, which only ever grows, of at most `limit` tokens; none
-        where nothing is worth it. `state` is that of the row of logits that gave its last token."""
+        """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
+        context only grows. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
         policy.begin_round()
         if self.model is not None:
@@ -261,9 +259,9 @@ class AdaptiveDrafter:
         free: float,
         remaining: int,
     ) -> bool:
-        """Whether to ask the draft model for the next token: where what it adds to the acceptance
-        of the `free` guess (without one: drafting on with it) is expected to save more than its
-        step takes and, within the `remaining` tokens of the answer, the time of catching up."""
+        """Whether to ask the draft model for the next token. Its step must save time over the
+        n-gram proposal, accepted with chance `free` (0: none), and over the `remaining` tokens also
+        the time of catching up. Otherwise it is asked only when a probe is due."""
         policy, model = self.policy, self.model
         if len(drafted) >= model.depth:
             return False
@@ -283,7 +281,7 @@ class AdaptiveDrafter:
         return not drafted and policy.probe_due(step + reading)
 
     def _learn(self, context: list[int]) -> None:
-        """Read what was added to the text, and count which of it was proposed."""
+        """Read the tokens added to the text, and count which proposals were right."""
         added = context[self._read :]
         for (drafted, asked), token in zip(self._asked, added, strict=False):
             for one in asked:
@@ -296,7 +294,7 @@ class AdaptiveDrafter:
         self._read = len(context)
 
     def _guess(self, drafted: list[int]) -> Proposal | None:
-        """What the n-grams propose after the text and `drafted`."""
+        """The n-grams' proposal for the token after the text and `drafted`, or None."""
         guess = None if self.ngrams is None else self.ngrams.guess(drafted)
         if guess is None:
             return None
@@ -312,8 +310,8 @@ def make_drafter(
     sequence: Sequence | None = None,
     table: NgramTable | None = None,
 ) -> AdaptiveDrafter | None:
-    """The drafter of this `name` (as in settings): with a draft head, or a draft model whose
-    sequence is `sequence`, or neither."""
+    """The drafter `name` of the settings, None for "none". It uses a draft head, or a draft model
+    that reads `sequence`, or neither."""
     if name == "none":
         return None
     model = None

@@ -1,4 +1,4 @@
-"""The models of a pair, compiled, and the scheduler that answers requests with them. Token ids
+"""Compiles the models of a pair, and answers requests with them through a scheduler. Token ids
 only."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Blocks of a KV cache: `used` of at most `limit`, `kept` of them for prompts only."""
+    """Blocks of a KV cache: `used` of at most `limit`; kept texts hold `kept` of the used ones."""
 
     used: int
     kept: int
@@ -38,12 +38,12 @@ class CacheUse:
 
 class Engine:
     """Compiles what the first token needs; arguments as in `Session`. The rest (fixed-shape
-    instances, the draft model where it can come later, a missing cost table) is prepared between
-    requests, with `background`, or when `prepare` asks for it.
+    instances, a draft model that may come later, a missing cost table) is prepared between requests
+    if `background` is set, or when `prepare` is called.
 
-    `available_bytes` says how much memory is free; `profile` is what is known of this pair on this
-    machine, and `remember` is told what is known later. `drafts` says whether there is a draft
-    model, or a draft head that the target model can feed. Raises ModelError."""
+    `available_bytes` gives the free memory in bytes. `profile` holds earlier measurements of this
+    pair on this machine; `remember` gets the later ones. `drafts` is True with a draft model, or
+    with a draft head that the target model can feed. Raises ModelError."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Engine:
     ):
         self.core = ov.Core()
         if threads is not None:
-            # Pinned threads of two processes would sit on the same cores.
+            # Pinned threads of two processes would run on the same cores.
             own = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
             self.core.set_property("CPU", own)
         self._files = files
@@ -86,21 +86,21 @@ class Engine:
         self.scheduler.run_in_background(self._preparation(exact))
 
     def cache_blocks(self) -> dict[str, CacheUse]:
-        """What the KV caches "target", "target fast" and "draft" hold."""
+        """The use of each KV cache: "target", "target fast" and "draft"."""
         return {
             name: CacheUse(cache.model.pool.used, len(cache.blocks()), cache.model.pool.limit)
             for name, cache in dict(self._caches).items()
         }
 
     def target(self, name: str) -> Target:
-        """The target model in the numerics "exact" or "fast", compiled when first asked for. Raises
-        ModelError, BadInput where it would not fit into memory a second time, Busy when closed."""
+        """The target model with "exact" or "fast" numerics, compiled at the first call. Raises
+        ModelError, BadInput if a second one would not fit into memory, Busy when closed."""
         with self._lock:
             if not self._targets:
                 raise Busy("The models have been closed.")
             if name not in self._targets:
                 needed, free = weights_size(self._files.target), self._available_bytes()
-                if needed > free:  # this process would be killed
+                if needed > free:  # the system would kill this process
                     raise BadInput(
                         f"The target model in other numerics takes {needed / 1e9:.1f} GB more, and "
                         f"{free / 1e9:.1f} GB are free; keep to the numerics used first."
@@ -112,7 +112,7 @@ class Engine:
     def prepare(
         self, name: str = "exact", stop: Event | None = None, on_wait: OnWait | None = None
     ) -> None:
-        """Finish what was left for later; `on_wait` is told place 0 while it takes."""
+        """Prepare the rest and wait for it, or until `stop`; `on_wait` gets place 0 meanwhile."""
         target = self.target(name)
         self.scheduler.hurry()
         while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):
@@ -121,7 +121,7 @@ class Engine:
 
     @property
     def profile(self) -> Profile:
-        """What is known of the pair now, for the next start."""
+        """The measurements of the pair so far, for the next start."""
         targets = {name: target.profile for name, target in list(self._targets.items())}
         policy = self._targets["exact"].policy
         return Profile(
@@ -133,8 +133,8 @@ class Engine:
     def submit(
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
     ) -> Handle:
-        """Hand a request to the scheduler, with `first` before those that wait; the events of its
-        Handle are Rounds. Raises BadInput for one that could never fit into the KV cache, Busy."""
+        """Hand a request to the scheduler, with `first` before all that wait. The events of its
+        Handle are Rounds. Raises Busy, or BadInput if the KV cache could never hold the request."""
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         caches = [one for one in (target.prefixes, draft) if isinstance(one, PrefixCache)]
@@ -150,7 +150,7 @@ class Engine:
         return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:
-        """Release the models; what is being answered is cancelled."""
+        """Cancel all requests, give the profile to `remember`, and release the models."""
         self.scheduler.close()
         if self._targets:
             self._remember(self.profile)
@@ -195,7 +195,7 @@ class Engine:
             one.policy.costs.saw_draft(step)
 
     def _preparation(self, target: Target) -> Generator[None]:
-        """What the first token does not need, a step at a time."""
+        """Prepare what the first token does not need, one step for each yield."""
         model = target.model
         try:
             for _ in model.compiling:
@@ -221,7 +221,7 @@ class Engine:
                 release_file(xml.with_suffix(".bin"))
 
     def _fix_cache(self, model: Model) -> None:
-        """Bound the KV cache of a model; the first one's bound is everyone's."""
+        """Bound the KV cache of a model. All models get the bound of the first one, in tokens."""
         if not self._cache_tokens:
             least = self._context_limit + 2 * model.block_size
             wanted = (self._active + 1) * least
@@ -234,8 +234,8 @@ class Engine:
 
 
 def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
-    """Cache blocks that a request can come to hold: its prompt's, which is kept for others, and its
-    own, which share the prompt's whole blocks where they can; to a draft's length past the end."""
+    """The most cache blocks of a request: those of its prompt, kept for reuse, and its own, to a
+    draft's length past the end. In a PagedModel both share the prompt's whole blocks."""
     size = model.block_size
     shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
     return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared

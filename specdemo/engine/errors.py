@@ -1,5 +1,5 @@
-"""What can go wrong: every error carries its exit code and its HTTP status, and its message is one
-sentence for the person who caused it or who can mend it."""
+"""The errors, each with its exit code and its HTTP status. Each message is one sentence for the
+person who caused the error or can fix it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SpecdemoError(Exception):
 
 class BadInput(SpecdemoError, ValueError):
     """An option, a file or a request that cannot be used; the message names it and says what would
-    be accepted. OpenAI's clients read the request's field `param` and a short name `code`."""
+    be accepted. OpenAI's clients read `param`, the request's field, and `code`, a short name."""
 
     exit_code = 2
     http_status = 400
@@ -34,10 +34,10 @@ class CacheFull(SpecdemoError, RuntimeError):
 
 
 class Busy(SpecdemoError, RuntimeError):
-    """Too much to do, not ready yet, or shutting down: the same request may succeed later."""
+    """Overloaded, not ready yet, or shutting down: the same request may succeed later."""
 
     http_status = 429
 
 
 class RequestFailed(SpecdemoError, RuntimeError):
-    """A request that was taken on and could not be finished."""
+    """An accepted request that could not be finished."""

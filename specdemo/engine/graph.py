@@ -1,5 +1,5 @@
-"""What is done to a decoder's graph before it is compiled: paged attention, a head that computes
-only what is asked for, and small products that share their input joined to one."""
+"""Changes a decoder's graph before it is compiled: adds paged attention, limits the head to the
+rows asked for, and joins small matrix products that share their input."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from openvino._offline_transformations import paged_attention_transformation
 from .errors import ModelError
 
 JOINED_BYTES = 4 << 20
-"""Of weights, that products are joined up to: beyond it, starting a product does not matter, and
-the joined weights would be a second copy of what else is read from the file."""
+"""Bytes of weights up to which products are joined. For larger ones the start of a product costs
+little, and the joined weights would be a second copy of those read from the file."""
 
 ROWS_INPUT = "logits_rows"
-"""Name of the added input (int32 [rows]): which of the run tokens the head computes logits for."""
+"""Name of the added input, int32 [rows]: indices of the tokens that get logits."""
 
 HIDDEN = "hidden"
 """Name of the added output of hidden states."""
 
 
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
-    """The IR in `xml`. Raises ModelError for what is none."""
+    """Read the IR in `xml`. Raises ModelError if it is not readable."""
     try:
         return core.read_model(str(xml))
     except RuntimeError as error:
@@ -36,7 +36,7 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `join_products`. Raises ModelError for another graph."""
+    `join_products`. Raises ModelError for any other graph."""
     try:
         paged_attention_transformation(model, False, False)
         shape_head(model, vocabulary, 0)
@@ -52,7 +52,7 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
 
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
-    empty one, all rows wanted. Its weights are the same memory."""
+    empty one. It gives logits of all rows. Both models share the memory of the weights."""
     sizes = dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
     sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
     sizes["block_indices_begins"] = tokens + 2
@@ -62,9 +62,9 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
 
 
 def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
-    """Let a decoder's head compute only the rows named by the new input ROWS_INPUT, which lie along
-    `axis` of the hidden states, and give logits of the first `vocabulary` tokens (None: all); adds
-    their log-sum-exp as an output."""
+    """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, indices along `axis`
+    of the hidden states, and to logits of the first `vocabulary` tokens (None: all). Adds the
+    log-sum-exp of each row as an output."""
     head = _head(model)
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
@@ -80,7 +80,7 @@ def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
 
 
 def add_log_sums(model: ov.Model) -> None:
-    """Add the log-sum-exp of each row of logits, which are the first output, as an output."""
+    """Add an output: the log-sum-exp of each row of logits, which are the first output."""
     logits = model.get_results()[0].input_value(0)
     last = ops.constant([-1])
     top = ops.reduce_max(logits, last, True)
@@ -90,9 +90,9 @@ def add_log_sums(model: ov.Model) -> None:
 
 
 def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
-    """Let a decoder whose head was shaped give the hidden states of the rows of logits as one more
-    output HIDDEN (float32 [rows, H]): what its head reads, and behind it the residual stream at
-    these fractions of its additions. Raises ModelError when the graph has no residual stream."""
+    """Add the output HIDDEN, float32 [rows, H], to a decoder after `shape_head`: for each row of
+    logits the input of the head, followed by the residual stream at these `fractions` of its
+    additions. Raises ModelError when the graph has no residual stream."""
     gather = _head(model).input_value(0).get_node()
     width = gather.get_output_partial_shape(0)[-1]
     parts = [gather]
@@ -141,9 +141,9 @@ def _head(model: ov.Model) -> ov.Node:
 
 
 def join_products(model: ov.Model) -> int:
-    """Make matrix products of the same input (queries, keys and values; the two halves of a gate)
-    one product each, in place; gives how many. The same sums in the same order, so the same bits,
-    and fewer products to start, which takes a small model as long as the products."""
+    """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
+    into one, in place; gives the number of joined products. Sums and their order stay the same, so
+    the bits do too. In a small model the start of a product takes as long as the product."""
     sharing = defaultdict(list)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul":
@@ -168,8 +168,8 @@ def join_products(model: ov.Model) -> int:
 
 
 def _joined(nodes: list[ov.Node]) -> ov.Node | None:
-    """One expression of weights in place of several alike, with their constants one below the
-    other, so that the plugin still sees compressed weights. None for others and for large ones."""
+    """One expression of weights in place of several of the same form. Constants are stacked, so the
+    plugin still sees compressed weights. None for other expressions and for large weights."""
     kind, *others = {node.get_type_name() for node in nodes}
     if others or kind not in ("Constant", "Convert", "Multiply", "Subtract"):
         return None
@@ -185,12 +185,12 @@ def _joined(nodes: list[ov.Node]) -> ov.Node | None:
 
 
 def _stacked(constants: list[ov.Node]) -> ov.Node | None:
-    """Constants [rows, width] of one type, one below the other."""
+    """Stack constants [rows, width] along the rows; None if they do not match or are too large."""
     tensors = [constant.get_tensor_view() for constant in constants]
     alike = {(str(one.element_type), *one.shape[1:]) for one in tensors}
     if len(alike) > 1 or len(tensors[0].shape) != 2:
         return None
-    # Rows of four bits need not end on whole bytes.
+    # A row of 4-bit elements can end inside a byte.
     split = any(one.byte_size % one.shape[0] for one in tensors)
     if split or sum(one.byte_size for one in tensors) > JOINED_BYTES:
         return None
@@ -206,6 +206,6 @@ def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
 
 
 def last_line(error: BaseException) -> str:
-    """The end of an OpenVINO error, where it says what was wrong."""
+    """The last line of an error, at most 200 characters; it usually names the cause."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:200]

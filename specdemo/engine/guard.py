@@ -1,5 +1,5 @@
-"""Where one token by itself rounds differently from larger forwards, on processors without VNNI
-(docs/reference/numerics.md): it runs unpadded, and its choice stands unless it was nearly a tie."""
+"""Keeps forwards of one token exact where they round differently from larger ones, as on processors
+without VNNI (docs/reference/numerics.md). They run unpadded; a near tie is run again, padded."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .drafters import Forward, Reply
 from .model import Run
 
 REPEATED = 16
-"""Tokens that a forward repeats at once."""
+"""The most tokens that one repeated forward runs."""
 
 
 @dataclass(slots=True)
 class Guard:
-    """`margin` (logits) is many times the largest difference that was measured between a one-token
-    forward and others: a choice that exceeds it is the same all the same. For any other, all tokens
-    `since` the first unpadded one, from which on last bits differ, are run again."""
+    """`margin` (logits) is many times the largest measured difference between a one-token forward
+    and others, so a choice with a larger margin is safe. For any other, all tokens from position
+    `since` are run again: the first unpadded token, from which on last bits differ."""
 
     margin: float
     since: int | None = None
 
     def doubts(self, run: Run, reply: Reply, position: int, margin: float) -> bool:
-        """Whether the choices after this forward, of whose margins `margin` is the least, have to
-        be made again; `position` is that of the forward's first token in the text."""
+        """Whether the choices after this forward must be made again. `margin` is the least of their
+        margins; `position` is that of the forward's first token in the text."""
         if self.since is None and run.unpadded and reply.tokens == 1:
             self.since = position
         return self.since is not None and margin < self.margin
@@ -32,8 +32,8 @@ class Guard:
     def repeat(
         self, context: list[int], run: Run
     ) -> Generator[Forward, Reply, tuple[Reply, float]]:
-        """Run again all that rounded differently, `run` (which follows `context`, all but its last
-        token) the last; gives its reply and the seconds in all."""
+        """Run all tokens from `since` again, then `run`, which begins with the last token of
+        `context`. Gives the reply to `run` and the seconds of all forwards."""
         sequence = run.sequence
         sequence.truncate(self.since)
         seconds = 0.0

@@ -1,7 +1,7 @@
-"""A compiled draft head: from a target model's hidden states and the tokens since, logits of the
-next one (Hydra, arXiv 2402.05109).
+"""A compiled draft head (Hydra, arXiv 2402.05109): computes logits of the next token from a hidden
+state of the target model and the tokens after it.
 
-No attention, so no cache: what a chain of draft tokens knows of itself is its state.
+It has no attention and so no cache: its state carries the draft tokens read so far.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .graph import HIDDEN, add_log_sums, last_line
 from .model import Logits
 
 DEPTH = 5
-"""Tokens of the longest chain: as many as heads are trained for."""
+"""The most tokens of a chain; heads are trained for this length."""
 
 _FRACTIONS = ["specdemo", "fractions"]
 _STATES = (HIDDEN, "state")
 
 _PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32"}
-"""Not bf16, the default of a Xeon with AMX: a step is reading the weights, which the target has
-driven from the caches."""
+"""Not bf16, the default of a Xeon with AMX: a step mostly reads the weights, which the target model
+has evicted from the processor's caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
-    """One step of a chain: `hidden` float32 [H] of the row that gave the last verified token,
-    `state` float32 [S], None for the first step, and the one token read, in `tokens`."""
+    """One step of a chain. `hidden` (float32 [H]) is of the row that gave the last verified token;
+    `state` (float32 [S]) is None for the first step; `tokens` holds the one token that is read."""
 
     hidden: np.ndarray
     state: np.ndarray | None
@@ -42,7 +42,7 @@ class HeadStep:
 
 class Head:
     """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
-    [V']). Raises ModelError for what is no draft head."""
+    [V']). Raises ModelError for any other file."""
 
     least_tokens = 1
 
@@ -61,7 +61,7 @@ class Head:
     def step_seconds(self) -> float:
         """Median seconds of a step."""
         step = HeadStep(np.zeros(self._widths[0], np.float32), None, (0,))
-        self.forward([step])  # the first one compiles
+        self.forward([step])  # the first forward compiles
         times = []
         for _ in range(9):
             before = self.seconds
@@ -70,7 +70,7 @@ class Head:
         return statistics.median(times)
 
     def forward(self, batch: list[HeadStep]) -> list[Logits]:
-        """The logits after each step, one row with the next state; valid until the next forward.
+        """Gives one row of logits with the next state for each step, valid until the next forward.
         Raises ModelError when the inference fails."""
         if self._bound != len(batch):
             self._bind(len(batch))
@@ -90,7 +90,7 @@ class Head:
         return [all_rows.part(at, at + 1) for at in range(len(batch))]
 
     def _bind(self, count: int) -> None:
-        """Take input tensors for so many steps: handing arrays over costs more than a copy."""
+        """Bind input tensors for `count` steps: passing arrays costs more than a copy."""
         tensors = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self._widths]
         tensors.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
         for name, tensor in zip((*_STATES, "token"), tensors, strict=True):
@@ -100,8 +100,8 @@ class Head:
 
 
 def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
-    """The fractions of the residual stream that the head in `xml` reads beside what the target's
-    own head does (`graph.add_hidden`). Raises ModelError."""
+    """The fractions of the residual stream that the head in `xml` reads (`graph.add_hidden`),
+    beside the input of the target's own head. Raises ModelError."""
     try:
         model = core.read_model(xml)
     except RuntimeError as error:

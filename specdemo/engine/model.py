@@ -1,5 +1,5 @@
-"""A compiled decoder over a paged KV cache: token ids in, rows of logits out. Forgetting tokens is
-arithmetic on a `Sequence`, never a copy of the cache."""
+"""A compiled decoder over a paged KV cache: token ids in, rows of logits out. Dropping tokens only
+shortens a `Sequence` and never copies the cache."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .errors import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 
 PREFILL_CHUNK = 256
-"""Tokens a prefill forward takes at once: a stop waits for at most one chunk."""
+"""Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
 
 CACHE_TOKENS = 16_384
-"""Of a model that was not told how many: memory is only taken for blocks that were used."""
+"""Default size of a KV cache in tokens. Memory is taken only for blocks that were used."""
 
 COMPILED_TOGETHER = 2
-"""Instances: a compilation uses one thread for the most part."""
+"""Instances compiled at the same time: a compilation uses one thread for the most part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
-    `stepwise` attends token by token, each as a sub-sequence of its own, which is faster for few
-    tokens. `unpadded` runs a single token by itself even where the model pads (`least_tokens`)."""
+    `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
+    `unpadded` runs a single token without padding even where the model pads (`least_tokens`)."""
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
@@ -45,9 +45,9 @@ class Run:
 
 
 class Logits(NamedTuple):
-    """What a forward says of the next tokens: `rows` float32 [n, vocabulary]; `log_sum` float32
-    [n], the log-sum-exp of each. `state` float32 [n, H] is what a draft head reads: hidden states
-    of a target model compiled for one, of a draft head its own next state."""
+    """The logits of a forward: `rows` float32 [n, vocabulary]; `log_sum` float32 [n], the
+    log-sum-exp of each row. A draft head reads `state`, float32 [n, H]: hidden states of a target
+    model compiled for a head, or the head's own next state."""
 
     rows: np.ndarray
     log_sum: np.ndarray
@@ -58,7 +58,7 @@ class Logits(NamedTuple):
         return int(self.rows[at].argmax())
 
     def margin(self, at: int) -> float:
-        """By how much the best logit of row `at` exceeds every other."""
+        """The best logit of row `at` minus the second best."""
         row, best = self.rows[at], self.best(at)
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return float(row[best] - second)
@@ -68,26 +68,26 @@ class Logits(NamedTuple):
         return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
 
     def part(self, begin: int, end: int) -> Logits:
-        """Some of the rows: views."""
+        """Rows `begin` to `end`, as views."""
         if begin == 0 and end == len(self.rows):
             return self
         return Logits(*(None if one is None else one[begin:end] for one in self))
 
     def last(self) -> Logits:
-        """A copy of the last row, which later forwards leave alone."""
+        """A copy of the last row, which stays valid after later forwards."""
         return Logits(*(None if one is None else one[-1:].copy() for one in self))
 
     def state_of(self, at: int) -> np.ndarray | None:
-        """A copy of one row's state."""
+        """A copy of the state of row `at`, or None."""
         return None if self.state is None else self.state[at].copy()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How a decoder is compiled: `properties` go to the plugin as they are, `fixed_shapes` are
-    numbers of tokens for which `PagedModel` can be compiled once more each, `hidden` the states
-    that a draft head reads (`graph.add_hidden`), None for none. Logits are of the ids below
-    `vocabulary`."""
+    """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
+    compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
+    that a draft head reads (`graph.add_hidden`), None for no head. Logits cover the ids below
+    `vocabulary` (None: all)."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
@@ -106,8 +106,8 @@ def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core
 
 
 class Part(NamedTuple):
-    """A sub-sequence of a forward: `tokens` (or none) at the positions from `start`, over a block
-    table."""
+    """A sub-sequence of a forward: `tokens` (may be empty) at the positions from `start`, and its
+    block table."""
 
     tokens: list[int]
     start: int
@@ -115,7 +115,7 @@ class Part(NamedTuple):
 
 
 class Instance:
-    """One compiled instance of a model and its inputs. `seconds` are of the last inference."""
+    """A compiled instance of a model, and its inputs. `seconds` is of the last inference."""
 
     def __init__(self, compiled: ov.CompiledModel):
         self._outputs = range(len(compiled.outputs))
@@ -148,7 +148,7 @@ class Instance:
         self._bind("max_context_len", [longest])
         self._bind(ROWS_INPUT, wanted)
         before = perf_counter()
-        # Without share_outputs the results would be copied into arrays that nobody reads.
+        # Without share_outputs the results would be copied into unused arrays.
         self.request.infer(share_outputs=True)
         self.seconds = perf_counter() - before
         outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
@@ -156,8 +156,8 @@ class Instance:
         return Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
 
     def _bind(self, name: str, values: list[int]) -> None:
-        """Put `values`, which nobody changes afterwards, into the input `name`, through a tensor
-        kept for that size: allocation costs more."""
+        """Set the input `name` to `values` through a tensor kept for that size: allocation costs
+        more. Callers never change `values` afterwards."""
         bound = self._bound.get(name)
         if bound == values:
             return
@@ -179,13 +179,13 @@ class Instance:
 
 
 class PagedModel:
-    """A decoder IR (stateful, with SDPA), its KV cache in blocks we own. Raises ModelError.
+    """A decoder IR (stateful, with SDPA) with its own paged KV cache. Raises ModelError.
 
-    Every forward ends with an empty sub-sequence, so that the plugin takes the same attention
-    kernel always (docs/reference/numerics.md). Those of fewer than `least_tokens` are padded to it,
-    but for runs that ask to be `unpadded`. Another number of tokens than in the forward before
-    makes the plugin prepare every layer anew: so stepwise forwards go, padded, to instances of
-    `settings.fixed_shapes`, which share the cache, once they were made by the steps of `compiling`.
+    Every forward ends with an empty sub-sequence, so that the plugin always takes the same
+    attention kernel (docs/reference/numerics.md). Forwards of fewer than `least_tokens` tokens are
+    padded to it, except a single `unpadded` run. A new number of tokens makes the plugin prepare
+    every layer anew. So stepwise forwards are padded to an instance of `settings.fixed_shapes` once
+    `compiling` has made it. All instances share the cache.
     """
 
     def __init__(
@@ -215,8 +215,8 @@ class PagedModel:
         return Sequence(self.pool, self.block_size)
 
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """A new sequence that starts as the first `length` tokens of `source`. Both share its
-        blocks: whoever first writes to one gets a copy of it."""
+        """A new sequence with the first `length` tokens of `source`. Both share its blocks; before
+        a sequence writes to a shared block, it gets a copy."""
         fork = self.new_sequence()
         fork.tokens = source.tokens[:length]
         fork.blocks = source.blocks[: -(-length // self.block_size)]
@@ -226,8 +226,8 @@ class PagedModel:
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Run every sequence's tokens in one inference and append them to the sequences. Gives the
-        logits of each run's last `rows` tokens, valid until the next forward. Nothing is appended
-        when it raises CacheFull, or ModelError."""
+        logits of each run's last `rows` tokens, valid until the next forward. Appends nothing when
+        it raises CacheFull or ModelError."""
         parts: list[Part] = []
         wanted: list[int] = []
         count = 0
@@ -238,7 +238,7 @@ class PagedModel:
         size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
         instance, answers = self._any, range(len(wanted))
         if all(run.stepwise and run.rows for run in batch):
-            # A single token is padded only by `least_tokens`.
+            # Only `least_tokens` pads a single token.
             fitting = (one for one in self._fixed if one[0] == size or one[0] > size > 1)
             size, instance = next(fitting, (size, instance))
         if instance is not self._any:
@@ -262,7 +262,7 @@ class PagedModel:
         return results
 
     def _parts(self, run: Run) -> list[Part]:
-        """A run's sub-sequences, with blocks to write them to."""
+        """The sub-sequences of a run. Reserves the blocks that their tokens are written to."""
         sequence, tokens, size = run.sequence, list(run.tokens), self.block_size
         assert 0 <= run.rows <= len(tokens) > 0, "a run has tokens, and no more rows than those"
         start = sequence.length
@@ -270,12 +270,12 @@ class PagedModel:
         self._reserve(sequence, start, end)
         if not run.stepwise:
             return [Part(tokens, start, sequence.blocks[: -(-end // size)])]
-        # All keys and values are written before any token attends: each sees those before it.
+        # All keys and values are written before any token attends, so each sees those before it.
         steps = enumerate(tokens, start)
         return [Part([token], at, sequence.blocks[: at // size + 1]) for at, token in steps]
 
     def _reserve(self, sequence: Sequence, start: int, end: int) -> None:
-        """Give the sequence blocks of its own to write positions `start` to `end` to."""
+        """Give the sequence blocks of its own for the positions `start` to `end`."""
         first, kept = divmod(start, self.block_size)
         for index in range(first, len(sequence.blocks)):
             shared = sequence.blocks[index]
@@ -290,7 +290,7 @@ class PagedModel:
         sequence.reserve(end)
 
     def _compile_fixed(self, core: ov.Core, model: ov.Model) -> Generator[None]:
-        """Compile the fixed shapes, some side by side before each yield. Holds the graph."""
+        """Compile the fixed shapes, COMPILED_TOGETHER before each yield. Holds the graph."""
         properties, sizes = dict(self.settings.properties), self.settings.fixed_shapes
         for begin in range(0, len(sizes), COMPILED_TOGETHER):
             some = sizes[begin : begin + COMPILED_TOGETHER]
@@ -302,7 +302,7 @@ class PagedModel:
             yield
 
     def _add_fixed(self, size: int, instance: Instance) -> None:
-        """Use an instance, unless it does not give the bits of the first one."""
+        """Use an instance if it gives the same bits as the first one."""
         self._bind_cache(instance)
         others, rows = self._fixed, []
         with self.new_sequence() as sequence:
@@ -316,12 +316,12 @@ class PagedModel:
 
     @property
     def block_bytes(self) -> int:
-        """Memory of one cache block: keys and values of `block_size` tokens in all layers."""
+        """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
         return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache, before there are sequences and fixed shapes. Memory is taken when a
-        block is used for the first time."""
+        """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory
+        is taken when a block is used for the first time."""
         self._caches = []
         for port in self._any.cache_ports:
             # One block more, for padding.
@@ -338,12 +338,12 @@ class PagedModel:
 
 
 Model: TypeAlias = PagedModel
-"""Or `torch_model.TorchModel`, which has the same face."""
+"""Or `torch_model.TorchModel`, which has the same interface."""
 
 
 def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it): only the last chunk gives rows, and none is
-    of one token unless there is only one in all."""
+    """Split `tokens` into (chunk, rows wanted of it). Only the last chunk gives rows. No chunk has
+    one token unless there is only one token in all."""
     if len(tokens) <= PREFILL_CHUNK + max(1, rows):
         return [(tokens, rows)]
     return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

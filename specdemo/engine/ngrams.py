@@ -1,5 +1,5 @@
-"""Draft tokens that cost nothing: what followed the last tokens before, in the text so far and in a
-table of the target's n-grams."""
+"""Draft tokens that cost nothing: the continuations of the last tokens earlier in the text, and in
+a table of the target's n-grams."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ ORDERS = 4
 """Tokens of the longest context that is looked up."""
 
 RECENCY = 0.7
-"""What an occurrence still counts when another follows the same context."""
+"""Factor on the earlier counts of a context when the context occurs again."""
 
 FORGOTTEN = 0.02
-"""Counts below it are dropped: a context keeps the continuations of its last dozen occurrences."""
+"""Counts at or below it are dropped: about the last dozen occurrences of a context count."""
 
 DOUBT = 2.0
-"""Occurrences that a shorter context counts for beside a longer one."""
+"""Weight of a shorter context beside a longer one, in occurrences."""
 
 LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0
-"""Of a blended probability, at confidence 0 and 1: it is near 1 that they have to be told apart."""
+"""Logits of a blended probability at confidence 0 and 1. Logits separate probabilities near 1."""
 
 
 class Guess(NamedTuple):
-    """A token, the source that it has in the trace, and a confidence in [0, 1]."""
+    """A token, its source as named in the trace, and a confidence in [0, 1]."""
 
     token: int
     source: str
@@ -31,7 +31,7 @@ class Guess(NamedTuple):
 
 
 class NgramTable(Protocol):
-    """Usual continuations: (token, probability) after a context, None where it knows none."""
+    """A table of n-grams: the likeliest (token, probability) after a context, or None."""
 
     def guess(self, context: list[int]) -> tuple[int, float] | None: ...
 
@@ -39,9 +39,9 @@ class NgramTable(Protocol):
 class Ngrams:
     """N-gram lookup in the text so far (prompt lookup), blended with a table of the target's text.
 
-    With c_n(t) the occurrences of token t after the last n tokens, recent ones counting for more,
-    p_n(t) = (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from p_0, the table's probability,
-    up to the longest context that occurred: an interpolated back-off as in Jelinek and Mercer's.
+    With c_n(t) the count of token t after the last n tokens (recent ones count more), p_n(t) =
+    (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT). It goes from p_0, the table's probability,
+    to the longest context that occurred: interpolated back-off as in Jelinek and Mercer.
     """
 
     def __init__(self, table: NgramTable | None = None):
@@ -50,7 +50,7 @@ class Ngrams:
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
 
     def read(self, tokens: list[int]) -> None:
-        """The text has grown by `tokens`."""
+        """Append `tokens` to the text."""
         ending, after = self._ending, self._after
         for token in tokens:
             for n in range(1, len(ending) + 1):

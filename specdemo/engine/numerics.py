@@ -1,5 +1,5 @@
-"""Measures which plugin settings make a model's logits independent of how many tokens run together:
-only there speculative decoding is lossless in practice (docs/reference/numerics.md)."""
+"""Finds plugin settings with which logits do not depend on how many tokens run together.
+Speculative decoding is lossless in practice only with them (docs/reference/numerics.md)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 
 LARGE_WEIGHTS = 1_000_000_000
-"""Bytes of weights from which the KV cache is kept in f16: half the memory, for little time."""
+"""Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
 FIXED_SHAPES = (6, 1, 3, 12)
-"""Those that pay most first (docs/results/draft-policy.md)."""
+"""Numbers of tokens, the most useful first (docs/results/draft-policy.md)."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a target model is compiled for fixed shapes: for larger ones a change
-of size costs little beside a forward, and smaller ones' forwards matter little."""
+"""Bytes of weights for which a target model gets fixed shapes. For larger ones a change of size
+costs little beside a forward; for smaller ones forwards cost little."""
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
@@ -44,8 +44,8 @@ _NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
 def candidates(
     source: Path | Checkpoint, device: str, kv_cache: str, exact: bool
 ) -> list[Properties]:
-    """Properties to try for exact numerics, the best first, or those of fast ones: the plugin's own
-    choice. Any `kv_cache` but "auto" is taken as asked for."""
+    """The properties to try for exact numerics, the best first; for fast numerics, the plugin's own
+    choice. A `kv_cache` other than "auto" is used as it is."""
     if isinstance(source, Checkpoint):
         from . import torch_model
 
@@ -56,17 +56,17 @@ def candidates(
     if kv_cache != "auto":
         precisions = [kv_cache]
     found = [(_F32, ("KV_CACHE_PRECISION", one)) for one in precisions]
-    # The scales of u8 depend on what else is in a block, whatever is done about the activations.
+    # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
     return found if kv_cache == "u8" else [*found, (*found[-1], _NO_DYNAMIC)]
 
 
 def open_target(
     files: PairFiles, core: ov.Core, exact: bool = True, known: TargetProfile | None = None
 ) -> tuple[Model, Invariance]:
-    """Compile a target model: for fast numerics in the plugin's own setting, for `exact` ones in
-    that which is `known`, or the first candidate in which forwards of LEAST_USEFUL tokens agree,
-    and single tokens do or differ by no more than a guard makes up for, or the last. Raises
-    ModelError."""
+    """Compile a target model; gives it and its invariance. Fast numerics take the plugin's own
+    setting. `exact` ones take the `known` setting, else the first candidate in which forwards of
+    LEAST_USEFUL tokens agree, and single tokens agree or have a guard, else the last candidate.
+    Raises ModelError."""
     source = files.target
     fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
     hidden = fractions(files.head, core) if files.head else None
@@ -88,7 +88,7 @@ def open_target(
 def measure_invariance(model: Model) -> Invariance:
     """Run the same made-up text in pieces of one token, of each checked size, and of as many tokens
     as there are threads, then in a forward of several requests, and compare the logits bitwise.
-    Sets `model.least_tokens`. A second or so."""
+    Sets `model.least_tokens`. Takes about a second."""
     most = max(CHECKED_SIZES)
     sizes = sorted(CHECKED_SIZES | ({model.threads} & set(range(2, most))))
     text = np.random.default_rng(0).integers(0, model.vocabulary_size, _CONTEXT + most).tolist()
@@ -99,7 +99,7 @@ def measure_invariance(model: Model) -> Invariance:
         model.forward([Run(base, context, 1)])
 
         def in_pieces(size: int, total: int) -> np.ndarray:
-            """Logits [total, vocabulary] of the rest, run `size` tokens a forward."""
+            """Logits of the rest, `size` tokens a forward: [total - total % size, vocabulary]."""
             rows = []
             with model.fork(base, _CONTEXT) as sequence:
                 for begin in range(0, total - total % size, size):
@@ -132,8 +132,8 @@ def measure_invariance(model: Model) -> Invariance:
 
 
 def step_seconds(model: Model, target: Model) -> float:
-    """Median seconds of a draft step at a short context, after a forward of `target` each time,
-    which pushes the draft model's weights out of the processor's cache, as in decoding."""
+    """Median seconds of a draft step at a short context. A forward of `target` before each step
+    evicts the draft model's weights from the processor's cache, as in decoding."""
     times = []
     with model.new_sequence() as sequence, target.new_sequence() as other:
         for tokens in ([1] * 32, *[[1]] * 6):
@@ -145,8 +145,8 @@ def step_seconds(model: Model, target: Model) -> float:
 
 
 def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
-    """Measure a cost table: forwards of WARM_UP_SIZES tokens at a short context, interleaved
-    against drift. With `unpadded` a single token is run as the guard runs it."""
+    """Measure a cost table with forwards of WARM_UP_SIZES tokens and no context, interleaved
+    against drift. With `unpadded` a single token runs unpadded, as with the guard."""
     seconds = dict.fromkeys(WARM_UP_SIZES, math.inf)
     with model.new_sequence() as sequence:
         for _ in range(3):  # the first ones compile

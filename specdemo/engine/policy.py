@@ -1,7 +1,7 @@
-"""How many tokens to draft: a fixed number, or as many as are expected to pay for themselves.
+"""Decides how many tokens to draft: a fixed number, or the number with the best expected speed.
 
-Knows costs (seconds, measured as it runs) and acceptance rates (counted as it runs); no models, no
-tokens.
+Measures costs (seconds) and counts acceptance rates during decoding. Knows no models and no token
+ids.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
-"""Cost by tokens, relative to one token: about the means of bench/cost_tables.json. Sizes beyond
-those that were seen are extrapolated with it."""
+"""Cost of a forward by its number of tokens, relative to one token: about the means of
+bench/cost_tables.json. Costs of sizes beyond those that were seen are extrapolated with it."""
 
 MAX_DRAFT = 15
-"""Longest draft, tokens: with the token before it, 16 rows of verification."""
+"""Tokens of the longest draft: 16 rows of verification with the token before it."""
 
 _SIZES = np.arange(MAX_DRAFT + 2)
 _TYPICAL = np.interp(_SIZES, list(TYPICAL), list(TYPICAL.values()))
@@ -26,35 +26,34 @@ LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
 relative to others."""
 
 REDRAWN = 16
-"""Forwards after which the table of costs follows the sizes' relation, which changes slowly."""
+"""Forwards between two updates of the cost table, whose relative costs change slowly."""
 
 PROBE_SHARE = 0.005
-"""Of the time spent without a source, what may go into asking it all the same."""
+"""The most time for probes of a source, as a share of the time decoded without it."""
 
 UNLIKELY = 0.15
-"""Chance of being reached below which no further token is drafted."""
+"""No further token is drafted when the chance to reach it is below this."""
 
 
 class Costs:
-    """Seconds of a target forward by its number of tokens, and of a draft step: a cost model kept
-    up to date.
+    """The cost model: seconds of a target forward by its number of tokens, and of a draft step.
 
-    Sizes keep their relation from the measurement at load (`saw_verify` at first), which is
-    corrected slowly; the machine's present speed scales all of them and is followed quickly. A
-    forward may be padded to a larger size, so none costs more than a larger one.
+    The relative costs of the sizes come from `learn` or from the first `saw_verify`, and are
+    corrected slowly. The machine's present speed scales all of them and is followed quickly. A
+    forward can be padded to a larger size, so no size costs more than a larger one.
     """
 
     LARGEST = MAX_DRAFT + 1
-    """Tokens; larger forwards, which several requests share, are extrapolated."""
+    """Tokens. Costs of larger forwards, which several requests share, are extrapolated."""
 
     def __init__(self):
         self.draft_step = 0.0
-        """Seconds of one draft token; 0 until one was seen, so that it is tried."""
+        """Seconds of one draft step; 0 until one was seen, so that it is tried."""
         self.since_probe = 0.0
-        """Seconds of decoding since a source that does not seem to pay was asked all the same."""
+        """Seconds of decoding since the last probe of a source that does not seem to pay."""
         self._seen = 0
         self.level = 1.0
-        """The machine's present speed, as a multiple of the seconds that were learnt."""
+        """Present seconds of a forward relative to the learnt seconds."""
         self._known: dict[int, float] = {}
         self._table = [0.0] * (self.LARGEST + 1)
 
@@ -72,13 +71,13 @@ class Costs:
             self._draw_up()
 
     def learn(self, seconds: dict[int, float]) -> None:
-        """Replace the table: `seconds` by number of tokens."""
+        """Replace the table with `seconds` by number of tokens."""
         self._known, self.level = dict(seconds), 1.0
         self._draw_up()
 
     @property
     def seconds(self) -> dict[int, float]:
-        """The table as it is now, to be learnt again another time."""
+        """Present seconds by number of tokens, for `learn` at a later start."""
         return {size: seconds * self.level for size, seconds in self._known.items()}
 
     def _draw_up(self) -> None:
@@ -93,34 +92,34 @@ class Costs:
         self.draft_step = step + LEVEL_RATE * (min(seconds, 2 * step) - step)
 
     def verify(self, tokens: int) -> float:
-        """Seconds for one target forward of `tokens` tokens; 0 until any was seen."""
+        """Seconds for one target forward of `tokens` tokens; 0 before the first measurement."""
         beyond = max(tokens - self.LARGEST, 0)
         return (self._table[tokens - beyond] + beyond * self._row()) * self.level
 
     def steady_size(self) -> int:
-        """The number of tokens that gives the most tokens a second if all forwards have it and half
-        of the draft tokens are accepted (Leviathan et al., equation 1)."""
+        """The size of forward, 1 to 4 tokens, that gives the most tokens a second if all forwards
+        have it and half of the draft tokens are accepted (Leviathan et al., equation 1)."""
         seconds = self._table if self._known else [0.0, *TYPICAL.values()]
         return max(range(1, 5), key=lambda size: (2 - 0.5 ** (size - 1)) / seconds[size])
 
     def verifications(self, others: int = 0) -> list[float]:
-        """`verify` of 0 to LARGEST tokens. Beside the tokens of `others` in the same forward each
-        row is charged what a row of a large forward costs: costs rise in steps, and every request
-        would think that its rows cost nothing."""
+        """`verify` of 0 to LARGEST tokens. With `others` tokens of other requests in the same
+        forward, each row costs what a row of a large forward costs. Costs rise in steps, and
+        otherwise the rows of every request would seem free."""
         if not others:
             return [seconds * self.level for seconds in self._table]
         first, row = self.verify(others + 1), self._row() * self.level
         return [first + (tokens - 1) * row for tokens in range(self.LARGEST + 1)]
 
     def _row(self) -> float:
-        """Seconds that one token more adds to a large forward."""
+        """Learnt seconds that one more token adds to a large forward."""
         half = self.LARGEST // 2
         return (self._table[-1] - self._table[half]) / half
 
 
 class Rate:
-    """A share of successes of which each new observation leaves `decay`; begins as `prior` seen
-    `weight` times."""
+    """A share of successes. Each new observation multiplies the weight of earlier ones by `decay`;
+    at first there are `weight` observations of `prior`."""
 
     def __init__(self, prior: float, weight: float, decay: float):
         self.decay = decay
@@ -133,8 +132,8 @@ class Rate:
 
     @property
     def hopeful(self) -> float:
-        """The share and one standard error more: giving up on a good source after a bad run
-        costs more than asking a few times too often."""
+        """The share plus one standard error: dropping a good source after a bad run costs more than
+        asking a few times too often."""
         return min(self.value + math.sqrt(self.value * (1 - self.value) / self.seen), 1.0)
 
     def saw(self, accepted: float) -> None:
@@ -143,8 +142,7 @@ class Rate:
 
 
 class Acceptance:
-    """How often what one source proposes is accepted: over all, and in each band of its
-    confidence."""
+    """The acceptance rate of one source: in total, and in each band of its confidence."""
 
     BANDS = 8
 
@@ -156,7 +154,7 @@ class Acceptance:
 
     @property
     def counts(self) -> list[tuple[float, float]]:
-        """(accepted, seen) of each band, and last of all together."""
+        """(accepted, seen) of each band, then of the total."""
         return [(rate.accepted, rate.seen) for rate in [*self.bands, self.total]]
 
     def __call__(self, confidence: float) -> float:
@@ -173,8 +171,8 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Policy:
-    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt; `others` how many
-    tokens of other requests the same forwards verify.
+    """Decides draft lengths. `fixed` is a number of tokens, or None to adapt. `others` is the
+    number of other tokens in the same forward: those of other requests, and padding.
 
     The adaptive rule maximises the expected tokens a second of the coming round. Leviathan et al.
     (section 3.5) choose one length from one acceptance rate; here both vary token by token, and the
@@ -195,8 +193,8 @@ class Policy:
         self.rows = self.costs.verifications(self.others)
 
     def for_request(self, fixed: int | None) -> Policy:
-        """A policy for one more request: what was learnt is shared, and goes on growing from
-        request to request."""
+        """A policy for one more request. All share the costs and acceptance rates, so they learn
+        from every request."""
         return Policy(fixed, self.limit, self.costs, self.acceptance)
 
     def accepted(self, source: str) -> Acceptance:
@@ -207,8 +205,8 @@ class Policy:
 
     @property
     def pace(self) -> float:
-        """Seconds a token of late; before the first round, and at most, those of autoregressive
-        decoding. Of a shared forward, what falls to one of its tokens."""
+        """Recent seconds a token, at most those of autoregressive decoding, which also stand in
+        before the first round. The seconds of a forward are divided by `others` + 1."""
         baseline = self.rows[1] / (self.others + 1)
         return min(baseline, self._seconds / self._tokens) if self._tokens else baseline
 
@@ -220,18 +218,18 @@ class Policy:
         self._tokens = 0.9 * self._tokens + tokens
 
     def probe_due(self, seconds: float) -> bool:
-        """Whether to ask a source that does not seem to pay, which takes `seconds`, in order to
-        notice a change: when that is a small enough share of the time since it was asked last."""
+        """Whether to ask a source that does not seem to pay, in order to notice a change. True if
+        the `seconds` of asking are at most PROBE_SHARE of those since the last probe."""
         if seconds > PROBE_SHARE * self.costs.since_probe:
             return False
         self.costs.since_probe = 0.0
         return True
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
-        """Seconds that drafting on is expected to save: after `drafted` tokens, all accepted
-        with chance `survival`, by tokens accepted with chance `acceptance` each that take `step`
-        seconds each to draft. 0 if none pays. Looks as far ahead as drafts may go, since costs
-        rise in steps."""
+        """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
+        chance that all `drafted` tokens are accepted. Each further token is accepted with chance
+        `acceptance` and takes `step` seconds to draft. Looks ahead to the longest draft, since
+        costs rise in steps."""
         rows, pace = self.rows, self.pace
         here = rows[drafted + 1]
         best = worth = 0.0
@@ -244,9 +242,9 @@ class Policy:
         return best
 
     def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
-        """How many of these drafted tokens to have verified, given each one's chance to be
-        accepted if all before it are and the seconds `spent` on drafting: the number that
-        maximises the expected tokens of the round over its seconds."""
+        """The number of draft tokens to verify: the one that maximises the expected tokens of the
+        round over its seconds. `acceptances` are the chances of each token if all before it are
+        accepted; `spent` is the seconds of drafting."""
         if self.fixed is not None:
             return min(self.fixed, len(acceptances))
         rows = self.rows

@@ -1,4 +1,4 @@
-"""What was measured of a pair on one machine: what a later start need not measure again."""
+"""Measurements of a pair on one machine, which a later start need not repeat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
 MERGED_TOKENS = 64
-"""Tokens that a shared forward holds at most: as far as rounding is measured."""
+"""The most tokens in a shared forward: rounding is measured up to that size."""
 
 Properties = tuple[tuple[str, str], ...]
 """Names and values of OpenVINO plugin properties."""
@@ -16,8 +16,8 @@ Properties = tuple[tuple[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
-    (0: none do, or fast numerics), one of a single token differs by at most `one_token`; with
-    `merging`, requests that share a forward get the bits that each gets alone."""
+    (0: none do, or fast numerics). A forward of one token differs by at most `one_token` logits.
+    With `merging` a request gets the same bits in a shared forward as by itself."""
 
     tokens: int
     one_token: float
@@ -26,19 +26,19 @@ class Invariance:
 
     @property
     def guard(self) -> float | None:
-        """The margin, in logits, above which the choice of a one-token forward is safe; None where
-        none is needed, or where forwards would be repeated all the time."""
+        """The margin, in logits, above which the choice of a one-token forward is safe. None where
+        no guard is needed, or where forwards would be repeated all the time."""
         guard = max(GUARD_TIMES * self.one_token, LEAST_GUARD)
         return guard if self.tokens and self.one_token and guard <= MOST_GUARD else None
 
     @property
     def least_tokens(self) -> int:
-        """What forwards are padded to so that all round alike."""
+        """The least tokens of a forward; shorter ones are padded, so that all round alike."""
         return 2 if self.tokens and self.one_token else 1
 
     @property
     def merged_tokens(self) -> int:
-        """The most tokens that requests may run together; 0: each by itself."""
+        """The most tokens in a forward that requests share; 0: they do not share forwards."""
         return min(self.tokens or MERGED_TOKENS, MERGED_TOKENS) if self.merging else 0
 
     def __str__(self) -> str:
@@ -57,8 +57,8 @@ class Invariance:
 
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
-    """A target model in one setting of numerics, seconds of its forwards by their number of tokens,
-    and the date (ISO 8601) when they were measured."""
+    """Measurements of a target model in one setting of numerics. `costs` are seconds of a forward
+    by its number of tokens; `measured` is their date (ISO 8601)."""
 
     properties: Properties
     invariance: Invariance
@@ -68,9 +68,9 @@ class TargetProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Of a pair: its target model by numerics ("exact", "fast"), the seconds of a draft step (0:
-    not measured), and by source of draft tokens the (accepted, seen) of each band of confidence and
-    of all together."""
+    """Measurements of a pair: target models by numerics ("exact", "fast"), the seconds of a draft
+    step (0: not measured), and for each source of draft tokens the (accepted, seen) of each band of
+    confidence and of the total."""
 
     targets: dict[str, TargetProfile] = field(default_factory=dict)
     draft_step: float = 0.0

@@ -1,4 +1,4 @@
-"""One request as the engine's thread runs it: prompt, answer, certificate, and what they took."""
+"""One request as the engine's thread runs it: prompt, answer, certificate, and their times."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .sampling import Distribution, Sampling, distribution
 
 @dataclass
 class Target:
-    """A target model in the numerics `name`, with what decoding on it has taught so far. `guard` is
-    the margin of `engine.guard` (logits), None where none is needed; `measured` the date of the
-    cost table; `prepared` is set when everything is compiled and measured."""
+    """A target model with the numerics `name`, and what decoding on it has taught so far. `guard`
+    is the margin of `engine.guard` (logits), None for no guard. `measured` is the date of the cost
+    table. `prepared` is set when the preparation has ended."""
 
     name: str
     model: Model
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def found(self) -> str:
-        """In words: the setting and its exactness."""
+        """The setting and its exactness, as text."""
         settings = self.model.settings
         how = ", ".join(f"{key}={value}" for key, value in settings.properties)
         how = how or "the plugin's own choice"
@@ -45,14 +45,14 @@ class Target:
 
     @property
     def profile(self) -> TargetProfile:
-        """What is known of it now, for the next start."""
+        """The measurements so far, for the next start."""
         costs = self.policy.costs.seconds if self.measured else {}
         properties = self.model.settings.properties
         return TargetProfile(properties, self.invariance, costs, self.measured)
 
     def pad_to(self, tokens: int) -> None:
-        """Let all forwards have `tokens` tokens, while there is one instance, for which changing
-        their number costs time; 0: as few as are exact."""
+        """Pad forwards to `tokens` tokens; 0: to the least number that is exact. Useful while there
+        is one instance, because it takes time to change the number of tokens."""
         self.guard = None if tokens else self.invariance.guard
         self.model.least_tokens = max(tokens, self.invariance.least_tokens)
         bounds = (tokens, self.invariance.tokens, MAX_DRAFT + 1)
@@ -61,10 +61,10 @@ class Target:
 
 @dataclass
 class Request:
-    """What to decode, and afterwards what it took. `drafter` is a name as in `make_drafter`,
-    `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer is checked:
-    `difference` is the first position where the check differs (None: nowhere). With
-    `prefill_seconds` times count as if the prompt had taken that long."""
+    """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
+    `make_drafter`, `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer
+    is checked, and `difference` is the first answer position where the check differs (None:
+    nowhere). With `prefill_seconds` times count as if the prefill had taken that long."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -84,8 +84,8 @@ class Request:
     certificate_seconds: float | None = None
 
     def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Decoding:
-        """What the scheduler runs, maybe with this draft model or head. Yields rounds; returns why
-        the answer finished."""
+        """Decode, with `draft` if the drafter uses it. Yields Forwards and Rounds; returns the
+        finish reason."""
         since = perf_counter()
         prompt, sequence = yield from self._prompt(target.prefixes)
         reading: Sequence | None = None
@@ -123,7 +123,7 @@ class Request:
                 draft.keep(reading)
 
     def _prompt(self, prefixes: PrefixCache) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
-        """The prompt, run, and a sequence that holds it (release it)."""
+        """The prefilled prompt, and a sequence that holds it, which the caller must release."""
         sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
@@ -139,7 +139,7 @@ class Request:
     def _timed(
         self, decoding: Decoding, named: Mapping[str, Model | Head], since: float, policy: Policy
     ) -> Decoding:
-        """The decoding, its rounds with their times, counted from `since`."""
+        """Run `decoding` and set `shown_at` of its rounds, in seconds from `since`."""
         begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
         reply = None
         try:
@@ -162,7 +162,7 @@ class Request:
 
 @dataclass
 class NextToken(Request):
-    """Asks for the target model's distribution of the token after the prompt and `answer`."""
+    """Gives the target model's distribution of the token after the prompt and `answer`."""
 
     def work(
         self, target: Target, draft: PrefixCache | Head | None = None
@@ -177,7 +177,7 @@ class NextToken(Request):
 
 
 def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
-    """The models that forwards name."""
+    """The models by their names in Forwards: "target" and, with `draft`, "draft"."""
     named = {"target": target.model}
     if draft is not None:
         named["draft"] = draft.model if isinstance(draft, PrefixCache) else draft

@@ -1,4 +1,4 @@
-"""What decoding yields: rounds. Texts are filled in where the tokenizer is."""
+"""The rounds that decoding yields. Texts are filled in outside the engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
-    """A draft token. It was `accepted`, rejected, or never reached: then `target_probability` is
-    None, the target saw another prefix."""
+    """A draft token: `accepted`, rejected, or not reached. In the last case `target_probability` is
+    None, because the target saw another prefix."""
 
     id: int
     draft_probability: float | None
@@ -21,10 +21,10 @@ class DraftToken:
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """The token that the target itself added to end a round: the `first` after the prompt, a
-    `correction` of a rejected draft token, a `bonus` after a wholly accepted draft, or `plain`:
-    nothing had been drafted. `margin` (logits) is by how much it exceeds the next best, None where
-    it was sampled."""
+    """The token that the target adds at the end of a round: the `first` after the prompt, a
+    `correction` of a rejected draft token, a `bonus` after a fully accepted draft, or `plain` if
+    nothing was drafted. `margin` is how far its logit exceeds the next best, None if it was
+    sampled."""
 
     id: int
     kind: Literal["first", "correction", "bonus", "plain"]

@@ -4,18 +4,18 @@ numpy.
 The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the
 target's.
 
-Randomness is addressed, not consumed: each uniform is a hash of (seed, position in the text,
-stream, token id). So a draw at a position is a function of the distribution and the seed alone,
-whatever was drafted, accepted or asked for before. Two couplings of draft and target build on that,
-both with exactly q as the output distribution:
+Draws use no stateful generator: each uniform is a hash of (seed, position in the text, stream,
+token id). So a draw at a position depends only on the distribution and the seed, and not on earlier
+drafts or requests. Two couplings of draft and target use these uniforms, and with both the output
+distribution is exactly q:
 
 - `shared`: draft and target draw with the *same* noise (an exponential race, also called the
   Gumbel-max trick), and a draft token is accepted when the target's own draw is that token
   (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
   with any drafter, any draft length, or none.
 - `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
-  max(0, q - p). It accepts as often as any rule can (one minus the total variation distance), and
-  its output for a seed depends on what was drafted.
+  max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
+  distance). Its output for a seed depends on the draft tokens.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dataclasses import dataclass
 import numpy as np
 
 TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
-"""Streams of randomness at one position."""
+"""The random streams at one position. The unlikely tokens of stream s use s + 8 and s + 16."""
 
 HEAD = 1e-4
-"""Tokens at least this probable, as a share of the likeliest one's probability, race one by one;
-the rest enter the race as one, so that a draw needs noise for the likely tokens and not for the
-whole vocabulary."""
+"""Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
+each; the rest share one. So a draw needs noise for the likely tokens and not for the whole
+vocabulary."""
 
 REACH = 0.05
-"""Logits up to which margins of draws are told apart: more than any guard asks for
-(`numerics.MOST_GUARD`)."""
+"""Margins of draws are computed up to this many logits, more than any guard needs
+(`profile.MOST_GUARD`)."""
 
 _RANKED = math.exp(-16)
 """Tokens at least this probable, as a share of the likeliest one's probability, are ranked first:
@@ -72,10 +72,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending); all others
-    have none.
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending). All other
+    tokens have probability 0.
 
-    `edge` is by how much logits divided by the temperature may change before the filters keep other
+    `edge` is how far logits, divided by the temperature, may change before the filters keep other
     tokens.
     """
 
@@ -91,7 +91,7 @@ class Distribution:
 
 
 def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
-    """The distribution that `sampling` (with temperature > 0) makes of one row of logits, float
+    """The distribution that `sampling` (with temperature > 0) gives for one row of logits, float
     [vocabulary].
 
     Ties at a filter's edge go to the lower id.
@@ -102,7 +102,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
         ids = np.flatnonzero(unnormalised)
         kept = unnormalised[ids].astype(np.float64)
         return Distribution(ids, kept / kept.sum())
-    # Both filters keep a prefix of the ranking; only the few tokens near the top are worth ranking.
+    # Both filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
     for least in (_RANKED, 0.0):
         ids = np.flatnonzero(unnormalised >= least)
@@ -127,8 +127,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
 
 
 def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
-    """How far log-weights (ranked) may change before other than the first `size` are kept; with
-    top-p those reach `mass` together, and without the last of them do not."""
+    """How far ranked log-weights may change before other than the first `size` are kept. With top-p
+    these reach `mass` together, and all but the last do not. Without it `mass` is None."""
     next_weight = weights[size] if size < len(weights) else 0.0
     edge = math.log(weights[size - 1] / next_weight) / 2 if next_weight > 0 else math.inf
     if mass is None:
@@ -151,7 +151,7 @@ def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarr
 
 
 def _key(seed: int, position: int, stream: int) -> int:
-    """What the noise of token 0 is the hash of."""
+    """The hash input for the noise of token 0."""
     mask = (1 << 64) - 1
     key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
     return (key + _GOLDEN) & mask
@@ -169,18 +169,18 @@ def _finish_int(x: int) -> int:
 
 
 def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
-    """One of `uniforms`: in plain integers, which for a single one is several times as fast."""
+    """One value of `uniforms`, in Python integers: several times as fast for a single value."""
     x = _finish_int((token * _GOLDEN + _key(seed, position, stream)) & ((1 << 64) - 1))
     return ((x >> 11) + 0.5) * 2.0**-53
 
 
 def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
-    """A token from `source`: the winner of a race in which token x arrives at Exponential(1) /
-    probability(x).
+    """A token from `source`, drawn by an exponential race: token x arrives at Exponential(1) /
+    probability(x), and the first to arrive is drawn.
 
-    The unlikely tokens run as one entrant with their joint mass; should it win, they are told apart
-    by inversion. Either way P(token) is exactly its probability, and two similar distributions
-    mostly draw the same token.
+    The unlikely tokens share one arrival with their joint mass; if it is the first, inversion
+    chooses among them. Each token is drawn with exactly its probability, and two similar
+    distributions mostly draw the same token.
     """
     at, _ = _race_all(source, seed, position, stream)
     return int(source.ids[at])
@@ -194,10 +194,10 @@ def choose(
     ids: np.ndarray | None = None,
     reach: float = REACH,
 ) -> tuple[int, float]:
-    """`draw` from the `distribution` of one row of logits: the column, which stands for its token
-    in `ids`, with its margin: a change of every logit by less than half of it would not have
-    changed the draw. 0 where that is not known, `reach` at most. `known` are the row's maximum and
-    log-sum-exp, where they are known."""
+    """`draw` from the `distribution` of one row of logits; gives the column and a margin. A change
+    of every logit by less than half the margin would not have changed the draw. The margin is at
+    most `reach`, and 0 where it is not known. `ids` maps columns to tokens (None: they are equal).
+    `known` is the row's maximum and log-sum-exp, if computed before."""
     temperature = sampling.temperature
     reach = min(reach / temperature, 20.0)
     if sampling.filtered:
@@ -207,8 +207,8 @@ def choose(
             source = Distribution(ids[columns], source.probabilities, source.edge)
         at, lead = _race_all(source, sampling.seed, position, TOKEN, reach)
         return int(columns[at]), temperature * min(lead, 2 * source.edge)
-    # Without filters the distribution is never made as a whole: those near the head race, and of
-    # the rest it is mostly enough to know how much it can be.
+    # Without filters the whole distribution is not computed: only tokens near the head race, and
+    # for the rest an upper bound of its mass is mostly enough.
     top, log_sum = known or (float(logits.max()), math.inf)
     cut = temperature * (math.log(HEAD) - reach)
     near = (logits >= np.float32(top + cut)).nonzero()[0]
@@ -252,11 +252,11 @@ def _race(
     noise: tuple[int, int, int],
     reach: float,
 ) -> tuple[int, float]:
-    """Where the winner of `draw`'s race is, and how far (`reach` at most) the ratio of any two
-    weights may change, as a logarithm, without changing that.
+    """The index of the winner of `draw`'s race, and how far (`reach` at most) the log-ratio of any
+    two weights may change without changing the winner.
 
-    `near` are the places of all weights that reach HEAD or could, with their `weights` (relative to
-    the largest) and token `ids`; the others sum up to `rest` at most, and `whole()` gives all.
+    `near` are the indices of all weights that reach HEAD or could, with their `weights` (relative
+    to the largest) and token `ids`. The others sum to at most `rest`; `whole()` gives all.
     """
     seed, position, stream = noise
     arrivals = -np.log(uniforms(seed, position, stream, ids)) / weights
@@ -276,7 +276,7 @@ def _race(
             return int(np.searchsorted(mass, drawn)), 0.0
     if not reach:
         return int(near[winner]), 0.0
-    # A token that a change may take across the head's edge counts on both sides of it.
+    # A token that a change may move across HEAD counts on both sides of it.
     sure = weights >= HEAD * math.exp(reach)
     if not sure[winner]:
         return int(near[winner]), 0.0
@@ -289,7 +289,7 @@ def _race(
 
 
 def acceptance_probability(p: float, q: float) -> float:
-    """min(1, q/p): the chance to accept a token that the draft drew with probability p (> 0)."""
+    """min(1, q/p): the chance to accept a token that the draft model drew with probability p."""
     return min(1.0, q / p)
 
 
@@ -299,10 +299,10 @@ def accepts(chance: float, seed: int, position: int) -> bool:
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """max(0, q - p), normalised: what a rejected token is redrawn from (Chen et al., equation 2).
+    """max(0, q - p), normalised: a rejected token is redrawn from it (Chen et al., equation 2).
 
-    Where p equals q but for rounding nothing is left; q itself is then right, since rejection has
-    no mass.
+    If p equals q up to rounding, nothing is left. The result is then q, which is right because a
+    rejection has probability 0.
     """
     at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
     drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
@@ -315,5 +315,5 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 def point_mass(token: int) -> Distribution:
-    """The distribution of a drafter that names a token without doubt."""
+    """The distribution that gives `token` probability 1."""
     return Distribution(np.array([token]), np.ones(1))

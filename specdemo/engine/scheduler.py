@@ -1,5 +1,5 @@
-"""Continuous batching: one thread owns the models, resumes every request's generator, and runs the
-forwards that they ask for as one, of the draft model and then of the target model."""
+"""Continuous batching: one thread owns the models and resumes every request's generator. It merges
+the forwards that they ask for, first those of the draft model, then those of the target model."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ QUEUED = 256
 """Requests that may wait to be admitted."""
 
 QUIET, PATIENCE = 1.0, 10.0
-"""Seconds without requests after which background work goes on, and between two steps of it beside
-requests, which each step holds up."""
+"""Seconds without requests before background work goes on, and seconds between two of its steps
+while there are requests, because each step delays them."""
 
 COLLECT_EVERY = 0.02
-"""Seconds between two looks of a consumer that has caught up, for each of up to 8 active requests:
-woken for each round, it would contend for the GIL with the engine's thread."""
+"""Seconds that a consumer with an empty queue sleeps, times the active requests (at most 8). Woken
+for each round, it would contend for the GIL with the engine's thread."""
 
 END = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A place in the queue (1 is next, 0: the models are being prepared), and the seconds left."""
+    """A place in the queue (1: next; 0: active or in preparation), and the seconds left."""
 
     place: int
     seconds: float | None
@@ -48,8 +48,8 @@ OnWait = Callable[[Waiting], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the scheduler is doing: requests `active` and `waiting`, how often its thread had to
-    begin anew, and whether background work is left."""
+    """The scheduler's load: numbers of `active` and `waiting` requests and of `restarts` of its
+    loop, and whether background work is left (`preparing`)."""
 
     active: int = 0
     waiting: int = 0
@@ -59,12 +59,12 @@ class Load:
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """A submitted request. After its `events`, `result` is what it returned, or it was `stopped`;
-    `most_others` were active at once beside it.
+    """Handle to a submitted request. After its `events`, `result` is what `work` returned, or
+    `stopped` is True. `most_others` is the most other requests that were active with it.
 
-    `work` yields Forwards (of one of `models`; `pending` until they are answered with a Reply) and
-    else events. `blocks` are the most it can come to hold in the cache of each model. Its forwards
-    are merged with those of others up to `merged_tokens`; larger ones are run alone."""
+    `work` yields events and Forwards, each for one of `models`. A Forward is `pending` until its
+    Reply. `blocks` are the most blocks that the request can hold in each cache. Its forwards are
+    merged with others up to `merged_tokens` tokens; larger ones run by themselves."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Model]
@@ -86,13 +86,13 @@ class Handle:
 
     @property
     def tokens(self) -> int:
-        """Tokens that its waiting forward runs."""
+        """Tokens of the pending forward."""
         return len(self.pending.run.tokens)
 
     def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Iterator[Any]:
-        """What the request yields; raises what it raised. Until it is admitted, `on_wait` is called
-        about `every` seconds. Once `stop` is set, as leaving the iteration does, the rest is
-        dropped and all that the request held is given back."""
+        """The events of the request; raises its error. Until it is admitted, `on_wait` is called
+        about every `every` seconds. Leaving the iteration sets `stop`. Once `stop` is set, the
+        remaining events are dropped, and the request gives back all that it holds."""
         event = None
         try:
             while event is not END:
@@ -119,12 +119,12 @@ class Handle:
 
 
 class Scheduler:
-    """Runs requests together on the models they name, `most_active` at a time; `queued` more wait
-    in order. One is admitted when the cache blocks that it could need at worst fit beside those
-    promised to others, so that no forward finds the cache full; kept prompts make room.
+    """Runs at most `most_active` requests together; `queued` more wait in order. One is admitted
+    when the cache blocks that it could need at worst fit beside those reserved for others, so that
+    no forward finds the cache full. Kept texts are dropped to make room.
 
-    Background work is done while there are no requests, with `background`, and beside them after
-    `hurry`. Should the thread's loop fail, the requests it had are failed and it goes on."""
+    With `background`, background work runs while idle, and beside requests every PATIENCE seconds;
+    after `hurry` always. If the loop fails, the active requests fail and the loop goes on."""
 
     def __init__(self, *, most_active: int = 16, queued: int = QUEUED, background: bool = True):
         self.most_active = most_active
@@ -142,8 +142,8 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Handle, *, first: bool = False) -> Handle:
-        """Ask for a request to be run, with `first` before those that wait already. Raises Busy
-        when the queue is full or the scheduler is closed."""
+        """Queue a request, with `first` before all that wait. Raises Busy when the queue is full
+        (not with `first`) or the scheduler is closed."""
         request.waiting = self.waiting
         with self._wake:
             if self._closed:
@@ -156,19 +156,19 @@ class Scheduler:
         return request
 
     def run_in_background(self, work: Generator[None]) -> None:
-        """Do this work a step at a time, between the forwards of requests."""
+        """Do this work one step at a time, between the forwards of requests."""
         with self._wake:
             self._background.append(work)
             self._wake.notify()
 
     def hurry(self) -> None:
-        """Do background work from now on."""
+        """Do background work from now on, beside requests too."""
         with self._wake:
             self._hurried = True
             self._wake.notify()
 
     def waiting(self, request: Handle) -> Waiting:
-        """Where in the queue a request is, 0 when it is active."""
+        """The place of a request in the queue, 0 when it is active, and the seconds left."""
         with self._wake:
             place = self._queue.index(request) + 1 if request in self._queue else 0
             seconds, active = self._request_seconds, len(self._active)
@@ -181,7 +181,7 @@ class Scheduler:
             return Load(active, waiting, self._restarts, bool(self._background))
 
     def close(self) -> None:
-        """Cancel everything and end the thread; nothing can be submitted afterwards."""
+        """Cancel all requests and end the thread. No request can be submitted afterwards."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -198,7 +198,7 @@ class Scheduler:
                 if self._wait_for_work():
                     self._run_background()
                 self.step()
-            except BaseException as error:  # whatever it was, the other requests must go on
+            except BaseException as error:  # whatever failed, the queued requests must go on
                 log.error("The engine's loop failed and goes on.", exc_info=error)
                 lost = "The engine had to be restarted during this request; ask again."
                 for request in list(self._active):
@@ -206,7 +206,7 @@ class Scheduler:
                 self._restarts += 1
 
     def _wait_for_work(self) -> bool:
-        """Wait for a request or for background work; whether a step of the latter is due."""
+        """Wait for requests or background work; gives whether a step of background work is due."""
         with self._wake:
             while not ((due := self._background_is_due()) or self._closed or self._requests()):
                 self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
@@ -233,7 +233,7 @@ class Scheduler:
         self._prepared_at = monotonic()
 
     def step(self) -> None:
-        """Let requests leave and join, then run what waits for the draft, then for the target."""
+        """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
         with self._wake:
             stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
         for request in stopped:
@@ -243,7 +243,7 @@ class Scheduler:
         for name in ("draft", "target"):
             while True:
                 waiting = [one for one in self._active if one.pending and one.pending.model == name]
-                # Long texts are read a piece a turn, by one request: nobody is held up.
+                # One long forward a turn at most, so that prefills do not delay other requests.
                 long = [one for one in waiting if one.tokens > MERGED_TOKENS]
                 for batch in _batches([one for one in waiting if one not in long[1:]]):
                     self._forward(batch)
@@ -267,12 +267,12 @@ class Scheduler:
             self._resume(request, None)
 
     def _unreserved(self, cache: PrefixCache) -> int:
-        """Blocks of a cache that no active request may come to hold."""
+        """Blocks of a cache that are not reserved for active requests."""
         reserved = sum(request.blocks.get(cache, 0) for request in self._active)
         return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
-        """Run one forward for these requests, and resume each with its part of it."""
+        """Run one forward for these requests, and resume each with its part of the logits."""
         model = batch[0].model
         begun = perf_counter()
         try:
@@ -280,7 +280,7 @@ class Scheduler:
         except Exception as error:
             if len(batch) == 1:
                 return self._end(batch[0], error)
-            for request in batch:  # each alone: only those fail whose own forward does
+            for request in batch:  # one by one: a request fails only if its own forward does
                 self._forward([request])
             return
         seconds = perf_counter() - begun
@@ -308,7 +308,7 @@ class Scheduler:
             self._end(request, error)
 
     def _end(self, request: Handle, error: BaseException | None = None) -> None:
-        """A request leaves and gives back what it holds."""
+        """Remove a request, which gives back what it holds."""
         with self._wake:
             (self._active if request in self._active else self._queue).remove(request)
         request.pending = None
@@ -319,7 +319,7 @@ class Scheduler:
 
 
 def _batches(requests: list[Handle]) -> list[list[Handle]]:
-    """Batches of one model and at most as many tokens as may be merged; one with more is alone."""
+    """Batches of one model and at most `merged_tokens` tokens; a larger request gets its own."""
     batches: list[list[Handle]] = []
     for model in dict.fromkeys(request.model for request in requests):
         room = -1

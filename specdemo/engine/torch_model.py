@@ -1,5 +1,5 @@
-"""A causal language model of transformers on a torch device, with the face of `PagedModel`. Each
-sequence has keys and values of its own, in buffers written in place; blocks only count tokens."""
+"""A causal language model of transformers on a torch device, with the interface of `PagedModel`.
+Each sequence has its own keys and values, in buffers written in place; blocks only count tokens."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .graph import last_line
 from .model import CACHE_TOKENS, Logits, ModelSettings, Run
 
 BLOCK_SIZE, BUFFER_SIZE = 32, 256
-"""Tokens that a block of the pool stands for, and of the smallest buffer of keys and values."""
+"""Tokens of a block of the pool, and of the smallest buffer of keys and values."""
 
 _TOLERANCE = 0.05
-"""Of the range of the logits: rounding may differ by less after a rollback, a lost state more."""
+"""Share of the logits' range: rounding after a rollback differs by less, a lost state by more."""
 
 
 def properties(device: str, *, exact: bool) -> tuple[tuple[str, str], ...]:
-    """How `device` runs a model exactly, or fast. Matrix products choose their kernels by the
+    """The properties of `device` for exact or fast numerics. Matrix products choose kernels by the
     number of rows, so exact numerics pad all short forwards to one shape; accelerators run 16 rows
-    in the time of one. HPUs compile a graph for every shape, so theirs are always padded."""
+    in the time of one. HPUs compile a graph for every shape, so they always pad."""
     kind = device.removeprefix(TORCH).partition(":")[0]
     dtype = "bfloat16"
     if kind == "cpu" and (exact or not torch.cpu._is_avx512_bf16_supported()):
@@ -43,7 +43,7 @@ def properties(device: str, *, exact: bool) -> tuple[tuple[str, str], ...]:
 
 
 def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedModel:
-    """The weights of a checkpoint on a torch device, ready to run. Raises ModelError."""
+    """Load a checkpoint on a torch device, ready to run. Raises ModelError."""
     path, kind = checkpoint.path, device.removeprefix(TORCH)
     logging.disable_progress_bar()
     where, gguf = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
@@ -61,9 +61,9 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
 
 
 class BufferLayer(DynamicLayer):
-    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens count. The
-    next ones go to `places` (int64 [tokens]). So that shapes are few, attention sees buckets of
-    256, 512, 1024 ... tokens, the rest masked: `is_compileable`, as transformers calls it."""
+    """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens are valid.
+    New ones are written to `places` (int64 [tokens]). To keep shapes few (`is_compileable` in
+    transformers) attention sees buckets of 256, 512, 1024 ... tokens, the rest masked."""
 
     is_compileable = True
     length = 0
@@ -90,7 +90,7 @@ class BufferLayer(DynamicLayer):
         return _bucket(self.length + query_length), 0
 
     def copy_from(self, other: BufferLayer, length: int, size: int) -> None:
-        """New buffers for `size` tokens with the first `length` of another layer's, then zeros."""
+        """Make buffers for `size` tokens: the first `length` tokens of `other`, then zeros."""
         for name in ("keys", "values"):
             buffer = getattr(other, name)
             grown = buffer.new_zeros((*buffer.shape[:2], _bucket(size), buffer.shape[3]))
@@ -104,9 +104,9 @@ def _bucket(tokens: int) -> int:
 
 
 class TorchModel:
-    """A checkpoint on `settings.device`, one inference a sequence. Of `settings.properties` "dtype"
-    is the type of weights, activations and KV cache; "padding" (numbers of tokens) the shapes to
-    the next of which forwards are padded, those of one token only with `least_tokens` above 1.
+    """A checkpoint on `settings.device`, one inference a sequence. In `settings.properties` "dtype"
+    is the type of weights, activations and KV cache; "padding" lists numbers of tokens, and
+    forwards are padded to the next of them, those of one token only with `least_tokens` above 1.
     Sliding windows are masked, not cut off. Raises ModelError when the checkpoint cannot be loaded,
     BadInput for a model whose state cannot be rolled back."""
 
@@ -139,7 +139,7 @@ class TorchModel:
         self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
     def new_sequence(self) -> Sequence:
-        """With its own keys and values."""
+        """A new sequence with its own keys and values."""
         sequence = Sequence(self.pool, BLOCK_SIZE)
         sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
         return sequence
@@ -156,7 +156,7 @@ class TorchModel:
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
-        """As `PagedModel.forward`, one inference each; `Run.stepwise` has no meaning here."""
+        """Like `PagedModel.forward`, one inference a run; `Run.stepwise` has no effect here."""
         for run in batch:
             run.sequence.reserve(run.sequence.length + max(len(run.tokens), self.least_tokens))
         results = [self._run(run) for run in batch]
@@ -178,7 +178,7 @@ class TorchModel:
         options = {
             # A product for one row alone rounds differently; fixed shapes compute every row.
             "logits_to_keep": size if size in self.padding else after + max(run.rows, 1),
-            # Padding may pass the end of learned positions.
+            # Padding may go past the model's last position.
             "position_ids": places.clamp(max=self._most_positions - 1)[None],
         }
         for layer in run.sequence.cache.layers:
@@ -199,7 +199,7 @@ class TorchModel:
         return Logits(values, log_sums)
 
     def _padded(self, count: int, unpadded: bool) -> int:
-        """The tokens that a forward runs: one of the shapes, or a multiple of the largest."""
+        """The number of tokens after padding: one of the shapes, or a multiple of the largest."""
         count = max(count, 1 if unpadded else self.least_tokens)
         if count == 1 or not self.padding:
             return count
@@ -207,8 +207,8 @@ class TorchModel:
         return next((size for size in self.padding if size >= count), rounded)
 
     def _bytes_rolled_back(self, kind: str) -> int:
-        """The bytes of a token's keys and values. Raises BadInput unless tokens that were forgotten
-        leave no trace: found by trying."""
+        """The bytes of a token's keys and values. Tries a rollback, and raises BadInput if the
+        dropped tokens still change the logits."""
         first, other = ([at % self.vocabulary_size for at in ids] for ids in (range(4), (5, 6)))
         why = "choose one that attends to all tokens."
         try:
