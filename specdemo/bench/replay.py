@@ -132,7 +132,7 @@ def cost_tables(wanted: str | None = None) -> dict[str, CostTable]:
 
 
 def read_records(path: Path | str) -> list[Record]:
-    """What `record` wrote. Raises BadInput."""
+    """Read the records that `write_records` wrote. Raises BadInput."""
     return _read(Path(path), list[Record], "--replay")
 
 

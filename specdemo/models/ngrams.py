@@ -162,7 +162,7 @@ def learnt_path(target: str, revision: str) -> Path:
 
 
 def load(path: Path) -> NGramTable | None:
-    """Read what `NGramTable.save` wrote; None where there is no such file."""
+    """Read a table that `NGramTable.save` wrote; None if the file is missing or damaged."""
     known = []
     try:
         with np.load(path) as held:
