@@ -1,4 +1,4 @@
-"""How often one target model chooses the tokens of another, of which it is a smaller version."""
+"""Measures how often a target model chooses the same tokens as a larger version of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdemo.models.load import LoadedPair, require_same_vocabulary
 from specdemo.session import Session
 from specdemo.settings import Settings
 
-TOGETHER = 16  # tokens that are read in one forward
+TOGETHER = 16  # tokens per forward
 
 
 class Choices(Request):
@@ -34,11 +34,11 @@ class Choices(Request):
 def agreement(
     reference: LoadedPair, other: LoadedPair, prompts: Sequence[BenchPrompt], settings: Settings
 ) -> dict[str, float]:
-    """Let `reference` answer greedily, and ask `other` along its answers; one after the other, so
-    that one of them is in memory. Gives, as JSON has it, `tokens`, those where the other
-    chooses the same after the same text, and the answers in which it does so everywhere.
+    """Let `reference` answer greedily, then ask `other` for its choice at each answer token. Only
+    one of them is in memory at a time. Gives counts of `prompts`, `tokens`, `agreed` tokens and
+    `identical` answers, and `agreement`, the share of agreed tokens.
 
-    Raises BadInput where their tokens mean different strings.
+    Raises BadInput if a token id means different strings in both.
     """
     names = reference.info.target, other.info.target
     require_same_vocabulary(reference.tokenizer, other.tokenizer, *names)

@@ -27,25 +27,25 @@ from specdemo.trace import Difference, Trace
 INSTRUCTION = (
     "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
 )
-"""What is sampled: n-gram lookup finds its draft tokens in it."""
+"""The prompt of the sampled part; n-gram lookup finds draft tokens in it."""
 TOP_K, MAX_TOP_K = 4, 8
 DRAFT_TOKENS = 4  # draft length of the sampled part, fixed so that every draw speculates
 TOGETHER = 8  # requests that are active at once in the batched cells
 SAME_SEED_ANSWERS, SAME_SEED_TOKENS = 20, 24
 LEAST_P_VALUE = 0.01
-OUTCOME_TOKENS = (3, 2)  # two where the noise floor of three would exceed MOST_NOISE
+OUTCOME_TOKENS = (3, 2)  # two if the noise floor of three exceeds MOST_NOISE
 MOST_NOISE = 0.03
 SIMULATED = 10_000  # samples of the exact distribution that a cell is compared with
 
 Exact = dict[tuple[int, ...], float]  # the probability of each outcome, an answer's first tokens
-Draw = tuple[tuple[int, ...], int | None]  # an outcome, its draft tokens (None: not known)
-Cell = dict[str, Any]  # one way to sample, tested, as JSON has it
+Draw = tuple[tuple[int, ...], int | None]  # an outcome, number of draft tokens (None: unknown)
+Cell = dict[str, Any]  # the test of one way to sample, as in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Answers compared with autoregressive decoding, each decoded freely: `tokens` are those of the
-    baselines, `differences` by the prompt's id (None: one of the two ends before)."""
+    """Answers compared with independent autoregressive decoding. `tokens`: of the baselines.
+    `differences`: by prompt id (None: one answer is the beginning of the other)."""
 
     prompts: int
     identical: int
@@ -55,9 +55,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Audit(Measurement):
-    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value. Of each
-    of the `peers`: its greedy answers against its own autoregressive ones, its draws against our
-    target model's exact distribution, and a `note` on its settings or on why it failed."""
+    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value. Each of
+    `peers` has `greedy`: its answers against its own autoregressive ones; `sampling`: its draws
+    against our target model's exact distribution; `note`: its settings, and why it failed."""
 
     greedy: Comparison
     same_seed: Comparison | None
@@ -67,7 +67,7 @@ class Audit(Measurement):
 
     @property
     def lossless(self) -> bool:
-        """LEAST_P_VALUE is the chance of one false alarm among all cells."""
+        """Whether all tests pass. LEAST_P_VALUE is the chance of a false alarm over all cells."""
         least = LEAST_P_VALUE / max(len(self.sampling_cells), 1)
         same = all(not one.differences for one in (self.greedy, self.same_seed) if one)
         return same and all(cell["p_value"] > least for cell in self.sampling_cells)
@@ -84,9 +84,9 @@ def audit(
 ) -> Audit:
     """Audit our pair, then each peer, with progress bars on stderr.
 
-    `draws` are those of each way to sample (0 leaves sampling out). `stop_ids` end an answer. The
-    autoregressive one of the `peers` comes first. Raises BadInput for settings or prompts that
-    cannot be used.
+    `draws`: for each way to sample (0 leaves sampling out). `stop_ids` end an answer. The
+    autoregressive peer comes first in `peers`. Raises BadInput for settings or prompts that cannot
+    be used.
     """
     sampled = sampled_settings(settings)
     greedy = replace(settings, temperature=0.0)
@@ -113,8 +113,8 @@ def audit(
 
 
 def sampled_settings(settings: Settings) -> Settings:
-    """Temperature 1 and top-k 4 unless others are asked for, a fixed draft length, and room for a
-    whole draft after the tokens that count. Raises BadInput for too many outcomes."""
+    """The settings to sample with: temperature 1 and top-k 4 by default, a fixed draft length, and
+    room for a whole draft after the tested tokens. Raises BadInput if top-k is too large."""
     if settings.top_k > MAX_TOP_K:
         raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {MAX_TOP_K}.")
     length = settings.draft_tokens or DRAFT_TOKENS
@@ -130,7 +130,7 @@ def sampled_settings(settings: Settings) -> Settings:
 def _race(
     session: Session, prompts: Sequence[BenchPrompt], settings: Settings, name: str
 ) -> Comparison:
-    """Race each prompt, with a seed of its own."""
+    """Race each prompt with its own seed."""
     differences, tokens = [], 0
     for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
         *_, trace = session.race(prompt.instruction, replace(settings, seed=settings.seed + place))
@@ -141,7 +141,7 @@ def _race(
 
 
 def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> list[Cell]:
-    """Every drafter, coupling and number of requests at once, with seeds of its own."""
+    """A cell for each drafter, coupling and number of active requests, each with its own seeds."""
     drafters = [sampled.drafter]
     if sampled.drafter == "auto":
         drafters = ["model", "lookup", "auto"] if session.info.draft else ["lookup", "auto"]
@@ -158,8 +158,8 @@ def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> li
 def outcomes(
     following: Callable[[tuple[int, ...]], Distribution], tokens: int, stop_ids: frozenset[int]
 ) -> Exact:
-    """The probability of every sequence of `tokens` tokens, or fewer up to a stop token, where
-    `following` gives the distribution of the token after others."""
+    """The probability of every sequence of `tokens` tokens, or fewer up to a stop token.
+    `following` gives the distribution of the token after the given ones."""
     whole: Exact = {(): 1.0}
     for _ in range(tokens):
         longer = {}
@@ -182,9 +182,8 @@ def sample_cell(
     drafter: str,
     together: int = 1,
 ) -> Cell:
-    """Draw, `together` at once, and test against the exact distribution. A draw that fails is None
-    and does not count. Each has its own seed: equal ones would make even a wrong rule look right.
-    """
+    """Draw, `together` at once, and test against the exact distribution. A failed draw is None and
+    does not count. Each draw has its own seed: with equal seeds even a wrong rule looks right."""
     tokens = max(map(len, exact))
 
     def one(place: int) -> Draw | None:
@@ -213,9 +212,9 @@ def sample_cell(
 
 
 def goodness(counts: Counter, exact: Exact) -> dict[str, float]:
-    """The total variation distance of the drawn frequencies from `exact`, the mean distance of as
-    many draws from `exact` itself, and in which share of such samples it is as large: 0 also where
-    an outcome was drawn that `exact` excludes."""
+    """The total variation distance of the drawn frequencies from `exact`, its mean over simulated
+    samples of `exact` of the same size, and the p-value: the share of these samples whose distance
+    is at least as large, or 0 if an outcome was drawn that `exact` excludes."""
     draws = counts.total()
     found = 0.5 * sum(abs(counts[one] / draws - exact.get(one, 0.0)) for one in {**exact, **counts})
     chance = simulated_distances(exact, draws)
@@ -225,7 +224,7 @@ def goodness(counts: Counter, exact: Exact) -> dict[str, float]:
 
 
 def simulated_distances(exact: Exact, draws: int) -> np.ndarray:
-    """The total variation distances of SIMULATED samples of `exact`, float64 [SIMULATED]."""
+    """Total variation distances of SIMULATED samples of `draws` draws, float64 [SIMULATED]."""
     shares = np.array(list(exact.values()))
     counts = np.random.default_rng(0).multinomial(draws, shares / shares.sum(), SIMULATED)
     return 0.5 * np.abs(counts / draws - shares).sum(1)
@@ -244,10 +243,10 @@ def _session_draw(session: Session, settings: Settings, tokens: int) -> Draw:
 
 
 def _peer_draw(peer: Peer, settings: Settings, tokens: int) -> Draw | None:
-    # Two tokens more than count, so that drafts are not always cut short.
+    # Two tokens more than are tested, so that drafts are not always cut short.
     try:
         answer, _ = peer.answer(INSTRUCTION, replace(settings, max_new_tokens=tokens + 2))
-    except RequestFailed:  # GenAI's speculative pipeline (2026.4.1) does so in a few of a hundred
+    except RequestFailed:  # GenAI's speculative pipeline (2026.4.1): a few of a hundred draws
         return None
     return answer[:tokens], None
 
@@ -260,7 +259,7 @@ def _audit_peers(
     exact: Exact,
     draws: int,
 ) -> dict[str, dict[str, Any]]:
-    """One peer at a time is in memory. Of a peer that fails, what was finished, and why."""
+    """One peer at a time is in memory. A failed peer keeps its finished parts and the reason."""
     audits = {}
     baseline = None
     for peer in peers:

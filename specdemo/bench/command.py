@@ -1,5 +1,5 @@
-"""`specdemo bench` and `specdemo audit`: measure prompts with and without speculative decoding, and
-test that it is lossless, of our pair and of a peer."""
+"""`specdemo bench` measures prompts with and without speculative decoding. `specdemo audit` tests
+that it is lossless. Both can also run peers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def bench(
 
 
 def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
-    """Measures, prints the report's tables and writes its page."""
+    """Measure, print the report's tables and write its page. Gives the report."""
     from specdemo.bench import report
 
     prompts = asked.read()
@@ -103,7 +103,7 @@ def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: Te
 def _opened(
     asked: PromptOptions, choice: ModelChoice, settings: Settings
 ) -> Iterator[tuple[LoadedPair, Session, list[Peer]]]:
-    """The chosen pair, which is intact, a session of it, and the peers that are asked for."""
+    """Yield the chosen pair, checked for damage, a session of it, and the requested peers."""
     from specdemo.bench.peers import peers_of
     from specdemo.session import Session
 
@@ -115,7 +115,7 @@ def _opened(
 
 
 def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
-    """Drafts change no answer, so none is loaded."""
+    """Compare two target models. Loads no draft, because a draft changes no answer."""
     from specdemo.bench.agreement import agreement
     from specdemo.models import measured
     from specdemo.models.registry import NO_DRAFT
@@ -132,7 +132,7 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
 
 
 def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> list:
-    """`bench --record` and `bench --replay`; the rows of the second."""
+    """Run `bench --record` and `bench --replay`. Gives the rows of the replay."""
     from specdemo.bench import replay
     from specdemo.session import Session
 

@@ -1,8 +1,5 @@
-"""Leviathan's equations, and the costs to put into them as traces measured them. Pure functions.
-
-The letters of arXiv 2211.17192: a is the acceptance rate, k the draft length, c the cost of a draft
-step over that of a target step.
-"""
+"""The expected speed-up by Leviathan et al. (arXiv 2211.17192), with costs measured from traces.
+Pure functions."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from specdemo.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Median seconds: `plain` of one token of autoregressive decoding, `draft_step` of one token of
-    the draft model (0 if it drafted none), `verify` of the target's forwards by their tokens,
+    """Median seconds. `plain`: of one token of autoregressive decoding. `draft_step`: of one token
+    of the draft model, 0 if it drafted none. `verify`: of a target forward, by number of tokens,
     ascending."""
 
     plain: float
@@ -28,8 +25,8 @@ class CostTable:
     verify: dict[int, float]
 
     def verify_seconds(self, tokens: float) -> float:
-        """Seconds to verify `tokens` tokens: on straight lines between the measured sizes, which
-        never fall, and beyond the largest with the mean slope."""
+        """Seconds to verify `tokens` tokens: linear interpolation between the measured sizes, made
+        non-decreasing. Beyond the largest size, the mean slope continues."""
         sizes = list(self.verify)
         seconds = np.maximum.accumulate(list(self.verify.values()))
         slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
@@ -40,15 +37,15 @@ class CostTable:
 def expected_speedup(
     acceptance: float, draft_tokens: int, costs: CostTable, draft_step: float | None = None
 ) -> float:
-    """Speed-up over autoregressive decoding: theorem 3.8, with the measured seconds of a
-    verification for those of one token. `draft_step` (seconds) replaces the measured one."""
+    """Speed-up over autoregressive decoding: theorem 3.8, but a verification takes its measured
+    seconds, not those of one token. `draft_step` (seconds) replaces the measured one."""
     step = costs.draft_step if draft_step is None else draft_step
     seconds = draft_tokens * step + costs.verify_seconds(draft_tokens + 1)
     return expected_tokens(acceptance, draft_tokens) * costs.plain / seconds
 
 
 def measured_costs(traces: Sequence[Trace]) -> CostTable | None:
-    """Median costs over all traces; None when none of them has a baseline or a round."""
+    """Median costs over all traces; None if they have no baseline or no round."""
     verify: dict[int, list[float]] = defaultdict(list)
     steps: list[float] = []
     plain: list[float] = []

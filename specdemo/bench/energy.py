@@ -1,4 +1,4 @@
-"""Joules of the processor packages, from Linux' counters (RAPL) where they are readable."""
+"""Energy of the processor packages in joules, from Linux's RAPL counters if they are readable."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ ROOT = Path("/sys/class/powercap")
 
 
 class Meter:
-    """Sums the package counters. `joules()` is None where there are none (most virtual machines) or
-    where only root may read them."""
+    """Sums the package counters. `joules()` is None if there are none (most virtual machines) or if
+    only root may read them."""
 
     def __init__(self) -> None:
         self._ranges: dict[Path, int] = {}

@@ -1,4 +1,4 @@
-"""Plotly figures of a report, a dict as its JSON has it. Labels from files are escaped."""
+"""Plotly figures of a report (a dict, as in its JSON). Labels from files are escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def all_figures(report: dict[str, Any]) -> list[go.Figure]:
 
 
 def by_task(report: dict[str, Any]) -> go.Figure:
-    """Speed-up of each task, total over total, and of every prompt in it."""
+    """Speed-up of each task, a ratio of totals, and of each of its prompts."""
     rows, title = report["rows"], "speed-up over autoregressive decoding"
     dots = go.Scatter(
         x=[_label(row["task"]) for row in rows],
@@ -42,7 +42,7 @@ def by_position(report: dict[str, Any]) -> go.Figure:
 
 
 def time_spent(report: dict[str, Any]) -> go.Figure:
-    """Milliseconds of a token: drafting, verifying and everything else, beside the baseline's."""
+    """Milliseconds per token: of the baseline; of drafting, verifying and outside inference."""
     baseline, _, *parts = token_milliseconds(report).items()
     bars = [go.Bar(x=WAYS[:1], y=[baseline[1]], name=baseline[0], marker_color=ORANGE)]
     for (name, spent), colour in zip(parts, (GREEN, BLUE, PINK), strict=True):
@@ -52,7 +52,7 @@ def time_spent(report: dict[str, Any]) -> go.Figure:
 
 
 def peers(report: dict[str, Any]) -> go.Figure:
-    """Tokens a second of decoding, ours beside the peers'."""
+    """Decoding tokens per second of our pair and of the peers."""
     rates = {f"specdemo/{way}": report["summary"][f"{way}_tokens_per_s"] for way in WAYS}
     rates |= {name: peer["tokens_per_s"] for name, peer in report["peers"].items()}
     bars = _bars(rates, [ORANGE, BLUE, *[GREY] * len(report["peers"])], ".1f")
@@ -71,5 +71,5 @@ def _bars(values: dict[str, float | None], colour: str | list[str], form: str) -
 
 
 def _label(text: str) -> str:
-    """Text as Plotly shows it literally: its labels would otherwise read a subset of HTML."""
+    """At most 40 characters, escaped: Plotly's labels interpret a subset of HTML."""
     return escape(text if len(text) <= 40 else text[:39] + "…", quote=False)

@@ -1,5 +1,5 @@
-"""Other engines on the same models and prompts: each is a function of `ENGINES`, which yields the
-ways in which it can run a pair, and imports its package. docs/reference/benchmark.md lists them."""
+"""Other engines on the same models and prompts. Each function in `ENGINES` imports an engine and
+yields the ways in which it can run a pair. docs/reference/benchmark.md lists them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from specdemo.settings import Settings
 from specdemo.terminal import say
 
 LENGTHS = {"autoregressive": (None,), "speculative": (2, 3, 5), "prompt-lookup": (3, 5)}
-"""The modes, and the draft lengths that bench tries with each."""
+"""The modes, each with the draft lengths that bench tries (None: no draft)."""
 
 LOOKUP_NGRAM = 3
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline of OpenVINO GenAI: measured 1.2 to 1.5
 
 Answer = tuple[tuple[int, ...], float]
-"""Token ids, with the stop token, and the seconds from the first to the last."""
+"""Token ids, with the stop token, and the seconds from the first token to the last."""
 
 Generate = Callable[[int | None, list[int], Settings], Answer]
-"""(draft length, the prompt's token ids, settings)."""
+"""Arguments: draft length, the prompt's token ids, settings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """One way of an engine to run a pair; `name` is ENGINE/MODE, `kind` tells it from others of
-    that name, `load` makes its pipeline when it is first asked, `length` is its draft length."""
+    """One way in which an engine runs a pair. `name`: ENGINE/MODE. `kind` distinguishes peers of
+    the same name. `load` makes the pipeline at its first call. `length`: the draft length."""
 
     loaded: LoadedPair
     name: str
@@ -54,7 +54,7 @@ class Peer:
         return {"variant": variant, **self.properties}
 
     def answer(self, instruction: str, settings: Settings) -> Answer:
-        """Raises RequestFailed with what the engine says."""
+        """The peer's answer. Raises RequestFailed with the engine's message."""
         ids = self.loaded.template.render(instruction, self.loaded.tokenizer)
         try:
             return self.load()(self.length, list(ids), settings)
@@ -70,8 +70,8 @@ class Peer:
 def peers_of(
     engines: Iterable[str], loaded: LoadedPair, properties: dict[str, str]
 ) -> Iterator[Peer]:
-    """All ways of these engines, with our target's `properties` and every draft length. Raises
-    BadInput for a pair that an engine cannot run, MissingPackage."""
+    """All ways of these engines, with our target's `properties`, each with every draft length of
+    its mode. Raises BadInput for a pair that an engine cannot run, MissingPackage."""
     for engine in engines:
         for way in ENGINES[engine](loaded, properties):
             for length in LENGTHS[way.name.split("/")[1]]:
@@ -79,7 +79,7 @@ def peers_of(
 
 
 def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
-    """One of each mode, with our target's properties; autoregressive decoding comes first."""
+    """One peer of each mode, with our properties and draft length; autoregressive comes first."""
     found = {}
     for peer in peers:
         if not peer.name.endswith("/default"):
@@ -106,7 +106,7 @@ def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
 def _load_genai(
     loaded: LoadedPair, mode: str, properties: dict[str, str], backend: str
 ) -> Generate:
-    """Seconds are those of GenAI's own metrics."""
+    """The seconds of an Answer are from GenAI's own metrics."""
     import openvino_genai as genai
 
     models = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
@@ -150,7 +150,7 @@ def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
 
 
 def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """llama.cpp on the GGUF file of the embedded target; the `properties` say nothing here."""
+    """llama.cpp on the GGUF file of the embedded target; the `properties` are not used."""
     try:
         import llama_cpp
     except ImportError as error:
@@ -194,8 +194,8 @@ def _load_llama(loaded: LoadedPair, mode: str) -> Generate:
 
 
 def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """transformers on the same checkpoints; all modes share one copy of the weights, in the type of
-    our target's `properties`. A draft model on no torch device is left out."""
+    """transformers on the same checkpoints. All modes share one copy of the weights, with the dtype
+    in `properties`. A draft model that is not on a torch device is left out."""
     if not isinstance(loaded.target_xml, Checkpoint):
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     from specdemo.engine import torch_model
@@ -223,8 +223,7 @@ def _generate(
     ids: list[int],
     settings: Settings,
 ) -> Answer:
-    """Seconds begin after the first round, whose tokens count all the same: in the peer's
-    favour."""
+    """The seconds begin after the first round, but its tokens count. This favours the peer."""
     import torch
 
     target, draft = models

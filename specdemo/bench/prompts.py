@@ -1,4 +1,4 @@
-"""Prompt files: JSONL with `id`, `task` and `instruction`, and a fair choice of a few of them."""
+"""Prompt files: JSONL with `id`, `task` and `instruction`; an even selection of prompts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BenchPrompt:
 
 def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
     """The prompts of a JSONL file; blank lines are skipped and other keys ignored. Raises BadInput,
-    naming the line, for what is no prompt and for an id that comes twice."""
+    which names the line, for an invalid prompt or a repeated id."""
     try:
         # Only newlines end a line: str.splitlines would split at separators that JSON may hold.
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
@@ -57,7 +57,7 @@ def read_prompts(path: Path | str = BUILT_IN) -> tuple[BenchPrompt, ...]:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class PromptOptions:
-    """What the commands run, and what they compare with."""
+    """The prompts that a command runs, and the peers that it compares with."""
 
     prompts: str | None = option(
         None, "JSONL with id, task and instruction", metavar="FILE", unset="a small set of its own"
@@ -70,17 +70,17 @@ class PromptOptions:
     )
 
     def read(self) -> tuple[BenchPrompt, ...]:
-        """The prompts that are asked for. Raises BadInput."""
+        """The requested prompts. Raises BadInput."""
         return spread(read_prompts(self.prompts or BUILT_IN), self.limit)
 
 
 def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> tuple[BenchPrompt, ...]:
-    """At most `limit` prompts, as evenly over the tasks as they allow, and evenly over each task's
-    prompts. Tasks alternate in the result, so that a run which is stopped early is fair as well."""
+    """At most `limit` prompts, spread evenly over the tasks and over each task's prompts. The tasks
+    alternate, so that a run that is stopped early is balanced, too."""
     tasks: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
-    # A limit takes the first turn of every task, then the second, and so on.
+    # `limit` keeps the first turn of every task, then the second, and so on.
     turns = [(turn, task) for task in tasks for turn in range(len(tasks[task]))]
     turns = sorted(turns, key=lambda place: place[0])[:limit]
     quota = Counter(task for _, task in turns)

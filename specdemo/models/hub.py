@@ -1,7 +1,7 @@
-"""Files from the Hugging Face Hub: disk checked first, resumed after a kill, verified by hash.
+"""Downloads from the Hugging Face Hub: checks disk space first, resumes, and verifies hashes.
 
-They are kept in huggingface_hub's own cache, where other programs find them. Its client starts a
-file anew after a kill, so parts are kept here, and take their place when their hash is right."""
+The files go to huggingface_hub's cache, where other programs find them. After a kill its client
+starts a file again; so this module keeps partial files and renames them when the hash is right."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from specdemo.models.progress import Meter, Report, silent
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
-WORKING_BYTES = 1_000_000_000  # of memory, beside a model's weights
+WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
-"""Files of configuration, tokenizer and template, and code, which runs only if it is trusted."""
+"""Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model's whole folder; `revision` is its commit, or a fingerprint of the user's own."""
+    """The complete folder of a model. `revision`: its commit, or a fingerprint of its files."""
 
     folder: Path
     revision: str
 
 
 def cached(repo: str) -> Snapshot | None:
-    """The whole snapshot of `repo` on this disk, whoever put it there (a Space's preload, say), or
-    None. Never asks the network."""
+    """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. Another
+    program may have put it there (a Space's preload, say). Uses no network."""
     name, commit = split(repo)
     with suppress(OSError, SpecdemoError):
         if not re.fullmatch("[0-9a-f]{40}", commit):
@@ -61,9 +61,9 @@ def split(repo: str) -> tuple[str, str]:
 def download(
     repos: Sequence[str], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """Fetch what is missing of `repos` and verify it. Too small a disk or, for what is `to_run`
-    here, too little memory is found before the first byte. What `report` raises ends it; what came
-    is kept. Raises FetchError or BadInput."""
+    """Fetch and verify the missing files of `repos`. Checks disk space and, with `to_run`, memory
+    before the first byte. An exception in `report` stops the download; a later call resumes it.
+    Raises FetchError or BadInput."""
     listings = {repo: _listing(repo) for repo in repos}
     size = missing = 0
     for repo, listing in listings.items():
@@ -81,7 +81,7 @@ def download(
 
 
 def _listing(repo: str) -> ModelInfo:
-    """What the Hub says of `repo`, with no more files than are needed, the small ones first."""
+    """The Hub's metadata of `repo`, with the needed files only, sorted by size."""
     from huggingface_hub import HfApi
 
     name, revision = split(repo)
@@ -101,7 +101,7 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
     with _explaining(f"{name}@{listing.sha}"):
         for file in listing.siblings:
             _receive(name, listing.sha, file, meter)
-            # With the blob in place this only asks for metadata and links it into the snapshot.
+            # The blob is there: this only fetches metadata and links the blob into the snapshot.
             hf_hub_download(name, file.rfilename, revision=listing.sha)
         reference = storage / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
@@ -110,8 +110,8 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
 
 
 def _choose(names: Collection[str], repo: str) -> list[str]:
-    """What to take from a repository with files of these names: its IR with tokenizer, else its
-    PyTorch checkpoint. Raises BadInput if it has neither whole."""
+    """Those of `names` that are needed: the IR with tokenizer if there is one, else the PyTorch
+    checkpoint. Raises BadInput if it is missing or incomplete."""
     weights = [ir.MODEL, ir.WEIGHTS]
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
@@ -125,7 +125,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
 
 @contextmanager
 def _explaining(repo: str) -> Iterator[None]:
-    """Raises errors between here and the Hub as one sentence, with what to do about them."""
+    """Turn errors of the Hub's client into FetchError or BadInput, one sentence with advice."""
     from huggingface_hub import errors
 
     name, revision = split(repo)
@@ -150,7 +150,7 @@ def _explaining(repo: str) -> Iterator[None]:
 
 
 def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
-    """Put one file into the Hub's cache, resuming what an earlier run left."""
+    """Download one file into the Hub's cache, resuming an earlier partial file."""
     import filelock
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -182,7 +182,7 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
 
 
 def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
-    """Where the content of a file is in the cache, by its digest, and what has come of it."""
+    """Paths in the cache of a file's content, named by its hash, and of its partial download."""
     digest = file.lfs.sha256 if file.lfs else file.blob_id
     blobs = _storage(name) / "blobs"
     return blobs / digest, blobs / f"{digest}.part"

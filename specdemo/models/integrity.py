@@ -1,6 +1,6 @@
-"""Damage that leaves a file's size alone: found by hashes, in the background, and removed. What is
-made here gets a manifest; the Hub's cache names large files by their hash; a folder of the user's
-own has no known hashes and is left alone."""
+"""Finds damaged model files by their SHA-256, in the background, and removes them. Models made here
+have a manifest of hashes. The Hub's cache names large files by their hash. A user's own folder has
+no known hashes and is not checked."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ MANIFEST = "sha256.json"
 
 
 def sha256(path: Path) -> str:
-    """Of the content of `path`. Raises OSError."""
+    """SHA-256 of the file, hexadecimal. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def put(made: Path, folder: Path) -> None:
-    """Rename what was `made` to `folder`, with the hashes of its files beside them."""
+    """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`."""
     hashes = {path.name: sha256(path) for path in sorted(made.iterdir()) if path.is_file()}
     (made / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     made.rename(folder)
 
 
 def damaged(folder: Path) -> list[str]:
-    """The names of the files in `folder` that are not what was made or fetched. Reads all."""
+    """Names of the files in `folder` that are missing or have another hash than the known one."""
     try:
         known = ir.read_json(folder / MANIFEST)
     except FetchError:
@@ -46,15 +46,15 @@ def damaged(folder: Path) -> list[str]:
 
 
 class Check:
-    """Hashes the files of `folders` in the background. What is damaged leaves the caches, so that
-    the next start makes or fetches it again."""
+    """Hashes the files of `folders` in the background. Removes damaged files from the caches, so
+    that the next start makes or fetches them again."""
 
     def __init__(self, folders: Sequence[Path] = ()):
         self._found = in_background(lambda: list(filter(None, map(_discarded, folders))))
 
     def require(self, seconds: float | None = None) -> None:
-        """Raises DamagedModel once damage was found; waits for that at most `seconds`, None for as
-        long as it takes."""
+        """Raise DamagedModel if the check found damage. Waits at most `seconds` for its result
+        (None: without limit), and raises nothing if it is not there by then."""
         with suppress(TimeoutError):
             if found := self._found.result(seconds):
                 raise DamagedModel(
@@ -64,11 +64,11 @@ class Check:
 
 
 def _discarded(folder: Path) -> str:
-    """What was damaged in `folder`, in words, and is taken out of the caches; "" for nothing."""
+    """Remove damaged files of `folder` from the caches; gives their names in words, or ""."""
     names = damaged(folder)
-    with suppress(OSError):  # a cache that is read only
+    with suppress(OSError):  # the cache may be read-only
         for name in names:
-            if (folder / name).is_symlink():  # the Hub's
+            if (folder / name).is_symlink():  # in the Hub's cache
                 (folder / name).resolve().unlink(missing_ok=True)
         if names and (folder / MANIFEST).is_file() and cache_home() in folder.parents:
             shutil.rmtree(folder, ignore_errors=True)

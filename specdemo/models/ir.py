@@ -15,7 +15,7 @@ HEAD = "openvino_head.xml"
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
-    """Stop ids of the model in `folder`, and its context limit in tokens, 0 if unsaid. Raises
+    """Stop ids of the model in `folder`, and its context limit in tokens, 0 if not given. Raises
     FetchError."""
     if not (folder / "config.json").is_file():
         raise FetchError(f"There is no config.json in {folder}.")

@@ -1,4 +1,4 @@
-"""From a pair to files on this disk with a tokenizer and a template. Nothing is compiled here."""
+"""Loads a pair: files on this disk, tokenizer and chat template. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from specdemo.trace import PairInfo
 
 @dataclass
 class LoadedPair:
-    """A pair ready to compile: IR, or checkpoints for torch devices; without `draft_xml` or a draft
-    head, `head_xml`, n-grams draft. `context_limit` is in tokens. `typical_profile` is what to
-    expect before this machine has measured. `check` compares the files with their hashes."""
+    """A pair ready to compile: IR, or checkpoints for torch devices. Without `draft_xml` (a draft
+    model) and `head_xml` (a draft head), n-grams draft. `context_limit` is in tokens.
+    `typical_profile` serves until this machine has measured. `check` finds damaged files."""
 
     info: PairInfo
     target_xml: Path | Checkpoint
@@ -49,8 +49,8 @@ class LoadedPair:
 
 
 def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
-    """The one draft of `pair` to use: the one that was asked for; else the fastest of `tune`; else
-    the first that is here; else the first. Empty for n-grams only."""
+    """The draft of `pair` to use; empty for n-grams only. Without `choice.draft`, drafts on this
+    disk come before others, then the fastest by `tune`, then the order of `pair.drafts`."""
     if choice.draft:
         return pair.drafts
     tuned = measured.read("tuned", {"pair": pair.name})
@@ -64,8 +64,8 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
 def load_pair(
     pair: Pair, *, choice: ModelChoice | None = None, progress: Report = silent
 ) -> LoadedPair:
-    """Fetch what of `pair` is missing and open its tokenizer; `choice` says where it will run.
-    Raises FetchError, or BadInput for models that cannot be used, each with one sentence."""
+    """Fetch missing files of `pair` and open its tokenizer; `choice` names draft and devices.
+    Raises FetchError, DamagedModel, or BadInput for models that cannot be used."""
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
     models = fetch_pair(pair, choice, progress)
@@ -73,13 +73,13 @@ def load_pair(
     try:
         return _opened(pair, choice, check, *models)
     except FetchError:
-        check.require()  # the reason may be damage, which this mends
+        check.require()  # the reason may be a damaged file, which the check removes
         raise
 
 
 def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
-    """The files of the target and the draft, if any, as `choice` will run them, fetched where they
-    are missing. Raises what `load_pair` raises; what `progress` raises ends it, to be resumed."""
+    """Fetch target and draft, if any, in the format that the devices of `choice` run. Raises as
+    `load_pair`. An exception in `progress` stops the download; a later call resumes it."""
     models = pair.target, *chosen_draft(pair, choice)
     if pair.embedded:
         return list(embedded.fetch(progress)[: len(models)])
@@ -129,22 +129,21 @@ def _opened(
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
         if pair.draft.repo:  # the embedded target has no config.json
             limits.append(ir.read_config(model.folder)[1])
-    end = tokenizer.token_id("### End")  # Dolly is known by its vocabulary
+    end = tokenizer.token_id("### End")  # only Dolly has this token
     loaded.template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
     loaded.stop_ids = ids | ({end} - {None})
-    # Beyond the context of either model, learned positions fail and rotary ones were never trained.
+    # Beyond the context of either model, learned positions fail and rotary ones are untrained.
     loaded.context_limit = min(filter(None, limits), default=2048)
     loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
     return loaded
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:
-    """What the engine opens on `device`; the embedded target's checkpoint is its GGUF file."""
+    """The IR or checkpoint for the engine. The embedded target's checkpoint is its GGUF file."""
     if not on_torch(device):
         return model.folder / ir.MODEL
-    variable = os.environ.get(
-        "SPECDEMO_TRUST_REMOTE_CODE", ""
-    )  # the operator's: no request sets it
+    # Only the operator can set this, no request.
+    variable = os.environ.get("SPECDEMO_TRUST_REMOTE_CODE", "")
     trusted = variable.strip().lower() in ("1", "true", "yes")
     gguf = model.folder / embedded.SOURCE
     return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
@@ -153,8 +152,8 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
 def require_same_vocabulary(
     target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str
 ) -> None:
-    """Raise BadInput, naming the first difference, if an id of both means different strings. Of ids
-    that only one of them has, the engine masks what the target does not have."""
+    """Raise BadInput, which names the first one, if a token id means different strings in both. Ids
+    that only one of them has are allowed: the engine masks those that the target lacks."""
     known = {id: string for string, id in target.vocabulary().items()}
     for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
         if known.get(id, string) != string:

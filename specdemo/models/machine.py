@@ -1,5 +1,5 @@
-"""This machine: memory, disk, processors and devices, and the folder in which models are kept.
-Imports torch only where one of its devices is named."""
+"""This machine: memory, disk, processors, devices, and the folder for models. Imports torch only
+to check a torch device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 
 
 def memory_bytes() -> int:
-    """Bytes that this process may fill: the machine's memory or its container's."""
+    """Bytes of memory that this process may use: the machine's, or its container's limit."""
     total = psutil.virtual_memory().total
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
@@ -46,12 +46,12 @@ def require_memory(needed: int, what: str) -> None:
 
 
 def available_bytes() -> int:
-    """Memory that this process could still fill now. Bytes."""
+    """Bytes of memory that this process could still allocate now."""
     return max(min(psutil.virtual_memory().available, memory_bytes() - own_bytes()), 0)
 
 
 def own_bytes() -> int:
-    """Resident memory of this process without mapped files, where the system tells them apart."""
+    """Resident bytes of this process, without mapped files where the system counts them."""
     memory = psutil.Process().memory_info()
     return memory.rss - getattr(memory, "shared", 0)
 
@@ -63,8 +63,8 @@ def processors() -> int:
 
 
 def in_background(work: Callable[[], Result]) -> Future[Result]:
-    """What `work` returns or raises, done in a thread that lets everything else go before it, where
-    the system can. Not for work that starts threads: those would keep its priority."""
+    """Run `work` in a thread, on Linux at the lowest priority; the future has its result or error.
+    Not for work that starts threads: they would inherit the priority."""
     result: Future[Result] = Future()
 
     def run() -> None:
@@ -84,8 +84,8 @@ def on_torch(device: str) -> bool:
 
 
 def require_device(name: str, option: str) -> None:
-    """Raise unless there is a device `name`, CPU or one of torch's: BadInput, naming the `option`,
-    or MissingPackage with what to install."""
+    """Raise unless the device `name`, CPU or one of torch's, exists here: BadInput, which names the
+    `option`, or MissingPackage, which says what to install."""
     if name == "CPU":
         return
     kind, _, number = name.removeprefix(TORCH).partition(":")
@@ -98,7 +98,7 @@ def require_device(name: str, option: str) -> None:
         install = "install Intel's Gaudi software, then `pip install optimum-habana`"
     if find_spec(package) is None:
         raise MissingPackage(f"{option} {name} needs {package}, not installed here; {install}.")
-    if kind == "hpu":  # makes torch.hpu
+    if kind == "hpu":  # this import adds torch.hpu
         importlib.import_module("habana_frameworks.torch")
     import torch
 
@@ -117,21 +117,21 @@ def describe() -> str:
 
 
 def cache_home() -> Path:
-    """The folder for everything this program keeps: SPECDEMO_HOME, else in the user's cache folder.
-    It need not exist yet."""
+    """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in the user's cache
+    folder. It may not exist yet."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     chosen = os.environ.get("SPECDEMO_HOME", "").strip() or Path(caches, "specdemo")
     return Path(chosen).expanduser().absolute()
 
 
 def measured_folder() -> Path:
-    """The folder for what was measured and counted on this machine."""
+    """The folder for the measurements and n-gram tables of this machine."""
     return cache_home() / "profiles"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write the file in one step: whoever reads it, or is killed meanwhile, finds the old one or
-    the new one. A disk that is full or read only is left alone."""
+    """Write the file in one step: readers find the old or the new content, also after a kill. Does
+    nothing if the disk is full or read-only."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -153,8 +153,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def exclusive_scratch(home: Path) -> Iterator[Path]:
-    """Hold the lock of `home` and yield a new scratch folder in it, which is removed at the end;
-    those of killed holders are removed first."""
+    """Lock `home` and yield a new scratch folder in it, which is removed at the end. First removes
+    scratch folders that killed processes left."""
     import filelock
 
     home.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""Keeps what was measured on this machine, one small JSON file a subject. A file that is broken, or
-of another machine or version of OpenVINO, counts as none."""
+"""Keeps measurements of this machine, one small JSON file per kind and subject. A file that is
+broken, or of another machine or version of OpenVINO, counts as missing."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:  # imports openvino
     from specdemo.engine.engine import PairFiles
 
 About = Mapping[str, str | int]
-"""A subject: {"pair": NAME}, {"model": NAME}, or that of `about_files`."""
+"""A subject: {"pair": NAME}, {"model": NAME}, or the result of `about_files`."""
 
 VERSION = 4  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)
 class Raced:
-    """A pair with one draft ("none": n-grams only). `target_seconds` of a token of autoregressive
-    decoding, `draft_seconds` of a step of the draft model."""
+    """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
+    autoregressive decoding. `draft_seconds`: of a step of the draft model."""
 
     draft: str
     speedup: float
@@ -41,7 +41,7 @@ class Raced:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Which draft of a pair was the fastest, and when that was measured (ISO 8601)."""
+    """The figures of all drafts of a pair, and the date of the measurement (ISO 8601)."""
 
     date: str
     rows: tuple[Raced, ...]
@@ -55,30 +55,30 @@ _KINDS = {
     "profile": TypeAdapter(Profile),
     "tuned": TypeAdapter(Tuned),  # of a pair
     "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
-    "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another, the share of equal choices
+    "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another pair, share of equal choices
 }
 
 
 def read(kind: str, about: About) -> Any:
-    """What was kept of this kind, one of _KINDS, about this subject; None if nothing was."""
+    """The stored value of this kind, a key of _KINDS, about this subject; None without one."""
     found = _read(kind, _path(kind, about))
     return found and found[1]
 
 
 def keep(kind: str, about: About, value: object) -> None:
-    """Keep `value` in place of an older one."""
+    """Store `value`; it replaces an older one."""
     content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
     machine.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 
 
 def profiles() -> Iterator[tuple[About, Profile]]:
-    """All profiles that are kept, with what each is of."""
+    """All stored profiles, each with its subject."""
     paths = sorted(machine.measured_folder().glob("*.json"))
     return filter(None, (_read("profile", path) for path in paths))
 
 
 def forget() -> int:
-    """Drop all that was measured and counted here; gives how many files."""
+    """Delete all measurements and n-gram tables of this machine; gives the number of files."""
     paths = list(machine.measured_folder().glob("*.*"))
     for path in paths:
         path.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def forget() -> int:
 
 
 def about_files(files: PairFiles, threads: int | None) -> About:
-    """The subject of the profile of `files` on so many threads, None for one a processor."""
+    """The subject of the profile of `files` on `threads` threads (None: one per processor)."""
     draft = files.head or files.draft
     return {
         "machine": machine.describe(),
@@ -113,8 +113,8 @@ def _read(kind: str, path: Path) -> tuple[About, Any] | None:
 
 
 def _graph(model: Path | Checkpoint) -> str:
-    """The folder's name with a hash of the graph (of a checkpoint, its configuration): weights
-    matter little to what is measured."""
+    """The folder's name, a hash of the graph (for a checkpoint, of its configuration) and the size
+    of the weights, whose values hardly affect measurements."""
     file, versions = model, ""
     if isinstance(model, Checkpoint):
         file = model.path / "config.json"

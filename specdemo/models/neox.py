@@ -1,4 +1,4 @@
-"""OpenVINO IR of GPT-NeoX decoders such as Dolly and Pythia, of a checkpoint or of made-up weights.
+"""Writes IR of GPT-NeoX decoders such as Dolly and Pythia, from a checkpoint or made-up weights.
 
 The graph has the inputs, state and operations of optimum-intel's exports, so that the engine and
 other programs treat both alike. Needs neither torch nor transformers.
@@ -29,16 +29,16 @@ _HEAD = "embed_out.weight"
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _MASKED = np.float32(-65504)
 _TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_SHIFT = 4096  # bytes of noise between the begins of two made-up matrices
-_STEP = 2.7e-4  # of made-up 8-bit weights: a standard deviation of 0.02, as in a new model
+_SHIFT = 4096  # bytes of noise between the starts of two made-up matrices
+_STEP = 2.7e-4  # scale of made-up 8-bit weights: standard deviation 0.02, as in a new model
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A GPT-NeoX decoder; `inner` is the width of its feed-forward part, 0 for four times `hidden`.
-    `rotary` is the share of each head that is rotated, `gelu` the way it is computed, `biased`
-    whether attention has biases. `llama`: a Llama instead, for made-up weights only; RMSNorm, a
-    gated feed-forward part, no biases, and query, key and value in matrices of their own."""
+    """Sizes of a GPT-NeoX decoder. `inner`: width of the feed-forward part, 0 for four times
+    `hidden`. `rotary`: share of each head's width that is rotated. `gelu`: its approximation.
+    `biased`: attention has biases. `llama`: a Llama instead, for made-up weights only: RMSNorm,
+    gated feed-forward part, no biases, separate matrices for query, key and value."""
 
     hidden: int
     layers: int
@@ -59,7 +59,7 @@ class Shape:
         return self.inner or 4 * self.hidden
 
     def bytes(self, bits: int) -> int:
-        """Size of the weights in matrices; of 4 bits but for embedding and head, with scales."""
+        """Bytes of the weight matrices. 4 bits: with scales; embedding and output matrix have 8."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         widened = (3 if self.llama else 2) * self.widened
         weights = self.layers * self.hidden * (4 * self.hidden + widened)
@@ -69,7 +69,7 @@ class Shape:
 
 
 def shape_of(config: dict[str, Any]) -> Shape | None:
-    """The shape of the model with this config.json; None for one that is not built here."""
+    """The shape of the model with this config.json; None if `convert` does not support it."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     gelu = _GELU.get(config.get("hidden_act", "gelu"))
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -92,9 +92,9 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
 
 
 class Checkpoint:
-    """The weights of the safetensors files in `source`, mapped; bfloat16 as uint16, for their own
-    library does not read it without torch. `group` weights of 4 bits share a scale, -1 for a row.
-    Raises FetchError for damaged files."""
+    """The weights of the safetensors files in `source`, memory-mapped; bfloat16 as uint16, because
+    the safetensors library reads it only with torch. `group`: 4-bit weights that share a scale, -1
+    for a whole row. Raises FetchError for damaged files."""
 
     def __init__(self, source: Path, group: int, report: Report, name: str) -> None:
         self._tensors: dict[str, np.ndarray] = {}
@@ -114,7 +114,7 @@ class Checkpoint:
         self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
 
     def vector(self, name: str, *shape: int) -> np.ndarray:
-        """Float32, of this shape."""
+        """The tensor, float32, of this shape. Raises FetchError if it has another or is missing."""
         stored = self._tensors.get(name)
         if stored is None or stored.shape != shape:
             found = f"it is {list(stored.shape)}" if stored is not None else "there is none"
@@ -128,7 +128,7 @@ class Checkpoint:
         return stored.astype(np.float32)
 
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
-        """A float32 expression [rows, columns] of weights of `bits`."""
+        """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
         weights = self.vector(name, rows, columns)
         if bits == 16:
             half = ops.constant(weights.astype(np.float16))
@@ -142,9 +142,9 @@ class Checkpoint:
 
 
 class MadeUp:
-    """Weights without meaning, in the form of the Hub's IR (unsigned integers around a zero). Every
-    matrix is a piece of the same noise that begins elsewhere: no two are equal, which OpenVINO
-    would hold once, and all of them take the memory of one."""
+    """Random weights in the format of the Hub's IR (unsigned integers with a zero point). Every
+    matrix is a slice of the same noise, with its own start. So all take the memory of one, and no
+    two are equal: OpenVINO would store equal ones once."""
 
     def __init__(self, shape: Shape, bits: int) -> None:
         largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
@@ -166,8 +166,8 @@ class MadeUp:
 
 
 def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
-    """A float32 matrix [rows, columns] of integers [rows, groups, group] around `zero` and a scale
-    (float16) for each group; one group is a row of a matrix. Does not copy the integers."""
+    """A float32 matrix [rows, columns] from integers [rows, groups, group] with zero point `zero`
+    and a float16 scale per group; a single group is a whole row. Does not copy the integers."""
     rows, groups, group = integers.shape
     if groups == 1:
         scales = scales[:, 0]
@@ -183,9 +183,9 @@ def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Out
 
 
 def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Integers of `bits` (uint8, two of 4 bits in a byte) and scales (float16 [..., 1]) of float32
-    weights [rows, groups, group], symmetric around 0, as nncf chooses them: the largest weight of a
-    group becomes the most negative integer."""
+    """Integers of `bits` (flat uint8, two 4-bit ones per byte) and scales (float16 [rows, groups,
+    1]) of float32 weights [rows, groups, group], symmetric around 0. As in nncf, the weight of
+    largest magnitude in a group becomes the most negative integer."""
     limit = 2 ** (bits - 1)
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
     scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / limit
@@ -208,12 +208,12 @@ def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
 def convert(
     source: Path, shape: Shape, out: Path, bits: int, group: int, report: Report, name: str
 ) -> None:
-    """Write IR of the checkpoint in `source` into `out`: weights of `bits` (16, 8 or 4; `group` of
-    4 bits share a scale, -1 for a row). Takes the IR's size of memory. Raises FetchError."""
+    """Write IR of the checkpoint in `source` into the new folder `out`, with weights of `bits` (16,
+    8 or 4). `group` as in Checkpoint. Takes as much memory as the IR. Raises FetchError."""
     out.mkdir(parents=True)
     model = _Decoder(shape, bits, Checkpoint(source, group, report, name)).build()
     ov.save_model(model, out / ir.MODEL, compress_to_fp16=False)
-    if bits == 16:  # plugins keep 16-bit weights whose conversion has this mark, as they are
+    if bits == 16:  # plugins keep 16-bit weights as they are if their conversion has this mark
         text = (out / ir.MODEL).read_text(encoding="utf-8")
         converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
         mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
@@ -268,7 +268,7 @@ class _Decoder:
         return self._linear(f"{name}dense_4h_to_h", ops.gelu(widened, shape.gelu), shape.hidden)
 
     def _query_key_value(self, name: str, state) -> Sequence[ov.Output]:
-        """Three of [batch, heads, tokens, width]."""
+        """Query, key and value, each [batch, heads, tokens, width]."""
         shape, width = self._shape, self._width
         if shape.llama:
             linears = [self._linear(f"{name}{one}_proj", state, shape.hidden) for one in "qkv"]
@@ -302,8 +302,8 @@ class _Decoder:
         return self._linear(f"{name}dense", joined, shape.hidden, shape.biased)
 
     def _mask(self) -> ov.Node:
-        """What is added to attention scores [batch, 1, tokens, all tokens]: padding and later
-        tokens count nothing."""
+        """The mask that is added to attention scores, [batch, 1, tokens, all tokens]: 0, but
+        _MASKED for padding and later tokens."""
         given = self._inputs["attention_mask"]
         count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
         total = ops.gather(ops.shape_of(given), 1, 0)
@@ -314,7 +314,7 @@ class _Decoder:
         return ops.select(seen, np.float32(0), _MASKED)
 
     def _rotary_tables(self) -> tuple[ov.Node, ov.Node]:
-        """Cosines and sines [batch, 1, tokens, turned]."""
+        """Cosines and sines, each [batch, 1, tokens, rotated width]."""
         turned = int(self._width * self._shape.rotary)
         powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
         speeds = 1 / np.float32(self._shape.rotary_base) ** powers
@@ -324,9 +324,9 @@ class _Decoder:
         return ops.cos(both), ops.sin(both)
 
     def _rotated(self, heads: ov.Output, rotary: Sequence[ov.Node]) -> ov.Node:
-        """Written as the CPU plugin's RoPE fusion expects it: splits along axis 3, times -1."""
+        """Rotary embedding as the CPU plugin's fusion expects it: split along axis 3, times -1."""
         width = self._width
-        # An odd share turns one dimension more, as in transformers.
+        # An odd number of rotated dimensions is rounded up, as in transformers.
         half = (int(width * self._shape.rotary) + 1) // 2
         still = None
         if 2 * half < width:
@@ -356,6 +356,6 @@ class _Decoder:
         return ops.add(product, self._weights.vector(f"{name}.bias", rows))
 
     def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
-        """Embedding and head have at least 8 bits."""
+        """The matrix `name`; embedding and output matrix have at least 8 bits."""
         bits = max(self._bits, 8) if name in (_EMBEDDING, _HEAD) else self._bits
         return self._weights.matrix(name, rows, columns, bits)

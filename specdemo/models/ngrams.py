@@ -1,7 +1,7 @@
-"""An n-gram table: the likeliest token after the last one to four, counted in the target's text.
+"""An n-gram table: the likeliest token after the last 1 to 4 tokens, counted in the target's text.
 
-It proposes draft tokens at microseconds each (Leviathan et al., section 4.3, use a bigram model)
-where the text does not repeat anything yet. Needs numpy only.
+It drafts a token in microseconds where n-gram lookup finds no repetition yet. (Leviathan et al.,
+section 4.3, use a bigram model.) Needs numpy only.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import numpy as np
 
 from specdemo.models import machine
 
-# Bits of a packed token id: a context of four fits into 64, or, of ids beyond 65,536, one of three.
+# Bits of a packed token id: 64 bits hold a context of 4 tokens, or of 3 if ids exceed 16 bits.
 _BITS, _WIDE_BITS = 16, 21
 MOST_ENTRIES = 200_000  # contexts that a table may learn: up to 40 MB of memory, 2 MB on the disk
-_FIRST = 32  # confidence, in 255ths, of what followed a context once, for each of its tokens
-_SAVED_EVERY = 4096  # tokens learnt between two savings
-_RARE = 2  # a longer context that was seen less often is not counted
+_FIRST = 32  # first confidence of a token, in 255ths, for each token of its context
+_SAVED_EVERY = 4096  # tokens learnt before the table is saved again
+_RARE = 2  # contexts of two or more tokens that were seen less often are not counted
 
 
 @dataclass(slots=True)
 class NGramTable:
-    """`known[n - 1]` maps a context of n tokens, packed with `bits` each, to the likeliest next
-    token and its probability in 255ths, smoothed over shorter contexts."""
+    """`known[n - 1]` maps a context of n tokens, packed with `bits` bits each, to the likeliest
+    next token and its probability in 255ths, smoothed over shorter contexts."""
 
     known: tuple[dict[int, tuple[int, int]], ...]
     bits: int = _BITS
@@ -52,7 +52,7 @@ class NGramTable:
         return None if found is None else (found[0], found[1] / 255)
 
     def save(self, path: Path) -> None:
-        """Replace the file in one step: a compressed .npz, the same bytes for the same table."""
+        """Write a compressed .npz in one step; equal tables give equal bytes."""
         arrays = {}
         for length, table in enumerate(self.known, start=1):
             # Differences of sorted keys compress to a third of the keys.
@@ -68,11 +68,11 @@ class NGramTable:
 
 
 class LearningTable(NGramTable):
-    """A table that grows from answers and is kept in the file `path`. Begins with what is there,
-    else with `first`; learns MOST_ENTRIES contexts beside it, and gives up those longest unused.
+    """A table that learns from answers and is saved in the file `path`. Starts from that file, else
+    from `first`; learns MOST_ENTRIES contexts more, then drops those that occurred longest ago.
 
-    A context keeps one token. Its confidence rises whenever the text goes on with it, and falls
-    otherwise, until another token takes its place. Answers may be read while guesses are made.
+    A context keeps one token. Its confidence rises if the text continues with it and falls if not,
+    until another token replaces it. `read` and `guess` may run in different threads.
     """
 
     def __init__(self, path: Path, vocabulary_size: int, first: NGramTable | None = None):
@@ -97,7 +97,7 @@ class LearningTable(NGramTable):
                 self.keep()
 
     def _saw(self, context: Sequence[int], token: int) -> None:
-        """`token` came after `context`: each of its endings moves to the end of its entries."""
+        """Count `token` after each ending of `context`; the ending moves to the end of its dict."""
         packed = 0
         for length, before in enumerate(reversed(context)):
             packed |= before << self.bits * length
@@ -114,7 +114,7 @@ class LearningTable(NGramTable):
             entries[packed] = usual, min(share, 250)
 
     def keep(self) -> None:
-        """Save what is new."""
+        """Save the table if it learned since the last save."""
         with self._lock:
             if self._unsaved:
                 self.save(self._path)
@@ -122,7 +122,7 @@ class LearningTable(NGramTable):
 
 
 def count(answers: Iterable[Sequence[int]], vocabulary_size: int) -> NGramTable:
-    """The table of these answers, with Witten and Bell's probabilities."""
+    """The table of these answers (token ids), with Witten-Bell probabilities."""
     table = NGramTable.empty(vocabulary_size)
     following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for answer in answers:
@@ -140,7 +140,7 @@ def count(answers: Iterable[Sequence[int]], vocabulary_size: int) -> NGramTable:
 def _smoothed(
     following: dict[tuple[int, ...], Counter[int]], context: tuple[int, ...], token: int
 ) -> float:
-    """The probability of `token` after `context`, that after shorter contexts mixed in."""
+    """The probability of `token` after `context`, interpolated with shorter contexts."""
     if not context:
         return 0.0
     counts = following[context]
@@ -150,19 +150,19 @@ def _smoothed(
 
 
 def made_path(target: str, revision: str) -> Path:
-    """Where the table that `train-draft --only ngrams` counted for a target is kept."""
+    """The path of the table that `train-draft --only ngrams` counted for a target."""
     key = hashlib.sha256(f"{target} {revision}".encode()).hexdigest()[:10]
     plain = re.sub(r"[^\w.-]", "-", target)[-60:]
     return machine.measured_folder() / f"{plain}-{key}.npz"
 
 
 def learnt_path(target: str, revision: str) -> Path:
-    """Where the table that answers taught is kept."""
+    """The path of the table that learns from answers of a target."""
     return made_path(target, revision).with_suffix(".learnt.npz")
 
 
 def load(path: Path) -> NGramTable | None:
-    """Read what `NGramTable.save` wrote; None where there is no such file."""
+    """Read a table that `NGramTable.save` wrote; None if the file is missing or damaged."""
     known = []
     try:
         with np.load(path) as held:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One report. `done` and `total` are bytes; `total` is None for a step of unknown size. `rate`
-    is in bytes a second, 0 where it is not known yet."""
+    is in bytes per second, 0 if it is not known yet."""
 
     text: str
     done: int = 0
@@ -39,7 +39,7 @@ def silent(progress: Progress) -> None:
 
 
 class Meter:
-    """Reports how many of `total` bytes are `done`, some of them before."""
+    """Reports `done` of `total` bytes. The rate leaves out the initial `done`."""
 
     def __init__(self, report: Report, text: str, total: int, done: int = 0) -> None:
         self._report, self._text, self._total = report, text, total
@@ -54,5 +54,5 @@ class Meter:
 
 
 def size(count: int) -> str:
-    """Bytes for reading: `93 MB`, `2.8 GB`."""
+    """`count` bytes as text: `93 MB`, `2.8 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -1,5 +1,5 @@
-"""The pairs that can be named: repositories, sizes and drafts; what of them is here. Fetches
-nothing; `load` does."""
+"""The known pairs: repositories, sizes, drafts, and whether they are on this disk. Fetches nothing;
+`load` does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NO_DRAFT = "none"  # in place of a draft's name: n-grams only
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target model and the models that can draft for it, the first of which is fetched where none
-    is here; without `drafts` n-grams draft. `memory_bytes`: weights, caches and working space."""
+    """A target model and the models that can draft for it. If none of `drafts` is here, the first
+    is fetched; without `drafts`, n-grams draft. `memory_bytes`: weights, caches, working space."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def fits(self) -> bool:
-        """Whether this machine has the memory."""
+        """Whether this machine has `memory_bytes` of memory."""
         return self.memory_bytes <= machine.memory_bytes()
 
     @property
@@ -52,7 +52,7 @@ class Pair:
 
     @property
     def facts(self) -> str:
-        """What was measured here of autoregressive decoding, and of agreement with another pair."""
+        """Measured here, as text: time of a baseline token, agreement with another pair."""
         tuned = measured.read("tuned", {"pair": self.name})
         steps = measured.read("steps", {"model": self.target.name})
         agreement = measured.read("agreement", {"pair": self.name})
@@ -65,8 +65,8 @@ class Pair:
         return ", ".join(found)
 
     def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
-        """This pair with one draft: one of its own by name, a folder or a Hub repository, or
-        NO_DRAFT. Raises BadInput."""
+        """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
+        Raises BadInput, which names `option`."""
         drafts = tuple(draft for draft in self.drafts if draft.name == name)
         if name != NO_DRAFT and not drafts:
             if self.embedded:
@@ -97,7 +97,7 @@ _SMOLLM_INT8 = Source(
 _GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8")
 _GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8")
 
-# The order of drafts is reckoned in docs/results/rehearsals.md.
+# The order of drafts follows the estimates in docs/results/rehearsals.md.
 _TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
 _SMALL_FIRST = _PYTHIA_160M, _PYTHIA_1B
 _LARGE_FIRST = _PYTHIA_1B, _PYTHIA_160M
@@ -111,10 +111,10 @@ EMBEDDED = Pair(
     (Source("", "embedded draft"),),
 )
 
-# Memory: the target's weights twice, because a session that is asked for exact and fast numerics
-# holds two compiled models; the draft's; KV caches of a full context; 1 GB to work in. Exact
-# numerics alone take little more than half of it (`rehearse` measures what one of them takes).
-# The embedded target drafts for SmolLM2: it is here anyway, and its vocabulary is the same.
+# Memory: the target's weights twice, because a session with exact and fast numerics holds two
+# compiled models; the draft's weights; KV caches of a full context; 1 GB of working space. Exact
+# numerics alone take little more than half of it (`rehearse` measures one compiled model).
+# The embedded target drafts for SmolLM2: it is here anyway and has the same vocabulary.
 _TABLE = (
     ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, (EMBEDDED_TARGET,)),
     ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8, (EMBEDDED_TARGET,)),
@@ -132,9 +132,9 @@ PAIRS = (
 )
 
 _UNASKED = ("dolly-3b", "dolly-3b-int4")
-"""What is fetched though nobody asked for it: at most 5 GB, some ten minutes at 10 MB/s."""
+"""Pairs that may be fetched by default: at most 5 GB, about ten minutes at 10 MB/s."""
 _DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)
-"""From large to small: the default is the first that is here and fits."""
+"""Largest first: the default pair is the first that is on this disk and fits."""
 
 
 def own_pair(target: Source, draft: Source | None = None) -> Pair:
@@ -143,7 +143,7 @@ def own_pair(target: Source, draft: Source | None = None) -> Pair:
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
-    """The pair called `name`. Raises BadInput, naming the `option` it came from."""
+    """The pair called `name`. Raises BadInput, which names `option`."""
     known = {pair.name: pair for pair in PAIRS}
     if name not in known:
         raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(known)}.")
@@ -155,8 +155,8 @@ def chosen_pair(
     name: Callable[[str], str] = str,
     default: Callable[[], Pair] = lambda: default_pair().pair,
 ) -> Pair:
-    """The pair that `choice` names, `default()` where it names none. `name` says what the user
-    calls a field of ModelChoice. Raises BadInput for names that cannot be used."""
+    """The pair that `choice` names, or `default()` if it names none. `name` maps a field of
+    ModelChoice to the name of its option. Raises BadInput or MissingPackage."""
     require_device(choice.device, name("device"))
     require_device(choice.draft_device, name("draft_device"))
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
@@ -176,8 +176,8 @@ def chosen_pair(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pair that is used unasked, and why, in one sentence. `later` is one that suits this
-    machine better and is not here."""
+    """The default pair, and the reason in one sentence. `later`: a pair that suits this machine
+    better but is not on this disk."""
 
     pair: Pair
     why: str
@@ -185,8 +185,8 @@ class Choice:
 
 
 def default_pair() -> Choice:
-    """The largest Dolly pair on this disk that fits this memory, else the embedded pair, and
-    `later` the largest that fits of _UNASKED. The network is not asked. Never raises."""
+    """The largest Dolly pair on this disk that fits into memory; else the embedded pair, with the
+    largest one of _UNASKED that fits as `later`. Uses no network. Never raises."""
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.fits]
     for pair in fitting:
         if pair.ready:

@@ -1,7 +1,7 @@
-"""What a pair costs on this machine, measured with decoders of its shapes and precisions.
+"""Measures what a pair costs on this machine, with decoders of its shapes and precisions.
 
-The time and memory of a forward depend on shapes and number formats, not on the values of weights,
-so models with made-up weights measure what the real ones would cost. Their answers mean nothing.
+The time and memory of a forward depend on shapes and number formats, not on the values of weights.
+So models with made-up weights cost what the real ones would. Their answers are meaningless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEATS = 5
 EXACT = ModelSettings(
     properties=(("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f16"))
 )
-"""What a Session takes at these sizes."""
+"""The properties that a Session uses for models of these sizes."""
 
 SHAPES = {
     "dolly-v2-3b": Shape(2560, 32, 32, 50280),
@@ -43,7 +43,7 @@ SHAPES = {
 
 
 def shape_of(source: Source) -> tuple[Shape, int] | None:
-    """Shape and bits a weight, by a name such as dolly-v2-3b-int8-ov; None if unknown."""
+    """Shape and bits per weight, by a name such as dolly-v2-3b-int8-ov; None if unknown."""
     name = f"{source.name}-{source.export}" if source.export else source.name
     base, _, form = name.removesuffix("-ov").rpartition("-")
     return (SHAPES[base], BITS[form]) if base in SHAPES and form in ("int8", "int4") else None
@@ -51,10 +51,9 @@ def shape_of(source: Source) -> tuple[Shape, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What one model costs: bytes and seconds. `weights_bytes` is its file, which is mapped and
-    read while loading; `own_bytes` what the compiled model takes beside it; `cache_bytes` a full
-    context. `step_seconds` are medians of forwards over each of TOKENS.
-    """
+    """Costs of one model, in bytes and seconds. `weights_bytes`: its file, which is mapped and read
+    while loading. `own_bytes`: memory of the compiled model beside it. `cache_bytes`: KV cache of
+    CONTEXT tokens. `step_seconds`: of a forward of each number of TOKENS, medians."""
 
     model: str
     weights_bytes: int
@@ -65,9 +64,9 @@ class Rehearsed:
 
 
 def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
-    """What the target and the drafts of `pair` cost here, then the same target with 4 or 8 bits a
-    weight where there is a pair of it. The embedded target drafts as it is. Raises BadInput for
-    unknown shapes, FetchError where disk or memory are too small."""
+    """Measure the target and the drafts of `pair`, then the same target with 4 or 8 bits per weight
+    if another pair has it. The embedded target as a draft has its real weights. Raises BadInput for
+    unknown shapes, FetchError if disk or memory is too small."""
     shapes = {source: shape_of(source) for source in (pair.target, *pair.drafts)}
     if any(shape is None and source != EMBEDDED_TARGET for source, shape in shapes.items()):
         known = ", ".join(one.name for one in PAIRS if shape_of(one.target))
@@ -95,8 +94,8 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
 
 
 def rehearse(name: str, folder: Path) -> Rehearsed:
-    """Load the model in `folder` and time it; forwards of all sizes in turn, so that a slow spell
-    affects all of them."""
+    """Load the model in `folder` and time its forwards. The sizes take turns, so a slow period of
+    the machine affects all of them."""
     gc.collect()
     before = machine.own_bytes()
     model = PagedModel(folder / ir.MODEL, EXACT)

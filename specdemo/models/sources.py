@@ -1,4 +1,4 @@
-"""From a model's name (Hub repository or folder) to IR on this disk: found, fetched or exported."""
+"""Finds, fetches or exports the IR of a model, given a Hub repository or a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 4  # changes with the exports, so that older ones are not taken for new ones
+_EXPORT_VERSION = 4  # changes with the exporters, so that older exports are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
 
 
 def here(source: Source) -> bool:
-    """Whether its IR is on this disk; else it must be fetched or exported."""
+    """Whether the model's IR is on this disk, so that it need not be fetched or exported."""
     found = _local(source)
     if not found:
         return False
@@ -54,8 +54,8 @@ def here(source: Source) -> bool:
 def prepare(
     sources: Sequence[Source], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """IR (with AS_IT_IS the checkpoint) for each of `sources`, fetched and exported where missing;
-    disk and, for what is `to_run` here, memory are checked first. Raises FetchError or BadInput."""
+    """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
+    Checks disk and, with `to_run`, memory first. Raises FetchError, BadInput or MissingPackage."""
     found = {source: _local(source) for source in sources}
     absent = [source for source, one in found.items() if one is None and source.repo]
     if absent:
@@ -68,7 +68,7 @@ def prepare(
 
 
 def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
-    """What runs of a model that is on this disk."""
+    """The folder that runs: `found` itself, or its export, made first if it is missing."""
     if source.export == AS_IT_IS and source.repo:
         require_checkpoint(found.folder)
     elif not _runs_as_it_is(found.folder):
@@ -87,8 +87,8 @@ def _runs_as_it_is(folder: Path) -> bool:
 
 
 def _local(source: Source) -> Snapshot | None:
-    """A source that is on this disk, None if it is not. The fingerprint of the user's own folder is
-    of the names, sizes and times of its files."""
+    """The model's folder on this disk, or None. The revision of a user's own folder is a hash of
+    the names, sizes and modification times of its files."""
     if not source.repo:
         found = embedded.here()
         return found and found[0]

@@ -31,7 +31,7 @@ _CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# For models without turns: system text first, then the user's message; several are named.
+# For models without turns: system text first, then the messages; several get their role's name.
 _ONE_TEXT = (
     "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
     "{% for one in messages if one.role == 'system' %}{{ one.content + '\n\n' }}{% endfor %}"
@@ -54,8 +54,8 @@ class Message:
 class Template:
     """The text around an instruction or a conversation, in Jinja.
 
-    `bos` adds what the tokenizer itself puts before a text (`<s>` and the like). `tokens` are the
-    texts of the tokens that the template may name (`bos_token` and so on).
+    `bos`: add the tokens that the tokenizer itself puts before a text, such as `<s>`. `tokens`:
+    the texts of the special tokens that the template may name, such as `bos_token`.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Template:
         return self.render_chat([Message("user", instruction)], tokenizer)
 
     def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The token ids with which every prompt begins, whatever its instruction."""
+        """The token ids with which every prompt begins."""
         pair = self.render("A", tokenizer), self.render("1", tokenizer)
         return tuple(os.path.commonprefix(pair))
 
@@ -77,9 +77,9 @@ class Template:
         return _encode(self.parts(messages), tokenizer, self.bos)
 
     def parts(self, messages: Sequence[Message]) -> list[str]:
-        """The prompt of a conversation: the template's own text and messages in turn.
+        """The prompt of a conversation: the template's own text and messages alternate.
 
-        Raises BadInput if the conversation is refused or some of it is dropped.
+        Raises BadInput if the template refuses the conversation or drops a system or user message.
         """
         marked = [
             {"role": message.role, "content": _MARK.format(at)}
@@ -107,7 +107,7 @@ class Template:
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers renders chat templates."""
+    """The Jinja environment in which transformers renders chat templates."""
 
     def refuse(message: str) -> None:
         raise ValueError(message)
@@ -121,10 +121,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
-    """The token ids of a prompt: a template's own text at even places, foreign text at odd ones.
+    """The token ids of a prompt. `parts`: the template's own text at even places, messages at odd.
 
-    A special token such as `<|im_end|>` that foreign text spells, alone or together with the text
-    beside it, is encoded as plain characters.
+    If a message spells a special token such as `<|im_end|>`, alone or together with the text beside
+    it, this is encoded as ordinary characters.
     """
 
     def special(ids: list[int]) -> list[int]:
@@ -149,8 +149,8 @@ PLAIN = Template("plain", _ONE_TEXT, bos=True)
 
 
 def chat_template(folder: Path) -> Template | None:
-    """The chat template that the tokenizer in `folder` has, or None. Raises FetchError if it does
-    not render a single user message once."""
+    """The chat template of the tokenizer in `folder`, or None. Raises FetchError if the prompt does
+    not contain a single user message exactly once."""
     config = read_json(folder / "tokenizer_config.json")
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates

@@ -41,23 +41,23 @@ class Tokenizer:
 
     @cached_property
     def vocabulary_size(self) -> int:
-        """One more than the largest id that means something. Models may pad their logits beyond."""
+        """The largest token id plus one. The logits of a model may be padded beyond it."""
         return max(self.vocabulary().values()) + 1
 
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
-        """The token ids of `text`. `special` parses special tokens such as `<|im_start|>`, which a
-        user's words must not; `bos` adds what the tokenizer itself puts around a text."""
-        text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is not text
+        """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
+        for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
+        text = text.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates
         chosen = self._parsing if special else self._plain
         return chosen.encode(text, add_special_tokens=bos).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids` without special tokens and ids that mean nothing (padding)."""
+        """The text of `ids`, without special tokens and ids beyond the vocabulary (padding)."""
         return self._parsing.decode([int(id) for id in ids])
 
     def stream(self) -> Callable[[int], str]:
-        """What takes one id at a time and gives the text that it adds: "" while a character is
-        incomplete, and for special tokens. The texts, joined, are those of `decode`."""
+        """A function from the next id to the text that it adds: "" for special tokens and while a
+        character is incomplete. The joined texts equal the result of `decode`."""
         decoding = DecodeStream(skip_special_tokens=True)
         return lambda id: decoding.step(self._parsing, int(id)) or ""
 

@@ -1,1 +1,1 @@
-"""Trains a draft head for a target on text that it writes; `run.train_draft` is all of it."""
+"""Trains a draft head for a target on the target's own text. `run.train_draft` does every step."""

@@ -16,8 +16,8 @@ from specdemo.settings import CONFIG, Line, option, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
 class TrainSettings:
-    """What a training run does; the command offers the settings that have help. `answer_tokens` is
-    the longest answer written, `chains` the size of a training step, `width` that of a head."""
+    """Settings of a training run; those with help are options of the command. `answer_tokens`: the
+    longest answer. `chains`: the size of a training step. `width`: the size of a head's state."""
 
     target: Line = option(
         MISSING,

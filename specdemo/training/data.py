@@ -1,10 +1,10 @@
-"""Training data from the target alone: made-up instructions, its answers, and its hidden states at
-each token of them, which are what a draft head reads and, times the output matrix, what it learns.
+"""Training data from the target alone: made-up instructions, the target's answers, and its hidden
+states at each answer token. A draft head reads the states and learns the logits that they give.
 
-Instructions are of the kinds people give, made of prompts.toml and of passages of the target's
-earlier answers. Two of three answers are greedy, the others sampled, so that the draft also learns
-what follows a less likely token. All of it is kept in files of GROUP conversations each, so what is
-interrupted continues, and ends with the same data.
+Instructions are made from prompts.toml and from passages of the target's earlier answers. Two of
+three answers are greedy; the third is sampled, so that the head also learns what follows a less
+likely token. All data is kept in files of GROUP conversations. So an interrupted run continues, and
+ends with the same data.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _FORMS = jinja2.Environment(
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
 GIVEN = "text"  # the kind of a user's own conversations
 GROUP, TEMPERATURE = 64, 0.7
-LEAST_PASSAGE = 40  # tokens of an answer that passages are cut from
-LONGEST = 1024  # tokens that are read of an answer in a user's own file
-PADDING = 32  # of lengths, to a multiple: the plugin prepares its kernels anew for each length
+LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
+LONGEST = 1024  # tokens that are used of an answer in a user's own file
+PADDING = 32  # lengths are padded to a multiple: the plugin prepares its kernels for each length
 LOOKUP = 4  # tokens of the longest context of n-gram lookup
-# Parts of the residual stream that a head reads beside the last hidden state: agreement 0.400 with
+# Depths where a head reads the residual stream, beside the last hidden state: agreement 0.400 with
 # them, 0.376 without, for SmolLM2-135M after 164,000 chains.
 THIRDS = (1 / 3, 2 / 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """An instruction, and the target's answer as text and as token ids, with its end token;
-    `greedy`: every token of it is the target's most likely one."""
+    """An instruction and its answer, as text and as token ids with the stop token, if it has one.
+    `greedy`: every answer token is the target's most likely one."""
 
     kind: str
     greedy: bool
@@ -62,7 +62,7 @@ class Conversation:
 def instruction(number: int, answers: Sequence[str]) -> tuple[str, str]:
     """The kind and the text of instruction `number`; equal arguments give equal instructions.
 
-    Passages are cut from `answers`; without any, kinds that need one become writing tasks.
+    Passages are cut from `answers`; without any, kinds that need a passage become writing tasks.
     """
     rng = random.Random(number)
     kind = rng.choices(list(MIX), list(MIX.values()))[0]
@@ -82,7 +82,7 @@ def instruction(number: int, answers: Sequence[str]) -> tuple[str, str]:
 
 
 def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]:
-    """One to four answers, cut at a word, and some words of them."""
+    """`passage`: one to four answers, joined and cut after a word. `phrase`: 2 to 4 words of it."""
     joint = rng.choice((" ", "\n"))
     passage = joint.join(" ".join(rng.choice(answers).split()) for _ in range(rng.randint(1, 4)))
     passage = passage[: rng.randint(400, 2200)].rsplit(" ", 1)[0]
@@ -92,7 +92,7 @@ def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]
 
 
 def given(path: Path, loaded: LoadedPair) -> list[Conversation]:
-    """The conversations of a user's own file, taken for greedy ones. Raises BadInput."""
+    """The conversations of a user's own file, marked as greedy. Raises BadInput."""
     conversations = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -108,8 +108,8 @@ def given(path: Path, loaded: LoadedPair) -> list[Conversation]:
 
 
 def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[Conversation]:
-    """Let the target answer instructions until the answers in `folder` hold `settings.tokens`
-    tokens. Raises what `Session` does."""
+    """Let the target answer instructions until the answers in `folder` have `settings.tokens`
+    tokens. Gives all these conversations. Raises as `Session`."""
     folder.mkdir(exist_ok=True)
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.open("rb")]
     known = [TypeAdapter(Conversation).validate_json(line) for line in lines]
@@ -147,10 +147,10 @@ def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[C
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Answer tokens, one after the other: their `states`, float16 [n, H + 1]: the hidden state that
-    gave each token, of which the first columns times the output matrix are its logits, and the
-    logarithm of the sum of the logits' exponentials; the `tokens`, int64 [n]; their `weights` in
-    the loss, float32 [n]; and where the answer of each `ends`, int64 [n]."""
+    """The tokens of all answers, a row each. `states`, float16 [n, H + 1]: the hidden state that
+    gave the token (its first columns times the output matrix are the logits), then the log-sum-exp
+    of the logits. `tokens`, int64 [n]. `weights`, float32 [n]: in the loss. `ends`, int64 [n]: the
+    row after the last one of the same answer."""
 
     states: np.ndarray
     tokens: np.ndarray
@@ -159,7 +159,7 @@ class Rows:
 
 
 def read_rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) -> Rows:
-    """The rows of all answers, with their states in `folder`. Raises ModelError."""
+    """The rows of all answers; `folder` keeps their states. Raises ModelError."""
     folder.mkdir(exist_ok=True)
     files, read = [], None
     for start in tqdm(range(0, len(said), GROUP), desc="Reading the target's states"):
@@ -181,9 +181,9 @@ def read_rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) ->
 
 
 def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarray:
-    """The weight of each answer token, float32: 1 where fewer than two of the last tokens occurred
-    in a row before, else 0.15 where what followed them last time is right, which the engine drafts
-    by lookup, and 0.5 where not."""
+    """The weight of each answer token, float32 [n]: 1 if the two tokens before it did not occur in
+    this order earlier. Otherwise the engine drafts by n-gram lookup: 0.15 if lookup gives the right
+    token, 0.5 if not."""
     known = prompt + answer
     followed: dict[tuple[int, ...], int] = {}
     weights = []
@@ -198,8 +198,8 @@ def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarr
 
 
 def _reader(loaded: LoadedPair) -> Callable[[Conversation], np.ndarray]:
-    """What reads one conversation, in the plugin's own numerics. With several streams OpenVINO
-    2026.4.1 gives wrong numbers for some widths."""
+    """A function from a conversation to its states, in the plugin's default numerics. It uses one
+    stream: with several, OpenVINO 2026.4.1 gives wrong numbers for some widths."""
     core = ov.Core()
     model = graph.read_decoder(core, loaded.target_xml)
     graph.shape_head(model, None, 1)
@@ -210,7 +210,7 @@ def _reader(loaded: LoadedPair) -> Callable[[Conversation], np.ndarray]:
     def read(one: Conversation) -> np.ndarray:
         prompt = loaded.template.render(one.instruction, loaded.tokenizer)
         tokens = [*prompt, *one.answer[:-1]]
-        size = -(-len(tokens) // PADDING) * PADDING  # what is behind a token does not change it
+        size = -(-len(tokens) // PADDING) * PADDING  # later tokens do not change earlier ones
         ids = np.zeros((1, size), np.int64)
         ids[0, : len(tokens)] = tokens
         values = {

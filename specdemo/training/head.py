@@ -1,7 +1,7 @@
-"""The training of a draft head (`specdemo.models.heads` has its formula) on the target's states.
+"""Trains a draft head (formula: `specdemo.models.heads`) on the target's hidden states.
 
-A chain starts at every answer token, and its later steps are trained where its earlier ones were
-right, as in decoding. The labels are the target's probabilities.
+A chain of DEPTH steps starts at every answer token. Later steps are trained mainly where earlier
+ones were right, as in decoding. The labels are the target's probabilities.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from specdemo.models import heads
 from specdemo.training.command import TrainSettings
 from specdemo.training.data import Rows
 
-TOKENS = 4096  # frequent tokens that a head chooses from
+TOKENS = 4096  # a head drafts only these most frequent tokens
 DEPTH = 5  # tokens of a chain
-LATER, FITTED_LATER = 0.8, 0.6  # weight of a step after the one before: in training, in rounding
+LATER, FITTED_LATER = 0.8, 0.6  # a step's weight relative to the step before: training, rounding
 LEARNING_RATE = 4e-3
 AVERAGE = 0.98  # decay of the running average of weights
-FITTED_ROWS = 10_000  # that the rounding to int4 is fitted to
+FITTED_ROWS = 10_000  # rows to which the rounding to int4 is fitted
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class DraftHead:
-    """A head's weights, by the names of `specdemo.models.heads`, and what it has of the target: the
-    embedding, [vocabulary, E], and of its output matrix, as large, the rows of the TOKENS tokens
-    that are the most `frequent` in `rows`, [V', E]."""
+    """A head's weights, by the names of `specdemo.models.heads`, and the target's matrices that it
+    uses: the embedding, [vocabulary, E], and the rows, [V', E], of the output matrix, [vocabulary,
+    E], for the TOKENS most `frequent` tokens in `rows`."""
 
     def __init__(
         self, embedding: np.ndarray, output: np.ndarray, rows: Rows, settings: TrainSettings
@@ -62,19 +62,19 @@ class DraftHead:
         self.device = device
 
     def hidden(self, states: np.ndarray) -> torch.Tensor:
-        """What the head reads of rows of `Rows.states`, [n, H]."""
+        """The head's input, [n, H], from rows of `Rows.states`; each part is normalised."""
         pieces = torch.from_numpy(states[:, :-1]).to(self.device).float()
         return _norm(pieces.view(len(states), -1, self.embedding.shape[1])).flatten(1)
 
     def shared(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What all steps of a chain share, [n, S]."""
+        """The product of `mix` and `hidden`, [n, S], which all steps of a chain share."""
         return self._product(hidden, self.weights["mix"][:, : hidden.shape[1]])
 
     def step(
         self, shared: torch.Tensor, state: torch.Tensor | None, tokens: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """The next state, [n, S], the logits of the frequent tokens, [n, V'], and what the matrices
-        were multiplied by; `mix` by `hidden` before that."""
+        """The next state, [n, S], the logits of the frequent tokens, [n, V'], and the input of each
+        matrix (of `mix` without `hidden`, which comes first)."""
         state = torch.zeros_like(shared) if state is None else _norm(state)
         embedded = _norm(self.embedding[torch.from_numpy(tokens).to(self.device)])
         x = {"mix": torch.cat([state, embedded], 1)}
@@ -92,8 +92,8 @@ class DraftHead:
     def chains(
         self, rows: Rows, starts: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray, torch.Tensor, dict[str, torch.Tensor]]]:
-        """Steps along the answers that follow these rows: how many came before in their chains, the
-        places in `starts`, the logits, and what the matrices were multiplied by."""
+        """Run chains from the rows `starts` along the answers. Yields for each step its depth from
+        0, the indices into `starts`, the logits, and the input of each matrix."""
         for part in np.array_split(np.arange(len(starts)), -(-len(starts) // 2048)):
             hidden, state = self.hidden(rows.states[starts[part]]), None
             shared = self.shared(hidden)
@@ -103,8 +103,8 @@ class DraftHead:
                 yield depth, part, logits, x | {"mix": torch.cat([hidden, x["mix"]], 1)}
 
     def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
-        """The weights and the target's output matrix, rounded to four bits so that their products
-        change least along these rows."""
+        """The weights and the rows of the target's output matrix in int4, rounded so that their
+        products along these `rows` change least."""
         starts = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
         matrices = {**self.weights, "rows": self.rows}
         squares = dict.fromkeys(matrices, 0.0)
@@ -117,8 +117,8 @@ class DraftHead:
         }
 
     def guesses(self, rows: Rows, starts: np.ndarray) -> np.ndarray:
-        """Which of the DEPTH tokens after each of these rows would be right, if those before them
-        are: bool [n, DEPTH], False past the end."""
+        """Whether each of the DEPTH draft tokens after each of these rows is right, given the true
+        tokens before it: bool [n, DEPTH], False past the end of the answer."""
         hits = np.zeros((len(starts), DEPTH), bool)
         for depth, part, logits, _ in self.chains(rows, starts):
             ahead = starts[part] + depth + 1
@@ -129,8 +129,8 @@ class DraftHead:
 
     @torch.no_grad()
     def wanted(self, states: np.ndarray) -> torch.Tensor:
-        """The target's probabilities of the frequent tokens, [n, V'], of rows of `Rows.states`; the
-        rest to one is that of all others."""
+        """The target's probabilities of the frequent tokens, [n, V'], from rows of `Rows.states`.
+        All other tokens have the remaining probability."""
         rows = torch.from_numpy(states).to(self.device)
         logits = self._product(rows[:, : self.embedding.shape[1]], self.rows)
         return (logits - rows[:, -1:]).clamp_(max=0).exp_()
@@ -149,12 +149,12 @@ def _norm(rows: torch.Tensor) -> torch.Tensor:
 def train(
     head: DraftHead, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
 ) -> dict[str, float]:
-    """Train a head in place on chains that start at the rows `starts`, for `settings.minutes` or
-    `settings.passes`, and leave it with the running average of its weights. Gives the number of
-    steps and the seconds that they took.
+    """Train a head in place on chains from the rows `starts`, for `settings.minutes` or, without
+    them, `settings.passes`. At the end its weights are their running average. Gives the number of
+    steps and their seconds.
 
-    A step draws `settings.chains` chains, those more often whose first token weighs more.
-    `checkpoint` is read if it is there, and written every `settings.checkpoint_seconds`.
+    A step draws `settings.chains` chains, in proportion to the weights of their first draft tokens.
+    `checkpoint` is read if it exists, and written every `settings.checkpoint_seconds`.
     """
     starts = starts[starts + 1 < rows.ends[starts]]
     drawn = np.cumsum(rows.weights[starts + 1], dtype=np.float64)
@@ -184,8 +184,8 @@ def train(
         while (done := seconds / limit if limit else steps / planned) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
-            # Warm-up, then constant so that the average is usable at any time, over the last 35 %
-            # down to 2 % (WSD, arXiv 2404.06395).
+            # Warm-up; then constant, so that the average is usable at any time; then, over the last
+            # 35 %, down to 2 % (WSD, arXiv 2404.06395).
             share = min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * share
             rng = np.random.default_rng(steps)
@@ -196,7 +196,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             steps += 1
-            # The average is young at first: it must not remember weights that never trained.
+            # The average decays faster at first, so that it forgets the untrained weights.
             keep = min(AVERAGE, steps / (steps + 10))
             torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
             bar.set_postfix(agreement=f"{agreement:.3f}")
@@ -223,12 +223,12 @@ def _loss(
         share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
         if depth > 1:
             share = share * rows.weights[ahead]
-        # Tokens that the head does not have keep their share: it is nobody's gain.
+        # The probability of tokens that the head lacks is dropped, not given to other tokens.
         losses = -(head.wanted(rows.states[ahead]) * logits.log_softmax(1)).sum(1)
         loss = loss + losses @ torch.from_numpy((share / count).astype(np.float32)).to(head.device)
         right = head.right(logits, rows.tokens[ahead])
         agreement = agreement if depth > 1 else float(right.mean())
-        # A draft token is judged only after right ones; of the others some go on, too.
+        # Decoding reaches a draft token only after right ones. Some wrong chains continue, too.
         order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
         kept = np.sort(np.argsort(-order)[: max(64, len(at) // 2)])
         index = torch.from_numpy(kept).to(head.device)

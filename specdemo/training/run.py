@@ -1,7 +1,6 @@
-"""The whole of `train-draft`: text, n-gram table, states, training, evaluation, IR, card.
+"""All steps of `train-draft`: text, n-gram table, states, training, evaluation, IR, card.
 
-Text, states and the state of the training are kept in `OUT/work`, so an interrupted run continues
-where it was.
+`OUT/work` keeps text, hidden states and training state, so that an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from specdemo.training import data
 from specdemo.training.command import TrainSettings
 from specdemo.training.data import Conversation
 
-OWN = 3  # how often the target's new answers, of the kinds that people ask, count beside --text
+OWN = 3  # with --text, how often each answer that the target wrote counts in training
 PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued
 
 
@@ -34,8 +33,8 @@ def train_draft(settings: TrainSettings) -> str:
     """Make a draft head for `settings.target` in `settings.out`: IR, its own weights, an n-gram
     table and a card; with `settings.only` the table alone. Gives a sentence on the result.
 
-    A second call with the same settings continues an interrupted run; by `passes` it ends with the
-    same head as an uninterrupted one. Raises BadInput for a setting that cannot work or an `out`
+    A second call with the same settings continues an interrupted run; with `passes` the head is the
+    same as without the interruption. Raises BadInput for a setting that cannot work or an `out`
     with a run of other settings, MissingPackage, FetchError or ModelError.
     """
     if not settings.only:
@@ -45,7 +44,7 @@ def train_draft(settings: TrainSettings) -> str:
             raise MissingPackage(
                 "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
             ) from error
-        torch.zeros(1, device=settings.device)  # a GPU that is missing is missed now
+        torch.zeros(1, device=settings.device)  # fails now if the GPU is missing
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
@@ -69,7 +68,7 @@ def train_draft(settings: TrainSettings) -> str:
 def _make_head(
     settings: TrainSettings, loaded: LoadedPair, said: Sequence[Conversation]
 ) -> dict[str, Any]:
-    """Gives what the card says of the evaluation."""
+    """Train, evaluate and write the head. Gives the evaluation as the card holds it."""
     from specdemo.training import head
 
     out, work = settings.out, settings.out / "work"
@@ -107,9 +106,9 @@ def _make_head(
 
 
 def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
-    """Which conversations are held back, one greedy one in 16 and 120 at most, and which are
-    learned, bool [conversations] each: those of other instructions. Raises BadInput where there are
-    too few."""
+    """Which conversations are held back and which are learned, bool [conversations] each. Every
+    16th greedy instruction is held back, at most 120; conversations with other instructions are
+    learned. Raises BadInput if none are left to learn."""
     greedy = np.array([one.greedy for one in said], bool)
     aside = {one.instruction for one in [one for one in said if one.greedy][::16][:120]}
     held = np.array([one.instruction in aside for one in said], bool)
@@ -119,8 +118,8 @@ def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
-    """How often a head is right (`hits` are its `guesses`) on answers that it never learned, after
-    the answer's own tokens; by kind of instruction; and, by place in a chain, after right ones."""
+    """The share of right draft tokens on held-back answers; `hits` are the head's `guesses`. In all
+    and by kind: after the answer's own tokens. By depth in a chain: after right draft tokens."""
     first = hits[:, 0]
     right = np.logical_and.accumulate(hits, axis=1).sum(0).tolist()
     return {
@@ -141,7 +140,7 @@ def _pair(settings: TrainSettings) -> Pair:
 
 
 def _open_work(settings: TrainSettings, work: Path) -> None:
-    """Make OUT/work, which belongs to these settings alone."""
+    """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
     out, path = settings.out, work / "settings.json"
     described = {name: str(one) for name, one in asdict(settings).items() if name not in PRIVATE}
     if not path.is_file():
