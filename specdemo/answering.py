@@ -22,7 +22,7 @@ OnWait = Callable[["Waiting"], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to answer. `prompt` (token ids) replaces the instruction in its template; the
+    """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
     instruction is then only the trace's title. With `certify`, unless `baseline` is set, one
     parallel pass checks a greedy answer (`engine.decode.certify`). With `baseline` the instruction
     is then decoded autoregressively too. Setting `stop` ends the answer within one round. While the

@@ -80,8 +80,8 @@ class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
     `outside_seconds` (wall time outside inference) are of decoding, without prefill and
-    certificate. At most `shared_with` other requests ran meanwhile; seconds include their work.
-    `identical` tells whether answer and baseline, decoded independently, are equal."""
+    certificate. At most `shared_with` other requests ran beside it at once; seconds include their
+    work. `identical` tells whether answer and baseline, decoded independently, are equal."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -136,8 +136,8 @@ class Summary:
     """The figures of one run, or of several (`combined`). `decoded` counts the tokens after the
     first round, which comes from the prefill; they took `decode_rounds`. Seconds and joules (None
     if unknown) are those of decoding. `examined` counts the draft tokens that the target judged;
-    those after a rejection are not judged. `accepted` of `examined` is the alpha of Leviathan et
-    al. section 3.1."""
+    those after a rejection are not judged. `accepted` / `examined` is the alpha of Leviathan et al.
+    section 3.1."""
 
     tokens: int = 0
     rounds: int = 0
@@ -208,7 +208,7 @@ def summarize(trace: Trace) -> Summary:
 
 
 def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
-    """Each figure is `by` (sum or median_low) of the items': None if one is None, 0 if no items."""
+    """A Summary of `by` (sum, median_low) of each figure; None if one is None, 0 without items."""
     columns = zip(*map(dataclasses.astuple, items), strict=True)
     return Summary(*(None if None in column else by(column) for column in columns))
 

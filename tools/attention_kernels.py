@@ -1,5 +1,5 @@
-"""Compares logits of forwards of 1 to 32 tokens with those of 64, on OpenVINO's CPU plugin, without
-and with an empty sub-sequence: python tools/attention_kernels.py MODEL.xml (a stateful decoder)."""
+"""Compares logits of 1 to 32 tokens a forward with those of 64 on OpenVINO's CPU plugin, with and
+without an empty sub-sequence: python tools/attention_kernels.py MODEL.xml (a stateful IR)."""
 
 import sys
 

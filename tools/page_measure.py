@@ -76,7 +76,7 @@ def race(page, question: str = QUESTION) -> dict:
 
 
 def work(page) -> list[tuple[str, float]]:
-    """What the browser does in a race: bytes and pieces received, layouts, seconds of its main
+    """The work of the browser in a race: bytes and pieces received, layouts, seconds of its main
     thread."""
     names = "LayoutCount", "RecalcStyleCount", "ScriptDuration", "LayoutDuration", "TaskDuration"
     browser, sizes = page.context.new_cdp_session(page), []

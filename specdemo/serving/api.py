@@ -34,8 +34,8 @@ Backend = LocalBackend | ReplicaBackend
 
 
 def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
-    """The endpoints, behind the Door in `state.door`. Requests need `key`, unless it is None. Those
-    to /openapi.json do not; without the key /health gives its status only."""
+    """The endpoints, behind the Door in `state.door`. All but /openapi.json and /health need `key`,
+    unless it is None; without the key /health gives its status only."""
     # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
     door = Door(names, options.allow_origin)

@@ -168,7 +168,7 @@ class LocalBackend:
         stop, arrived = threading.Event(), asyncio.Queue()
 
         def put(item: Event | BaseException) -> None:
-            with suppress(RuntimeError):  # the loop has closed: nobody reads
+            with suppress(RuntimeError):  # the loop has closed, so no events are read
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         def run() -> None:
@@ -294,7 +294,7 @@ class ReplicaBackend:
         return generate_latest(SimpleNamespace(collect=found.values)).decode()
 
     async def _reports(self) -> list[dict[str, Any]]:
-        """What every running replica reports (`deployment.EngineReplica.report`). A broadcast asks
+        """The reports of all running replicas (`deployment.EngineReplica.report`). A broadcast asks
         all of them: a call to one would wait if that replica is full."""
         try:
             asked = self._engine.broadcast("report")

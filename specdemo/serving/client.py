@@ -91,7 +91,7 @@ class RemoteSession(Answering):
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
         prefill = rounds[0].verify_seconds if rounds else 0.0
-        yield Trace(  # what is known of a stopped run: the server's own figures are missing
+        yield Trace(  # of a stopped run, without the figures that the server would send last
             instruction=question.instruction,
             prompt_tokens=prompt_tokens,
             prompt_reused=0,

@@ -41,8 +41,8 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 
 
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
-    """Whether people who do not know each other share a server: `option`, unless it is None. Then
-    they do on a Space, with a public link (`share`), or if `host` is not a loopback address."""
+    """Whether people who do not know each other share a server: as `option` says; if it is None, on
+    a Space, with a public link (`share`), or if `host` is not a loopback address."""
     address = _address(host)
     own = address.is_loopback if address else host == "localhost"
     found = share or "SPACE_ID" in os.environ or not own
@@ -235,7 +235,7 @@ class Server(uvicorn.Server):
                 proxy_headers=bool(trusted_proxies),
                 forwarded_allow_ips=trusted_proxies,
                 limit_concurrency=1000,  # connections; further ones get 503
-                timeout_graceful_shutdown=3,  # seconds, for what `finish` cuts short
+                timeout_graceful_shutdown=3,  # seconds, for responses that `finish` ends
             )
         )
         self._door, self._drain_seconds, self._finish = door, drain_seconds, finish

@@ -36,7 +36,7 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class LoadOptions:
-    """What to measure."""
+    """The options of `specdemo load`."""
 
     visitors: whole(1, 64) = option(
         16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
@@ -74,7 +74,7 @@ def ask(
 def level(
     url: str, questions: Iterator[str], max_new_tokens: int, visitors: int, seconds: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """Measures `visitors` that each ask one question after the other for `seconds`. Returns the
+    """Measures the page while `visitors` each ask question after question for `seconds`. Gives the
     figures and the messages of all errors. Only tokens that arrive within `seconds` count."""
     # Visitors share one client: making one takes 30 ms of processor time from the models.
     client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))

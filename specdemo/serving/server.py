@@ -114,7 +114,7 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
     ray.init(
         num_cpus=processors(),
         include_dashboard=False,
-        object_store_memory=100_000_000,  # bytes; what passes between processes is far smaller
+        object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
         _node_ip_address="127.0.0.1",
         log_to_driver=False,
         logging_level="ERROR",

@@ -170,7 +170,7 @@ class LimitedSession(Answering):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the service is doing. `kind` is "loading", "ready" or "failed"."""
+    """The state of the service for a pair. `kind` is "loading", "ready" or "failed"."""
 
     kind: str
     pair: ModelChoice

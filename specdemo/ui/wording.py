@@ -95,7 +95,7 @@ def origin(trace: Trace) -> str:
 
 
 def queue_place(waiting: Waiting) -> str:
-    """What a request waits for: its place in the queue, and the time to expect."""
+    """A request's place in the queue and its expected wait, as one line."""
     if waiting.place == 0:
         return "Compiling the models for this machine, so that both runs are timed at their best"
     line = f"In the queue, {_count(waiting.place - 1, 'request')} ahead"
