@@ -1,3 +1,3 @@
-"""specdemo: watch two language models answer faster than one, on OpenVINO."""
+"""specdemo: speculative decoding on OpenVINO."""
 
 __version__ = "0.1.0"

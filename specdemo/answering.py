@@ -1,5 +1,5 @@
-"""How every session is asked: a pair here (`session`), one on a server (`serving.client`), or one
-that a test makes up."""
+"""The interface of every session: of a pair in this process (`session`), of a pair on a server
+(`serving.client`), or of a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdemo.engine.rounds import Round
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace
 
-if TYPE_CHECKING:  # the page imports this, and OpenVINO takes a second
+if TYPE_CHECKING:  # saves the page the import of OpenVINO, which takes a second
     from specdemo.engine.scheduler import Waiting
 
 OnWait = Callable[["Waiting"], None]
@@ -22,11 +22,11 @@ OnWait = Callable[["Waiting"], None]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to answer. `prompt` are token ids to answer in place of the instruction in its template;
-    the trace then has the instruction as its title only. With `certify` a greedy answer is checked
-    by one parallel pass over it (`engine.decode.certify`). With `baseline` the prompt is then
-    decoded autoregressively too. Setting `stop` ends it within one round. While it waits for its
-    turn, `on_wait` is told its place about once a second."""
+    """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
+    instruction is then only the trace's title. With `certify`, unless `baseline` is set, one
+    parallel pass checks a greedy answer (`engine.decode.certify`). With `baseline` the instruction
+    is then decoded autoregressively too. Setting `stop` ends the answer within one round. While the
+    request is in the queue, `on_wait` is called with its place about once a second."""
 
     instruction: str
     settings: Settings
@@ -44,10 +44,10 @@ class Answering(AbstractContextManager):
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
         """Answer; yields each Round as it is made, and last the finished Trace.
 
-        With `baseline` the baseline's tokens come between: both are timed on a quiet machine, so
-        this waits until everything is compiled. Stopped during the answer the trace has no
-        baseline, stopped after it `identical` is None. Raises BadInput, before anything runs, for
-        what cannot be used, and Busy when too many are waiting. Closing the iterator ends it.
+        With `baseline` the BaselineTokens come before the Trace, and the answer waits until all is
+        compiled, since both runs are timed on a quiet machine. A run stopped during the answer has
+        no baseline; in one stopped later `identical` is None. Raises BadInput for unusable input,
+        before anything runs, and Busy when too many requests wait. Closing the iterator ends it.
         """
 
     def answer(

@@ -1,5 +1,5 @@
-"""The command line: the commands, imported only when they are called or asked for their help, the
-options they share, and one sentence for every failure."""
+"""The command line: the commands, imported on demand, the options they share, and one sentence for
+every failure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COMMANDS = {
     "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
     "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),
 }
-"""Name: the module with the click command of that name (`-` as `_`), and its help."""
+"""By name of a command: the module of its click command (named with `_` for `-`), and its help."""
 
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
@@ -81,9 +81,9 @@ def main(
     command: click.Command = program,
     name: str = "specdemo",
 ) -> int:
-    """Run one command; returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
+    """Run one command. Returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # where the encoding lacks a character: "?"
+        if isinstance(stream, io.TextIOWrapper):  # "?" for a character that the encoding lacks
             stream.reconfigure(errors="replace")
     try:
         return command.main(arguments, name, standalone_mode=False) or 0
@@ -115,8 +115,8 @@ def json_option(command: Callable) -> Callable:
 
 
 def answer_options(command: Callable) -> Callable:
-    """Adds --json and the options of which models, where they run and how to answer; passes
-    `json_file`, `choice`, a ModelChoice, and `settings`, a Settings."""
+    """Adds --json and the options of ModelChoice and Settings; passes `json_file`, `choice` (a
+    ModelChoice) and `settings` (a Settings)."""
     from specdemo.settings import ModelChoice, Settings
 
     command = options_of(Settings, "settings")(command)
@@ -124,9 +124,9 @@ def answer_options(command: Callable) -> Callable:
 
 
 def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
-    """A decorator that adds an option for every field that `settings.option` made in the dataclass
-    `kind`; with `variables` the variable SPECDEMO_NAME stands behind each. A tuple's option can be
-    given several times; `off` names the option that sets a flag to False.
+    """A decorator: adds an option for every field of the dataclass `kind` that `settings.option`
+    made; with `variables` the environment variable SPECDEMO_NAME sets it too. A tuple's option can
+    be given several times; `off` names the option that sets a flag to False.
 
     The command gets one checked instance as `argument`; BadInput names the option or the variable.
     """
@@ -173,7 +173,7 @@ def _metavar(hint: Any) -> str:
 
 
 def option_name(kind: type, field: str) -> str:
-    """What the command line calls a field of the dataclass `kind`."""
+    """The option of a field of the dataclass `kind`: --draft-tokens for draft_tokens."""
     name = kind.__dataclass_fields__[field].metadata.get("name", field)
     return "--" + name.replace("_", "-")
 
@@ -199,7 +199,7 @@ def _parse(kind: type, given: dict[str, Any]) -> Any:
 
 
 def chosen_pair(choice: ModelChoice) -> Pair:
-    """The pair of `choice`. The default pair is reported on stderr. Raises BadInput."""
+    """The pair that `choice` names, else the default one, reported on stderr. Raises BadInput."""
     from specdemo.models import registry
     from specdemo.settings import ModelChoice
 
@@ -240,11 +240,11 @@ def progress_bar() -> Iterator[Report]:
 
 
 def check_output(destination: str | None, option: str) -> str | None:
-    """`destination`: None, '-', or a file that can be written. Raises BadInput naming `option`, so
-    that minutes of measuring are not lost afterwards."""
+    """`destination`: None, '-', or a writable file. Raises BadInput naming `option`. Checked first,
+    so that the result of a long measurement is not lost."""
     if destination not in (None, "-"):
         try:
-            open(destination, "a").close()  # permissions do not tell: the disk may be read only
+            open(destination, "a").close()  # permissions are not enough: the disk may be read only
         except OSError as error:
             message = f"{option} {destination} cannot be written: {error.strerror}."
             raise BadInput(message) from None
@@ -252,6 +252,6 @@ def check_output(destination: str | None, option: str) -> str | None:
 
 
 def write_json(text: str, destination: str | None) -> None:
-    """Write UTF-8 to the file `destination`, '-' for standard output, None for nowhere."""
+    """Write UTF-8 and a line end to the file `destination`, '-' for standard output."""
     with click.open_file(destination, "wb") as file:
         file.write(text.encode("utf-8", "replace") + b"\n")

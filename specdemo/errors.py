@@ -1,4 +1,4 @@
-"""The kinds of error of the whole project, each with its exit code and its HTTP status."""
+"""The error classes of the whole project, each with its exit code and its HTTP status."""
 
 from specdemo.engine.errors import BadInput as BadInput
 from specdemo.engine.errors import Busy as Busy
@@ -15,7 +15,7 @@ class FetchError(SpecdemoError):
 
 
 class DamagedModel(RequestFailed):
-    """A model's file is not what was made or fetched; what it answers cannot be trusted."""
+    """A model's file changed after it was made or fetched; its answers cannot be trusted."""
 
 
 class MissingPackage(SpecdemoError):

@@ -1,6 +1,6 @@
-"""What a server counts, for Prometheus: requests by outcome, tokens, queue, cache, times.
+"""A server's metrics for Prometheus: requests by outcome, tokens, queue, cache, times.
 
-Knows no page and no model. Nothing of what a visitor wrote is kept or logged.
+Independent of page and models. No text of a request is kept or logged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The counters of one server, thread safe. `session` and `visitors` are asked at each
-    reading."""
+    """The counters of one server (thread safe). Each reading calls `session` and `visitors`."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Metrics:
         self._load = {"active": active, "waiting": waiting, "restarts": restarts}
 
     def text(self) -> bytes:
-        """All of it, in Prometheus text format."""
+        """All metrics, in the Prometheus text format."""
         session = self._session()
         for name, gauge in self._load.items():
             gauge.set(getattr(session.load, name) if session else 0)
@@ -77,8 +76,8 @@ class Metrics:
 
 
 class Record(AbstractContextManager):
-    """Counts one request, an answer or one with a baseline, and logs a line for it: `with` it
-    around the request, `saw` every event. What leaves the block ends it, if `end` did not."""
+    """Counts one request, with or without a baseline, and logs a line for it. Use it in a `with`
+    around the request, and call `saw` with every event. The block's end calls `end`."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
@@ -97,7 +96,7 @@ class Record(AbstractContextManager):
         self.end(outcome)
 
     def saw(self, event: Any) -> None:
-        """Count a round or a baseline token. A Trace ends the record; others are ignored."""
+        """Count a round or a baseline token. A Trace ends the record; other events are ignored."""
         if isinstance(event, Round):
             self._metrics.rounds.inc()
             self._metrics.drafted.inc(len(event.drafted))
@@ -112,8 +111,8 @@ class Record(AbstractContextManager):
             self.end(event.finish_reason, event)
 
     def end(self, outcome: str, trace: Trace | None = None) -> None:
-        """The request ended with its finish reason, "timeout", "refused" or "error". Only the first
-        call counts."""
+        """End the record. `outcome` is a finish reason, "timeout", "refused" or "error". Only the
+        first call counts."""
         if self._ended:
             return
         self._ended = True
@@ -131,6 +130,7 @@ class Record(AbstractContextManager):
 
 
 def log_requests() -> None:
-    """Write a line for each request on standard error, at the level INFO or SPECDEMO_LOG."""
+    """Send the log, with a line for each request, to standard error from level SPECDEMO_LOG on
+    (default INFO)."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())

@@ -1,5 +1,5 @@
-"""A loaded pair, ready to answer: turns texts into requests to the engine, and their rounds into
-traces. Page, command line, servers and benchmark all answer through it."""
+"""Answers with a loaded pair: turns texts into requests to the engine, and their rounds into
+traces. The page, the command line, the servers and the benchmark use it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, Certificate, Trace
 
 ACTIVE_REQUESTS = 16
-"""Requests that run at once, unless told otherwise."""
+"""Requests that run at once by default."""
 
 
 class Session(Answering):
     """Answers instructions with one pair, many at a time: requests share forwards (thread safe).
 
-    Compiles the models: takes seconds. `threads` bounds the processor threads of an inference
-    (None: the plugin takes what it finds). `active` requests run at once, `waiting` more wait for
-    their turn, as do those whose worst case does not fit into the KV cache: at most `cache_mb`
-    megabytes for the target model, but one full context at least, and as many tokens for the draft
-    model and for the target in other numerics; with None what all requests can come to need, or
-    half of the free memory. What the first token does not need is compiled and measured later, in
-    the `background` while nobody asks, or else before the first race. With `learn` an n-gram table
-    grows from finished answers and is kept in the cache folder; a race does not use it, or asking
-    again would look like speed. Raises ModelError when a model cannot be used.
+    Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
+    (None: all that the plugin finds). `active` requests run at once and `waiting` more wait; those
+    whose worst case does not fit into the KV cache wait too. The target model's KV cache takes at
+    most `cache_mb` megabytes, but holds one full context at least. The caches of the draft model
+    and of the target in other numerics hold as many tokens. With None the bound is the smaller of
+    half the free memory and the most that all requests can need. What the first token does not need
+    is compiled and measured later: in the `background` between requests, or before the first race.
+    With `learn` an n-gram table grows from finished answers and is kept in the cache folder; a race
+    does not use it: a repeated question would seem fast. Raises ModelError for an unusable model.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Session(Answering):
                 background=background,
             )
         except ModelError:
-            loaded.check.require()  # the reason may be damage, which this mends
+            loaded.check.require()  # raises DamagedModel if a damaged file is the reason
             raise
         target = self._engine.target("exact")
         self.info = replace(loaded.info, numerics_found=target.found)
@@ -100,11 +100,11 @@ class Session(Answering):
 
     @property
     def load(self) -> Load:
-        """How many requests are active and waiting."""
+        """The scheduler's active and waiting requests, restarts, and background work."""
         return self._engine.scheduler.load
 
     def cache_blocks(self) -> dict[str, CacheUse]:
-        """What the KV caches "target", "target fast" and "draft" hold."""
+        """The use of the KV caches "target", "target fast" and "draft", in blocks."""
         return self._engine.cache_blocks()
 
     def prepare(
@@ -113,12 +113,12 @@ class Session(Answering):
         stop: threading.Event | None = None,
         on_wait: OnWait | None = None,
     ) -> None:
-        """Wait until everything is compiled and measured that makes answers fast; `on_wait` is told
-        place 0 while it takes."""
+        """Wait until all that makes answers fast is compiled and measured. Meanwhile `on_wait` is
+        called with place 0."""
         self._engine.prepare(numerics, stop, on_wait)
 
     def close(self) -> None:
-        """Release the models; what is being answered is cancelled."""
+        """Cancel the running answers and release the models."""
         self._engine.close()
         if self._learning:
             self._learning.keep()
@@ -126,8 +126,8 @@ class Session(Answering):
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
     ) -> Any:
-        """The result of a request of this kind about the prompt and the answer's `tokens`. Raises
-        what `answer` does."""
+        """The result of a request of class `kind` for the prompt and the answer's `tokens`. Raises
+        the errors of `answer`."""
         request = self._request(instruction, settings, kind=kind, answer=list(tokens))
         handle = self._engine.submit(request, self._engine.target(settings.numerics))
         list(handle.events())
@@ -137,7 +137,7 @@ class Session(Answering):
         self, instruction: str, settings: Settings, tokens: tuple[int, ...] = ()
     ) -> Distribution:
         """The target model's distribution of the token after the prompt and the answer's `tokens`,
-        in `settings` (temperature above 0). Raises what `answer` does."""
+        in `settings` (temperature above 0). Raises the errors of `answer`."""
         return self.result_of(NextToken, instruction, settings, tokens)
 
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
@@ -193,11 +193,11 @@ class Session(Answering):
     def baseline(
         self, trace: Trace, stop: threading.Event | None = None, on_wait: OnWait | None = None
     ) -> Iterator[BaselineToken | Trace]:
-        """Decode a trace's instruction again with the target model alone, one token a forward, each
-        its own choice; yields each token, and last the Trace with `baseline` and `identical` set.
+        """Decode a trace's instruction autoregressively, independently of its answer; yields each
+        token, and last the Trace with `baseline` and `identical` set.
 
-        Times count as if the prompt had been prefilled anew: the measured seconds of the prefill
-        are added. It goes before the answers that wait for their turn.
+        Times count as if the prefill had taken the trace's `prefill_seconds`, since the prompt is
+        in the prefix cache now. The request goes before those that wait.
         """
         settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
         request = self._request(trace.instruction, settings, prefill_seconds=prefill)
@@ -223,8 +223,8 @@ class Session(Answering):
         kind: type[Request] = Request,
         **options: Any,
     ) -> Request:
-        """Raises BadInput for what this pair cannot answer, DamagedModel once its files are known
-        to be damaged."""
+        """Raises BadInput for what this pair cannot answer, DamagedModel once damage of its files
+        is known."""
         loaded = self._loaded
         loaded.check.require(0)
         if not prompt and (prompt == () or not instruction.strip()):
@@ -254,8 +254,8 @@ class Session(Answering):
 
 
 def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> Round:
-    """The round with every token's text: kept tokens as the stream shows them, rejected ones on
-    their own."""
+    """The round with every token's text: of accepted and emitted tokens from the text stream, of
+    others decoded alone."""
     drafted = tuple(
         replace(token, text=text(token.id) if token.accepted else tokenizer.decode([token.id]))
         for token in round_.drafted

@@ -1,5 +1,5 @@
-"""A request's settings: defined, described and checked here once, for page, API, command line, link
-and saved run."""
+"""The settings of a request: defined, described and checked once, for page, API, command line,
+links and saved runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(least: int, most: int | None = None) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """5.0 is 5, as JSON Schema has it."""
+    """Turns 5.0 into 5: in JSON Schema both are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -33,7 +33,7 @@ def real(least: float, most: float) -> Any:
 
 
 def listed(*names: str) -> Any:
-    """Some of `names`, with commas between them in text."""
+    """The type of a tuple of some of `names`; text is split at commas."""
     split = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
     return Annotated[tuple[Literal[names], ...], split]
 
@@ -48,16 +48,16 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 
 def option(default: Any, help: str, **shown: str) -> Any:
-    """A field with its default and the help that command line and page show. `shown` changes the
-    command line's: the option's `name`, its `metavar`, what it means where it is `unset`, the
+    """A field with its default and the help that command line and page show. `shown` is for the
+    command line: the option's `name`, its `metavar`, the text for its default (`unset`), and the
     option that switches a flag `off`."""
     return field(default=default, metadata={"help": help, **shown})
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Settings:
-    """How to answer. Tokens are counted; `draft_tokens` None means adaptive ("auto" in JSON, in
-    links and on the page)."""
+    """How to answer. `draft_tokens` None means an adaptive draft length ("auto" in JSON, in links
+    and on the page)."""
 
     max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
     draft_tokens: Annotated[
@@ -90,8 +90,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name a
-    pair of one's own; `weight_format` is for exporting a PyTorch checkpoint."""
+    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name
+    the user's own pair; `weight_format` is for exporting a PyTorch checkpoint."""
 
     pair: Line = option(
         "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
@@ -124,8 +124,8 @@ class ModelChoice:
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their
-    defaults. Raises BadInput naming the first setting that cannot be used, its value and what would
-    be accepted."""
+    defaults. Raises BadInput that names the first invalid setting, its value and what would be
+    accepted."""
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
@@ -135,7 +135,7 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
 
 
 def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
-    """Raises BadInput for other numerics: compiling the models for them would make others wait."""
+    """Raises BadInput for settings with other numerics: compiling for them delays all requests."""
     if settings.numerics not in numerics:
         offered = " and ".join(numerics)
         message = f"Numerics {settings.numerics} are not loaded here: strangers share this server,"
@@ -143,7 +143,7 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
 
 
 def sentence(error: ValidationError, place: str | None = None) -> str:
-    """The first finding of a pydantic error as one sentence, about what it names or `place`."""
+    """The first finding of a pydantic error as one sentence about `place`, else its own field."""
     first = error.errors()[0]
     place = place or ".".join(map(str, first["loc"])) or "the request"
     if first["type"] == "missing":

@@ -1,6 +1,6 @@
-"""Prints on a terminal: text of others, whose control characters could command it, and tables.
+"""Prints tables and untrusted text on a terminal: control characters are escaped.
 
-A table is a list of rows, a row maps the columns' names to values.
+A table is a list of rows; a row maps the columns' names to values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Table = Sequence[Mapping[str, Any]]
 
 
 def printable(text: str, keep: str = "") -> str:
-    """`text` with every control character but those to `keep` written as an escape."""
+    """`text` with every control character escaped, except those in `keep`."""
     return "".join(
         char.encode("unicode_escape").decode()
         if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and char not in keep
@@ -35,7 +35,7 @@ def text(value: Any) -> str:
 
 
 def where(difference: Difference | None) -> str:
-    """Where an answer and its baseline part: position, both tokens and margin."""
+    """The first difference of answer and baseline in words: position, both tokens, margin."""
     if difference is None:
         return ""
     margin = "" if difference.margin is None else f", margin {text(difference.margin)} logits"
@@ -53,7 +53,7 @@ def say(line: str, out: TextIO) -> None:
 
 
 def show(title: str | None, table: Table, out: TextIO) -> None:
-    """Print a table; nothing where it has no rows."""
+    """Print a table; nothing if it has no rows."""
     from rich import box, console
     from rich.table import Table as Drawing
 

@@ -1,5 +1,5 @@
-"""What happened in one run: dataclasses, the figures they sum up to, and JSON both ways. Nothing
-here measures or decides anything."""
+"""The record of one run: dataclasses, their summary, and JSON in both directions. Nothing here
+measures or decides anything."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_JSON_BYTES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class BaselineToken:
-    """A token of autoregressive decoding. `margin` (logits) is by how much it exceeds the next
-    best, None where it was sampled."""
+    """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin` is its
+    logit minus the next best one, None if it was sampled."""
 
     id: int
     shown_at: float
@@ -32,8 +32,8 @@ class BaselineToken:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Autoregressive decoding of the same prompt, one token a forward, each its own choice. Seconds
-    count from the same prefill as the speculative run's; the others are as those of a Trace."""
+    """Autoregressive decoding of the same prompt, one token a forward, independent of the answer.
+    Times include the prefill seconds of the speculative run; other fields are as in Trace."""
 
     tokens: tuple[BaselineToken, ...]
     prefill_seconds: float
@@ -43,8 +43,8 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One parallel forward over the finished answer: each token must be what its row of logits
-    chooses. `first_difference` is the first answer position where it is not."""
+    """The check of a finished answer by one parallel forward: each row of logits must choose the
+    answer's token. `first_difference` is the first answer position where it does not."""
 
     certified: bool
     checked: int
@@ -54,8 +54,8 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first answer position (from 0) where the baseline has another token, both texts, and by
-    how many logits the baseline's token exceeds the next best (None where it was sampled)."""
+    """The first answer position (from 0) where the baseline has another token, both texts, and the
+    `margin` of the BaselineToken."""
 
     position: int
     text: str
@@ -65,8 +65,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class PairInfo:
-    """Which models ran: names and the revisions that were loaded, and the numerics that held on
-    this machine."""
+    """The models of a run: names, loaded revisions, and the numerics found on this machine."""
 
     name: str
     target: str
@@ -79,10 +78,10 @@ class PairInfo:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
-    `prefill_seconds` what running it took. `cpu_seconds` (of all threads) and `outside_seconds`
-    (wall time that was not inference) are those of decoding, prefill and certificate left out;
-    where `shared_with` others' requests at most were at work meanwhile, seconds are those of all of
-    them. `identical` compares answer and baseline, which were decoded independently."""
+    `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
+    `outside_seconds` (wall time outside inference) are of decoding, without prefill and
+    certificate. At most `shared_with` other requests ran beside it at once; seconds include their
+    work. `identical` tells whether answer and baseline, decoded independently, are equal."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -124,7 +123,7 @@ class Trace:
 
     @property
     def difference(self) -> Difference | None:
-        """Where answer and baseline part first; None where they agree or there is no baseline."""
+        """The first token where answer and baseline differ; None if none does, or no baseline."""
         baseline = self.baseline.tokens if self.baseline else ()
         for position, (ours, theirs) in enumerate(zip(self.tokens, baseline, strict=False)):
             if ours.id != theirs.id:
@@ -134,11 +133,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one run comes to, or several added up (`combined`). `decoded` counts the tokens after
-    the first round, which comes from the prefill, in `decode_rounds`; seconds and joules (None
-    where they are not known) are those of decoding. `examined` draft tokens were judged by the
-    target: those after a rejection were not, and count neither way (the alpha of Leviathan et al.
-    section 3.1)."""
+    """The figures of one run, or of several (`combined`). `decoded` counts the tokens after the
+    first round, which comes from the prefill; they took `decode_rounds`. Seconds and joules (None
+    if unknown) are those of decoding. `examined` counts the draft tokens that the target judged;
+    those after a rejection are not judged. `accepted` / `examined` is the alpha of Leviathan et al.
+    section 3.1."""
 
     tokens: int = 0
     rounds: int = 0
@@ -169,8 +168,8 @@ class Summary:
 
     @property
     def speedup(self) -> float | None:
-        """Baseline over speculative seconds, each for one token after the first: both start from
-        the same prefill."""
+        """Baseline seconds over speculative seconds, per token after the first: both runs start
+        from the same prefill."""
         return over(over(self.decoded, self.decode_seconds), self.baseline_tokens_per_second)
 
     @property
@@ -183,7 +182,7 @@ class Summary:
 
 
 def summarize(trace: Trace) -> Summary:
-    """Sum a trace up."""
+    """The figures of one trace."""
     rounds, baseline, decoding = trace.rounds, trace.baseline, trace.decoding_rounds
     first, tokens = (rounds[0], len(trace.tokens)) if rounds else (None, 0)
     shown = baseline.tokens if baseline else ()
@@ -209,7 +208,7 @@ def summarize(trace: Trace) -> Summary:
 
 
 def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
-    """Every figure `by` sum, all 0 without items, or median_low; None where one is not known."""
+    """A Summary of `by` (sum, median_low) of each figure; None if one is None, 0 without items."""
     columns = zip(*map(dataclasses.astuple, items), strict=True)
     return Summary(*(None if None in column else by(column) for column in columns))
 
@@ -225,7 +224,7 @@ def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
 
 
 def over(value: float | None, by: float | None) -> float | None:
-    """The quotient; None where either is unknown or there is nothing to divide by."""
+    """`value` / `by`; None if either is unknown or `by` is 0."""
     return value / by if value is not None and by else None
 
 
@@ -259,7 +258,7 @@ def from_json(text: str | bytes) -> Trace:
         raise BadInput("The trace is larger than 20 MB; a run never writes that much.")
     try:
         trace = _READER.validate_json(text, strict=True)
-        to_json(trace)  # the figures of finite numbers may be infinite
+        to_json(trace)  # raises ValueError: figures of finite numbers may be infinite
         return trace
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":

@@ -1,6 +1,6 @@
-"""A Hub on 127.0.0.1 that serves a Dolly pair and all its drafts in their real shapes with made-up
-weights, to rehearse how the pair that the page fetches here arrives and is tuned:
-`python tools/arrival_hub.py dolly-3b [MEGABYTES_PER_SECOND]`, then start the page as it prints."""
+"""Serves a Dolly pair and all its drafts, in their real shapes with made-up weights, from a Hub on
+127.0.0.1, to test how the page fetches and tunes a pair. Run `python tools/arrival_hub.py dolly-3b
+[MEGABYTES_PER_SECOND]`, then start the page with the command that it prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specdemo.models.rehearsal import shape_of  # noqa: E402
 
 
 def served(path: Path) -> bytes | memoryview:
-    """The content of a file; a large one stays on the disk."""
+    """The content of a file; a large one is mapped into memory, not read."""
     if path.stat().st_size < LARGE:
         return path.read_bytes()
     with open(path, "rb") as file:
@@ -39,7 +39,7 @@ def main(name: str, megabytes_per_second: float = 0) -> None:
             config = b'{"max_position_embeddings": 2048, "eos_token_id": 0}'
             files = {path.name: served(path) for path in folder.iterdir()}
             repository = Repository({**files, "config.json": config})
-            for file in repository.files:  # takes longer than a client waits
+            for file in repository.files:  # now, since it takes longer than a client waits
                 repository.digest(file)
             hub.repositories[source.repo] = repository
         hub.bytes_per_second = round(megabytes_per_second * 1e6)

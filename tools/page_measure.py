@@ -41,7 +41,7 @@ def token_ms(summary: dict) -> float:
 
 
 def served():
-    """The page of a server of its own, with the embedded pair."""
+    """Starts a server of the page with the embedded pair."""
     return started("app.py", "--pair", "embedded", HF_HUB_OFFLINE="1")
 
 
@@ -66,17 +66,17 @@ def open_page(context, url: str, **settings):
 
 
 def race(page, question: str = QUESTION) -> dict:
-    """Asks the question; gives the trace."""
+    """Asks the question and returns the trace."""
     before = page.evaluate("window.specdemo.stage.run")
     page.fill("#sd-question textarea", question)
     page.get_by_role("button", name="Run", exact=True).click()
-    # Looking at every frame, the default, would keep the browser drawing sixty times a second.
+    # The default, a check at every frame, would make the browser draw sixty times a second.
     page.wait_for_function(SETTLED, arg=before, polling=250)
     return page.evaluate("window.specdemo.stage.trace")
 
 
 def work(page) -> list[tuple[str, float]]:
-    """What the browser does in a race: bytes and pieces received, layouts, seconds of its main
+    """The work of the browser in a race: bytes and pieces received, layouts, seconds of its main
     thread."""
     names = "LayoutCount", "RecalcStyleCount", "ScriptDuration", "LayoutDuration", "TaskDuration"
     browser, sizes = page.context.new_cdp_session(page), []

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def write_gif(shots: list[tuple[float, bytes]]) -> None:
-    """Frames and the moments at which they were taken, as one animation that ends with 3 s."""
+    """Writes (seconds, frame) pairs as one animation; the last frame is shown for 3 s."""
     from PIL import Image
 
     frames = []

@@ -1,4 +1,4 @@
-"""Records the race that the page plays before anybody has asked: specdemo/ui/static/recorded.json.
+"""Records the race that the page plays before the first question: specdemo/ui/static/recorded.json.
 
 `python tools/page_record.py`, on a quiet machine. Runs the embedded pair five times and keeps the
 run of median speed-up, as it was measured.

@@ -1,1 +1,1 @@
-"""The commands of models and of the session, one module each; see `specdemo.cli`."""
+"""The command `run`, and the commands about models; `specdemo.cli` lists all commands."""

@@ -18,8 +18,8 @@ from specdemo.terminal import Table, show
 
 
 def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
-    """Write `figures` as JSON where that is asked for; print the tables, each below its title, with
-    sizes and lists as text, unless standard output gets the JSON."""
+    """Write `figures` as JSON to `json_file`, if any. Unless standard output gets the JSON, print
+    the tables, each below its title, with sizes and lists as text."""
     if json_file:
         write_json(json.dumps(figures, indent=1), json_file)
     for title, rows in tables.items() if json_file != "-" else ():

@@ -20,8 +20,8 @@ STYLES = {
     "bonus": "cyan bold",
     "first": "yellow reverse",
 }
-"""Of a token by its origin: colour, and an attribute for the colour-blind. Tokens without a draft
-are plain."""
+"""The style of a token by its origin: a colour, mostly with an attribute for colour-blind readers.
+Tokens of a round without a draft have no style."""
 
 CHECK_SECONDS = 2.0
 """How long to wait for the check of the models' files, which began when they were loaded."""
@@ -36,13 +36,13 @@ KEPT = "\n\t\u200d"  # control characters that an answer may print: the last joi
 def run(
     instruction: str, baseline: bool, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    # Where the locale is not UTF-8, the bytes may be; those that are not are replaced.
+    # The bytes may be UTF-8 even where the locale is not; invalid bytes are replaced.
     instruction = instruction.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     if not instruction.strip():
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
 
-    from specdemo.session import Session  # imports openvino: not before what may be refused
+    from specdemo.session import Session  # imports openvino, so only after the checks
 
     out = sys.stderr if json_file == "-" else sys.stdout
     screen = Console(file=out, markup=False, highlight=False, emoji=False, soft_wrap=True)

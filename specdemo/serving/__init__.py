@@ -1,1 +1,1 @@
-"""A session behind an API like OpenAI's, in one process or on Ray Serve. Decodes nothing itself."""
+"""Serves a session over an OpenAI-compatible API, in one process or on Ray Serve."""

@@ -1,5 +1,5 @@
-"""The API that OpenAI's clients speak, over either backend; beside it /health, /metrics and
-/openapi.json. docs/reference/api.md is its description. Generates nothing itself."""
+"""The OpenAI-compatible API over either backend, with /health, /metrics and /openapi.json.
+docs/reference/api.md describes it. Generates no text itself."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Backend = LocalBackend | ReplicaBackend
 
 
 def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
-    """The endpoints, behind the Door in `state.door`. `key`, unless None, must come with every
-    request but /openapi.json; /health then tells its status alone."""
-    # A page of another site has no key, whatever name it reaches the server by.
+    """The endpoints, behind the Door in `state.door`. All but /openapi.json and /health need `key`,
+    unless it is None; without the key /health gives its status only."""
+    # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
     door = Door(names, options.allow_origin)
 
@@ -59,7 +59,7 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
         ),
     )
     app.state.door = door
-    bearer = Depends(HTTPBearer(auto_error=False))  # for the description
+    bearer = Depends(HTTPBearer(auto_error=False))  # for /openapi.json
     guarded = [bearer, Depends(require_key)] if key else []
 
     @app.get("/health")
@@ -98,14 +98,14 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
 async def answer(
     backend: Backend, asked: CommonRequest, model: dict[str, Any], request: Request
 ) -> Response:
-    """The answer as the request wants it, whole or as a stream."""
+    """The answer, whole or as a stream, as the request says."""
     form, text = Form(asked, model), ""
     async with AsyncExitStack() as stack:
         events = await stack.enter_async_context(aclosing(backend.answer(asked)))
         async for event in events:
             if await request.is_disconnected():
                 raise HTTPException(499, "The client closed its connection.")
-            if asked.stream and event.what is not None:  # it was not refused
+            if asked.stream and event.what is not None:  # the request was not refused
                 return StreamingResponse(
                     server_sent(form, event, events),
                     headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
@@ -117,7 +117,7 @@ async def answer(
 
 
 class Form:
-    """How an answer is written as JSON: of a chat or of a completion, whole or as chunks."""
+    """Writes an answer as JSON: of a chat or of a completion, whole or as chunks."""
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
         self._asked, self._chat = asked, isinstance(asked, ChatRequest)
@@ -135,7 +135,8 @@ class Form:
         return {**self._written(said, trace), "usage": _usage(trace)}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
-        """What is sent for an event: some have text, all are sent if rounds were asked for."""
+        """The chunks for an event: none if it has no text, is neither the first nor the last, and
+        rounds were not requested."""
         what, told = event.what, {}
         begins, ends = isinstance(what, int), isinstance(what, Trace)
         if self._asked.extension.rounds and not ends:
@@ -187,9 +188,8 @@ def _usage(trace: Trace) -> dict[str, int]:
 async def server_sent(
     form: Form, event: Event, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
-    """The stream as server-sent events, `event` the first. An error in the middle is one too, and
-    the last. Where nothing happens a comment is sent: its reader may want to stop, and looks up
-    only when something comes."""
+    """The stream as server-sent events, `event` the first. An error is sent as the last event.
+    While no event comes, comments are sent: a client checks for a stop only when a line comes."""
     try:
         while True:
             if event.what is None:

@@ -1,8 +1,8 @@
 """Answers requests: with a session in this process (prompts, stop strings, events for asyncio), or
-with replicas, asking another one when one dies.
+with replicas; if a replica dies, another one is asked.
 
-Knows nothing of HTTP, and of Ray's handle only what its failures look like. Events are plain data
-that can be sent to another process.
+Independent of HTTP, and of Ray: the types of its errors are arguments. Events are plain data that
+can be sent to another process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 5  # replicas that a request which has not begun is sent to, one after another
+ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begun
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 PING = 0.25  # seconds
 
@@ -49,7 +49,7 @@ EVENT_KINDS = {
     "round": Round,
     "baseline_token": BaselineToken,
 }
-"""What the API calls the events of a stream."""
+"""The names in the API of a stream's events, and their types."""
 
 
 class NotReady(Busy):
@@ -60,16 +60,16 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happens to a request: the tokens of its prompt, what its session yields, the Trace last,
-    None after PING seconds without an event. `text` is certain to be part of the answer."""
+    """An event of a request: its number of prompt tokens, its place in the queue, what its session
+    yields, or None after PING seconds without one. `text` is the next certain piece of text."""
 
     what: int | Waiting | Round | BaselineToken | Trace | None
     text: str = ""
 
 
 def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How much of an answer so far is certain, in characters, and whether a stop string ends it:
-    what may be the start of one is held back."""
+    """How many characters of an answer so far are certain, and whether a stop string ends it. Text
+    at the end that may be the start of a stop string is not certain."""
     places = [at for stop in stops if (at := text.find(stop)) >= 0]
     if places:
         return min(places), True
@@ -78,8 +78,7 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
-    """Fetch what is missing of the pair, compile it, and return its session, ready for full
-    speed."""
+    """Fetch what is missing of the pair and compile it; gives its prepared session and the pair."""
     from specdemo.models.load import load_pair
     from specdemo.models.registry import chosen_pair
     from specdemo.session import Session
@@ -101,19 +100,19 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
 
 
 class LocalBackend:
-    """One pair in this process. Until `load` has opened it every request raises NotReady; what its
-    session's queue does not take raises Busy."""
+    """One pair in this process. Requests raise NotReady until `load` has opened it, and Busy when
+    the queue of its session is full."""
 
     def __init__(self, options: ServeOptions, opener: Callable = open_pair):
         self._options, self._opener = options, opener
         self._session: Session | None = None
         self._line = "The model is being loaded"
-        self._stops: set[threading.Event] = set()  # of requests in threads that may be ending
+        self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
         self.failed: str | None = None
 
     def load(self) -> None:
-        """Load now. A failure is what every request gets from then on; it is not raised here."""
+        """Load now. A failure is not raised here; every request then raises NotReady with it."""
         try:
             session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
         except Exception as error:
@@ -162,14 +161,14 @@ class LocalBackend:
         return self._metrics.text().decode()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
-        """The events of an answer, made in a thread of its own. Closing it ends that within a
-        round. Raises BadInput or Busy before the first event, RequestFailed later."""
+        """The events of an answer, which runs in its own thread. Closing the iterator ends it
+        within a round. Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
         def put(item: Event | BaseException) -> None:
-            with suppress(RuntimeError):  # the loop has closed: nobody reads
+            with suppress(RuntimeError):  # the loop has closed, so no events are read
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         def run() -> None:
@@ -208,8 +207,8 @@ class LocalBackend:
     def _events(
         self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
     ) -> Iterator[Event]:
-        """Asks the session; while it waits, that is emitted. Setting `stop` ends it within a
-        round. Raises BadInput or Busy before the first event."""
+        """Asks the session; while the request waits, its place is emitted. Setting `stop` ends the
+        answer within a round. Raises BadInput or Busy before the first event."""
         longest, extras = self._model["max_answer_tokens"], asked.extension
         settings = asked.settings(min(self._options.max_new_tokens, longest))
         numerics = ("exact",) if self._options.strangers else ("exact", "fast")
@@ -220,7 +219,7 @@ class LocalBackend:
         question = Question(
             title,
             settings,
-            None if extras.baseline else prompt,  # a race answers its instruction
+            None if extras.baseline else prompt,  # a baseline decodes the instruction
             extras.certify,
             extras.baseline,
             stop,
@@ -245,7 +244,7 @@ class LocalBackend:
                 yield Event(event, new)
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the `instruction` of its trace: the last message."""
+        """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
         tokenizer = self._loaded.tokenizer
         if isinstance(asked, ChatRequest):
             turns = [one.turn() for one in asked.messages]
@@ -260,8 +259,8 @@ class LocalBackend:
 
 
 class ReplicaBackend:
-    """`engine` is a handle of Ray Serve: `options`, `METHOD.remote`, `broadcast`. Its calls raise:
-    a replica `died`, the queue is `full`, there is `none` to ask."""
+    """Asks replicas: `engine` is a handle of Ray Serve (`options`, `METHOD.remote`, `broadcast`).
+    It raises `died` if a replica dies, `full` if the queue is full, `none` without a replica."""
 
     def __init__(self, engine: Any, died: type, full: type, none: tuple[type, ...]):
         self._engine, self._stream = engine, engine.options(stream=True)
@@ -283,7 +282,7 @@ class ReplicaBackend:
         return {"status": status, "replicas": len(reports), "in_flight": in_flight}
 
     async def metrics(self) -> str:
-        """As one text; each sample has the label `replica`."""
+        """The metrics of all replicas; each sample has the label `replica`."""
         found: dict[str, Metric] = {}
         for report in await self._reports():
             for family in text_string_to_metric_families(report["metrics"]):
@@ -295,8 +294,8 @@ class ReplicaBackend:
         return generate_latest(SimpleNamespace(collect=found.values)).decode()
 
     async def _reports(self) -> list[dict[str, Any]]:
-        """What every running replica reports (`deployment.EngineReplica.report`). All are asked,
-        not one: a full replica would let the question wait."""
+        """The reports of all running replicas (`deployment.EngineReplica.report`). A broadcast asks
+        all of them: a call to one would wait if that replica is full."""
         try:
             asked = self._engine.broadcast("report")
             told = await asked.results_async(timeout_s=5.0, return_exceptions=True)

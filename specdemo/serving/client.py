@@ -1,6 +1,6 @@
-"""A session on another machine: the methods of `specdemo.session.Session` over the API of `serve`.
+"""A session on a server: the methods of `specdemo.session.Session` over the API of `serve`.
 
-The page uses it as it uses a session of its own; nothing is decoded here.
+The page uses it in place of a session of its own; nothing is decoded here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ READERS = {name: TypeAdapter(kind) for name, kind in EVENT_KINDS.items()}
 
 class RemoteSession(Answering):
     """Answers by asking the server at `url`, with the key SPECDEMO_API_KEY if set. Thread safe.
-    Raises BadInput for what is not a URL, Busy while the server loads its model, RequestFailed when
-    it cannot be reached; so do answers, with their first event."""
+    Raises BadInput for an invalid URL, Busy while the server loads its model, RequestFailed if the
+    server cannot be reached. Answers raise the same errors."""
 
-    load = Load()  # the server's own /metrics has it
+    load = Load()  # always empty: the server's own /metrics has its load
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -91,7 +91,7 @@ class RemoteSession(Answering):
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
         prefill = rounds[0].verify_seconds if rounds else 0.0
-        yield Trace(  # what is known of a stopped run: the server's own figures are missing
+        yield Trace(  # of a stopped run, without the figures that the server would send last
             instruction=question.instruction,
             prompt_tokens=prompt_tokens,
             prompt_reused=0,
@@ -108,7 +108,7 @@ class RemoteSession(Answering):
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Failures of a connection, and answers of other servers, are raised as one sentence."""
+        """Raises an error of the connection, or the answer of another server, as one sentence."""
         try:
             yield
         except BadInput:
@@ -124,7 +124,7 @@ class RemoteSession(Answering):
 
 
 def _event(line: str) -> Any:
-    """The event in the `speculative` of a line's chunk, None where there is none. Raises
+    """The event in the field `speculative` of a line's chunk, None if there is none. Raises
     RequestFailed for an error in the stream."""
     if not line.startswith("data: {"):
         return None
@@ -140,7 +140,7 @@ def _event(line: str) -> Any:
 
 
 def _require_ok(response: httpx.Response) -> None:
-    """Raises the exception of a response other than 200, with the server's own sentence."""
+    """Raises the server's own sentence for a status other than 200, as the matching exception."""
     status = response.status_code
     if status == 200:
         return

@@ -1,7 +1,7 @@
 """The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API.
 
-`app` builds it, for `specdemo serve` and for `serve deploy` alike. Ray places, watches, restarts,
-scales and balances; what happens to a request whose engine dies is decided in `backend`.
+`app` builds it for `specdemo serve` and for `serve deploy`. Ray places, watches, restarts, scales
+and balances the engines; `backend` decides what happens to a request whose engine dies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EngineReplica:
         self._backend.close()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception]:
-        """The events. An error comes as data: Ray would wrap an exception in a traceback."""
+        """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
         try:
             async with aclosing(self._backend.answer(asked)) as events:
                 async for event in events:
@@ -70,7 +70,7 @@ class EngineReplica:
 @serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Gateway:
-    """The API, in front of the engines. Holds no model; takes next to no memory."""
+    """The API, in front of the engines. Holds no model and takes little memory."""
 
     def __init__(self, engine: DeploymentHandle, options: ServeOptions):
         none = DeploymentUnavailableError, RayError
@@ -82,8 +82,8 @@ class Gateway:
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
-    """The application. `serve deploy` calls it with the `args` of its config file, which must be
-    those of ServeOptions; they default to the embedded pair, shared by strangers."""
+    """The application. `serve deploy` calls it with the `args` of its config file, named as the
+    fields of ServeOptions; the default is the embedded pair, shared by strangers."""
     given = {"pair": "embedded", "shared": True}
     options = parse(ServeOptions, given | args) if isinstance(args, dict) else args
     scaling: dict[str, Any] = {"num_replicas": options.replicas}

@@ -1,5 +1,5 @@
-"""What stands before both servers, the page's and the API's: who may ask, how large and how slow a
-request may be, and how a server ends. Knows nothing of what is asked."""
+"""The checks in front of both servers, the page's and the API's: which hosts and origins may ask,
+how large and slow a request may be; and how a server shuts down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdemo.errors import BadInput, SpecdemoError
 
-MAX_BODY = 4_000_000  # bytes; no prompt that a context holds is longer, and nothing is uploaded
+MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
@@ -37,12 +37,12 @@ HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
 
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
-"""Where the proxies of a Space are: the address before them in X-Forwarded-For is the visitor's."""
+"""The networks of a Space's proxies. In X-Forwarded-For the visitor's address is before theirs."""
 
 
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
-    """Whether people who do not know each other share a server: as the option says, else on a
-    Space, with a public link, or where `host` is not this machine's loopback address."""
+    """Whether people who do not know each other share a server: as `option` says; if it is None, on
+    a Space, with a public link (`share`), or if `host` is not a loopback address."""
     address = _address(host)
     own = address.is_loopback if address else host == "localhost"
     found = share or "SPACE_ID" in os.environ or not own
@@ -59,12 +59,12 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class Door:
     """The rules of one server, as ASGI middleware. Thread safe to read and close.
 
-    Requests are answered whose Host is the server's own: localhost, an address, the name of the
-    machine or of the Space, or one of `allowed_hosts` ("*" for any); no page of another site can
-    then reach it through a name of its own (DNS rebinding). A browser's Origin must be that host or
-    one of `allow_origins`. What changes something must be JSON of MAX_BODY bytes at most. Once
-    `closing` is set, nothing new begins. Responses of paths that begin with one of `endless` last
-    as long as their client stays.
+    The Host of a request must be localhost, an address, the name of the machine or of the Space, or
+    one of `allowed_hosts` ("*" for any). No page of another site can then reach the server through
+    a name of that site (DNS rebinding). A browser's Origin must be that host or one of
+    `allow_origins`. A body has MAX_BODY bytes at most; that of a POST is JSON. Once `closing` is
+    set, /health and all but GET, HEAD and OPTIONS get 503. Responses of paths that begin with one
+    of `endless` last as long as their client stays; `open` does not count them.
     """
 
     endless: tuple[str, ...] = ("\0",)
@@ -77,7 +77,7 @@ class Door:
         self.open = 0
 
     def middleware(self) -> list[Middleware]:
-        """For a Starlette application. Other origins may read answers only where one is allowed."""
+        """For a Starlette application. Of other origins only allowed ones may read answers."""
         cors = {"allow_origins": self.allow_origins, "allow_headers": ["*"]}
         return [
             Middleware(CORSMiddleware, allow_methods=["*"], **cors),
@@ -85,7 +85,7 @@ class Door:
         ]
 
     def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
-        """A status and a sentence for a request that the application could not make sense of."""
+        """The status and sentence for a request that the application cannot handle, else None."""
 
     async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,7 +113,7 @@ class Door:
             self.open -= counted
 
     def _check(self, scope: Scope) -> None:
-        """Raises HTTPException for a request that may not come in."""
+        """Raises HTTPException for a request that is not allowed."""
         headers, method = Headers(scope=scope), scope["method"]
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         name, site = _name(host), origin.partition("://")[2]
@@ -141,7 +141,7 @@ def _name(place: str) -> str:
 
 
 async def _whole_body(scope: Scope, receive: Receive) -> bytes:
-    """Raises HTTPException for a body over MAX_BODY, or not here within BODY_SECONDS."""
+    """The body. Raises HTTPException if it exceeds MAX_BODY or takes more than BODY_SECONDS."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -157,7 +157,7 @@ async def _whole_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def refusal(error: Exception) -> JSONResponse:
-    """What OpenAI's clients are told of an exception; an unforeseen one is only named."""
+    """The response to OpenAI's clients for an exception; of an unexpected one only its class."""
     status, headers, param, code = 500, None, None, None
     message = f"The server had an error while processing your request ({type(error).__name__})."
     if isinstance(error, RequestValidationError):
@@ -189,20 +189,20 @@ def _first_finding(error: RequestValidationError) -> BadInput:
 
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:
-    """Whether the request brought the key, or none is needed; takes as long for every key."""
+    """Whether the request has the key, or none is needed. Compares in constant time."""
     given = request.headers.get("authorization", "")
     return key is None or hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose next request does not come, or stops in its head."""
+    """HTTP/1.1 that closes a connection if the head of its next request does not come in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._look(...)
 
     def _look(self, request: object) -> None:
-        """Close if no request has come since the last look, when `request` was the latest."""
+        """Close if no request has come since the last call, when `request` was the latest."""
         if self.conn.their_state is h11.IDLE and self.cycle is request:
             self.transport.close()
         if not self.transport.is_closing():
@@ -210,10 +210,10 @@ class PatientProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """For `run(sockets=[...])`: serves until SIGINT or SIGTERM. What has begun may finish within
-    `drain_seconds` (a second signal ends it at once); new requests get 503 meanwhile. `finish` ends
-    the responses that would last for ever. X-Forwarded-For counts only where it comes from one of
-    the `trusted_proxies` (addresses and networks, separated by commas).
+    """Serves, with `run(sockets=[...])`, until SIGINT or SIGTERM. Then running responses may finish
+    within `drain_seconds` (a second signal ends them at once); new requests get 503. `finish` ends
+    the responses that would never end. X-Forwarded-For is used only if it comes from one of the
+    `trusted_proxies` (addresses and networks, separated by commas).
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Server(uvicorn.Server):
                 proxy_headers=bool(trusted_proxies),
                 forwarded_allow_ips=trusted_proxies,
                 limit_concurrency=1000,  # connections; further ones get 503
-                timeout_graceful_shutdown=3,  # seconds, for what `finish` cuts short
+                timeout_graceful_shutdown=3,  # seconds, for responses that `finish` ends
             )
         )
         self._door, self._drain_seconds, self._finish = door, drain_seconds, finish
@@ -257,9 +257,9 @@ class Server(uvicorn.Server):
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address. Raises BadInput when that cannot be had."""
+    """A socket that listens on the address. Raises BadInput if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Of a socket that names its protocol, asyncio sends small writes at once; else 40 ms late.
+    # asyncio sends small writes at once only if the socket names its protocol; else 40 ms later.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""`specdemo load`: what visitors of a page get together, over its public endpoint."""
+"""`specdemo load`: measures a page with many visitors, over its public endpoint."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from specdemo.terminal import show
 ROOT = Path(__file__).resolve().parents[2]
 
 DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
-"""The endpoint's further inputs, from the draft length to the numerics."""
+"""The other inputs of the endpoint, from the draft length to the numerics."""
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class LoadOptions:
-    """What to measure."""
+    """The options of `specdemo load`."""
 
     visitors: whole(1, 64) = option(
         16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
@@ -49,8 +49,8 @@ class LoadOptions:
 def ask(
     client: httpx.Client, url: str, instruction: str, max_new_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Ask over the page's endpoint /generate, in a session of its own: its pieces, each with the
-    number of `tokens` so far and, the last, the `text`. Raises RequestFailed."""
+    """Ask over the page's endpoint /generate, in a session of its own. Yields the pieces, each with
+    the number of `tokens` so far; the last has the `text`. Raises RequestFailed."""
     call = f"{url}/gradio_api/call/generate"
     body = {"data": [instruction, max_new_tokens, *DEFAULTS], "session_hash": uuid.uuid4().hex}
     event = ""
@@ -74,9 +74,9 @@ def ask(
 def level(
     url: str, questions: Iterator[str], max_new_tokens: int, visitors: int, seconds: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """What so many visitors get who each ask one question after the other for so long, as the
-    contract of `load` has it, and the messages of all errors. Tokens count that arrive in time."""
-    # Visitors share it: making one takes 30 ms of the processor, which the models would lack.
+    """Measures the page while `visitors` each ask question after question for `seconds`. Gives the
+    figures and the messages of all errors. Only tokens that arrive within `seconds` count."""
+    # Visitors share one client: making one takes 30 ms of processor time from the models.
     client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
     stop = threading.Event()
     tokens: list[int] = []
@@ -101,7 +101,7 @@ def level(
         visits = pool.map(visit, range(visitors))
         time.sleep(seconds)
         stop.set()
-        list(visits)  # raises what a visitor raised
+        list(visits)  # raises the error of a visitor
     settle(url)
     median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
     figures = {
@@ -117,7 +117,7 @@ def level(
 
 
 def settle(url: str) -> None:
-    """Wait until the server has no request left, as far as its /health tells, at most 30 s."""
+    """Wait until the server's /health reports no request, at most 30 s."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         told = httpx.get(f"{url}/health", timeout=10).json()
@@ -136,12 +136,12 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
     find_pair(asked.pair)
     prompts = [one.instruction for one in spread(read_prompts(), None)]
     prompts = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
-    # With a number of its own no question is in the server's prefix cache.
+    # Each question ends in its own number, so that none is wholly in the server's prefix cache.
     questions = map("{} ({})".format, prompts, itertools.count())
     out = sys.stderr if json_file == "-" else sys.stdout
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
-    # Prompts repeat: a table that learns their answers would be measured instead.
+    # Prompts repeat: a table that learns their answers would speed the later ones up.
     command = "app.py", "--pair", asked.pair, "--no-learn-ngrams"
     fewer = [at for at in (1, 4, 8, 16, 32) if at < asked.visitors]
     with started(*command, SPECDEMO_LOG="WARNING") as server:
@@ -162,8 +162,8 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
 
 @contextmanager
 def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
-    """`python COMMAND --port PORT` in a process of its own on 127.0.0.1, ready: its `url`,
-    `process`, and what it has `said`."""
+    """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
+    ready, its `url`, its `process`, and `said`, which returns its output."""
     from specdemo.serving.door import bound_socket
 
     with bound_socket("127.0.0.1", 0) as probe:

@@ -1,7 +1,7 @@
-"""What a service is made of: which pair, how many replicas, how much each takes on. Checked data.
+"""The options of the servers: which pair, how many replicas, how many requests for each.
 
-The `serve` command makes options of its fields, Ray Serve takes them from the `args` of a config
-file.
+The command `serve` makes its options from the fields; Ray Serve takes them from the `args` of a
+config file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, option,
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServerOptions(ModelChoice):
-    """What the page's server and the API's are both told: the models, and who may ask."""
+    """The options of both servers, the page's and the API's: the models, and who may ask."""
 
     host: Line = option("127.0.0.1", "address to listen on")
     port: whole(1, 65535) = option(8000, "port to listen on")
@@ -57,7 +57,7 @@ class ServerOptions(ModelChoice):
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServeOptions(ServerOptions):
-    """The fields below too; `gateways` are processes that speak the API."""
+    """The options of the API's server. `gateways` is the number of processes that serve the API."""
 
     max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
         512, "tokens of a chat answer whose request names no limit"

@@ -1,6 +1,6 @@
-"""Requests of the API as OpenAI's clients know them, and one extension: `speculative`.
+"""The requests of the API, in the format of OpenAI's clients, and one extension: `speculative`.
 
-What cannot be honoured is refused by name, never ignored.
+A parameter that would change the answer but is not supported is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
     "reasoning_effort verbosity parallel_tool_calls prediction"
 ).split()
-"""Parameters that change nothing of an answer here."""
+"""Parameters that do not change an answer here."""
 
 
 class Strict(BaseModel):
@@ -85,7 +85,7 @@ class CommonRequest(Sampling):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def settings(self, default_limit: int) -> Settings:
-        """How to answer; without a seed, a new one at each call."""
+        """The settings of the request; without a seed, each call draws a new one."""
         limit = self.max_tokens or default_limit
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
@@ -103,7 +103,7 @@ class ChatMessage(Strict, extra="ignore"):
     content: str | list[TextPart] | None = None
 
     def turn(self) -> Message:
-        """As a chat template takes it."""
+        """The message in the form that a chat template takes."""
         content = self.content or ""
         parts = [content] if isinstance(content, str) else [part.text for part in content]
         return Message("system" if self.role == "developer" else self.role, "".join(parts))

@@ -28,7 +28,7 @@ RAY_OFF = (
     "RAY_USAGE_STATS_ENABLED",
     "RAY_SERVE_LOG_TO_STDERR",
     "RAY_enable_metrics_collection",
-    # Despite its name, off makes Ray listen on the loopback address alone, on every system.
+    # Despite its name, 0 makes Ray listen on the loopback address only, on every system.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
 )
 
@@ -46,7 +46,7 @@ def serve(options: ServeOptions) -> None:
             "serve runs its replicas on Ray Serve, which is not installed: pip install -r "
             "requirements-serve.txt, or use --no-ray for one engine in this process."
         )
-    # Replicas run in other folders.
+    # Replicas run in other folders, so paths are made absolute.
     folders = {"target": options.target, "draft": options.draft}
     whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
     ended = threading.Event()
@@ -91,8 +91,8 @@ def serve_locally(options: ServeOptions) -> None:
 
 @contextlib.contextmanager
 def on_ray(options: ServeOptions) -> Iterator[str]:
-    """The service on a cluster of its own, ready; gives its URL. Answers that have begun are
-    finished at exit. Raises RequestFailed when it does not come up."""
+    """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
+    answers are finished. Raises RequestFailed if the service does not start."""
     from specdemo.serving.door import bound_socket, url_of
 
     most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
@@ -114,7 +114,7 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
     ray.init(
         num_cpus=processors(),
         include_dashboard=False,
-        object_store_memory=100_000_000,  # bytes; what passes between processes is far smaller
+        object_store_memory=100_000_000,  # bytes; messages between processes are far smaller
         _node_ip_address="127.0.0.1",
         log_to_driver=False,
         logging_level="ERROR",

@@ -1,4 +1,4 @@
-"""The page: Gradio layout and events, Plotly figures, scripts that draw tokens as they arrive.
+"""The page: Gradio layout and events, and scripts that draw tokens as they arrive.
 
 It asks a session for answers and draws traces; nothing here decodes, measures or downloads.
 """
@@ -12,8 +12,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 MAX_EVENTS = 64
-"""Runs in work or waiting at once; the session's scheduler decides how many share the models."""
+"""Runs that are active or wait at once; the scheduler decides how many share the models."""
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
-"""Options of an event that is no endpoint. Gradio's own sign of progress keeps a browser drawing
-sixty times a second even where it is hidden, so it is shown on nothing; the page has its own."""
+"""Options of an event that is not an endpoint. Gradio's progress display makes a browser draw sixty
+times a second even where it is hidden, so it is shown on nothing; the page has its own."""

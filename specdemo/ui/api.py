@@ -1,6 +1,6 @@
-"""The endpoint for programs, /generate; a server for programs is `specdemo serve`."""
+"""The page's endpoint for programs, /generate; `specdemo serve` is the server for programs."""
 
-# Annotations here are no strings: Gradio derives the endpoint's types from them.
+# No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from specdemo.ui.wording import error_sentence
 
 
 def add(service: Service, offer: Offer) -> None:
-    """Adds the endpoint to the Blocks being built. It uses the pair the server started with."""
+    """Adds the endpoint to the Blocks being built. It answers with the pair `offer.first`."""
 
     def generate(
         request: gr.Request,
@@ -30,7 +30,7 @@ def add(service: Service, offer: Offer) -> None:
         top_k: int = 0,
         seed: int = 0,
         numerics: str = "exact",
-    ) -> dict:  # of which it yields many: Gradio reads no Iterator
+    ) -> dict:  # the type of each item that it yields: Gradio does not read Iterator
         """Answer an instruction with speculative decoding, streamed as it is generated.
 
         Each item holds the text that is new since the one before in "delta", and the figures so

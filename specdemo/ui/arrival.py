@@ -1,5 +1,5 @@
-"""A pair that is fetched while a smaller one answers: its progress in one line of the page, and the
-change to it, by a click, or by itself where strangers share the server."""
+"""Fetches a larger pair while a smaller one answers, shows its progress in one line of the page,
+and changes to it: after a click, or at once where strangers share the server."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ STATES = {
     "changing": ("", "Loading {}; questions are answered meanwhile"),
     "here": ("", "{} answers from now on"),
 }
-"""What a click does in each state, and what the line says."""
+"""By state: the label of the button, "" for no button, and the text of the line."""
 
 RETRY_SECONDS = 300.0
-"""After which a shared server, where nobody may click, tries again to fetch what it could not."""
+"""How long after a failed fetch a shared server, which has no button, tries again."""
 
 
 class Arrival:
-    """The pair `offer.later` on its way. `state` is one of STATES, `error` the sentence of
-    "failed"."""
+    """Fetches the pair `offer.later` and changes to it. `state` is one of STATES, `error` the
+    reason of "failed"."""
 
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
@@ -55,7 +55,7 @@ class Arrival:
             self._thread.start()
 
     def press(self, button: str) -> None:
-        """Do what a button says, if it still says so."""
+        """Do what the label `button` says, if the button still has that label."""
         with self._lock:
             if STATES[self.state][0] != button:
                 return
@@ -89,7 +89,7 @@ class Arrival:
                 raise RequestFailed("Paused.")
             self.progress = progress
 
-        # The first answer needs the processor that a quick download would take.
+        # A fast download would take processor time from the first answer.
         while (told := self._service.health())["status"] == "loading" or told["preparing"]:
             report(self.progress)
             time.sleep(0.2)
@@ -102,7 +102,7 @@ class Arrival:
 
     @property
     def line(self) -> str:
-        """HTML of what is going on."""
+        """The state and the progress, as HTML."""
         said, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
         if self.state == "failed":
             said += f" {self.error}"
@@ -113,14 +113,14 @@ class Arrival:
         return f"<span>{html.escape(said)}</span>{bar}"
 
     def lay_out(self) -> None:
-        """Adds the line to the layout being built, with a button where the page is its owner's."""
+        """Adds the line to the layout being built, with a button unless the server is shared."""
         with gr.Row(elem_id="sd-arrival"):
             shown = gr.HTML(self.line, elem_classes="sd-arrival")
             self._button = gr.Button("Pause", size="sm", scale=0, visible=not self.shared)
         self._shown = [shown, self._button, gr.Timer(5 if self.shared else 1)]
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, pair: gr.Dropdown) -> None:
-        """`status` and the list of `pair` say which pair answers."""
+        """Connects the events. `status` and the list of `pair` then show which pair answers."""
         shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
         gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
         if not self.shared:

@@ -1,4 +1,4 @@
-"""The benchmark tab: prompts, a live table, files to keep, and a race of drafts."""
+"""The benchmark tab: runs prompts, shows a live table, offers its files, and compares drafts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Tab:
     def _guarded(
         self, work: Callable[..., Iterator], request: gr.Request, values: Sequence[Any]
     ) -> Iterator[dict[Any, Any]]:
-        """What `work` yields; what fails is one sentence in place of the progress."""
+        """Yields what `work` yields; an error is shown as one sentence in place of the progress."""
         files = {file: gr.update(interactive=False) for file in self.files}
         yield {self.table: "", **files}
         prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))

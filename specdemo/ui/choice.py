@@ -18,8 +18,8 @@ from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
 
 AUTO, OWN = "auto", "own"
-"""Two choices of pair beside the names of pairs: the one that suits the machine, and the visitor's
-own."""
+"""Two values of `pair` that are not names of pairs: the pair that suits the machine, and the
+visitor's own pair."""
 
 DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
 LONGEST_LINK_QUESTION = 2000
@@ -44,8 +44,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 
 
 def models_of(values: Mapping[str, Any]) -> ModelChoice:
-    """The models among `values`; the visitor's own have no pair name. Raises BadInput. Whether they
-    exist is found when they are opened."""
+    """The models among `values`; the visitor's own pair has no name. Raises BadInput. Whether the
+    models exist is checked when they are opened."""
     chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
     if chosen.pair != OWN:
         return replace(chosen, target="", draft="", weight_format="int8")
@@ -60,10 +60,10 @@ def models_of(values: Mapping[str, Any]) -> ModelChoice:
 def from_link(
     query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values that a link asks for; whatever is missing or impossible stays at its default.
+    """The values that a link sets; a missing or invalid value keeps its default.
 
-    Devices and a pair of one's own are not taken from a link: a click must not fetch or run what a
-    stranger named.
+    Devices and a visitor's own pair are not taken from a link: a click must not fetch or run models
+    that a stranger named.
     """
     values = dict(defaults)
     if "question" in query:
@@ -79,11 +79,11 @@ def from_link(
 
 
 class Offer:
-    """The choices of one server. `first` is what it answers with unasked. A server that starts with
-    the pair AUTO has one that stands for it there; `later` suits the machine better and is not
-    here, and takes its place once it is opened. Where strangers share the server nobody may choose
-    what would load or compile models anew: `fixed` names these inputs. `capacity` is what sessions
-    are made for (`active`, `cache_mb`, `learn` of Session)."""
+    """The models that one server offers. `first` is its default; if the server starts with the pair
+    AUTO, `first` names the pair that stands for it. `later` is a pair that suits the machine better
+    but is not here; it replaces the pair of `first` once it is opened. Where strangers share the
+    server, visitors may not change the inputs `fixed`, which would load or compile models.
+    `capacity` are arguments of Session (`active`, `cache_mb`, `learn`)."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity
@@ -96,8 +96,7 @@ class Offer:
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
-        that are not offered or cannot be opened: a wrong name must not unload the pair that is
-        here."""
+        that are not offered and for wrong names, which must not unload the pair that is here."""
         if chosen.pair and chosen.pair in (AUTO, self.first.pair):
             draft = chosen.draft or self.first.draft
             chosen = replace(chosen, pair=self.first.pair, draft=draft)
@@ -111,8 +110,8 @@ class Offer:
         return chosen
 
     def fetch(self, chosen: ModelChoice, report: Callable[[str], None]) -> bool:
-        """Fetch what is missing of the models. Whether there is memory to load them beside others.
-        Raises SpecdemoError."""
+        """Fetch missing files of the models. Returns whether there is memory to load the models
+        beside those in memory now. Raises SpecdemoError."""
         from specdemo.models.load import fetch_pair
 
         models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
@@ -120,7 +119,7 @@ class Offer:
         return machine.available_bytes() > weights + WORKING_BYTES
 
     def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
-        """Fetch what is missing of the models, compile them, and return their session. Takes
+        """Fetch missing files of the models, compile the models, and return their session. Takes
         seconds to hours. Raises SpecdemoError."""
         from specdemo.models.load import load_pair
 
@@ -134,8 +133,8 @@ class Offer:
         return session
 
     def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
-        """Titles and names for the page's list; `survey` adds how each pair stands on this machine
-        and looks at memory and disk."""
+        """(title, name) of each offered pair, for the page's list. `survey` looks at disk and
+        memory; titles then say whether a pair is here, whether it fits, and what was measured."""
         auto = self.defaults["pair"] == AUTO
         offered = [("The pair that suits this machine", AUTO)] if auto else []
         offered += [(pair.title, pair.name) for pair in registry.PAIRS]
@@ -150,9 +149,8 @@ class Offer:
 
 
 class RemoteOffer(Offer):
-    """The one choice of a page in front of an engine elsewhere (`app.py --engine`): its pair.
-    Raises RequestFailed when there is none, Busy while it loads, BadInput for a URL that is
-    none."""
+    """The one choice of a page whose engine runs elsewhere (`app.py --engine`): the engine's pair.
+    Raises RequestFailed if no engine answers, Busy while it loads, BadInput for an invalid URL."""
 
     def __init__(self, url: str):
         self._url = url
@@ -160,10 +158,10 @@ class RemoteOffer(Offer):
             pair = session.info
         title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
         super().__init__(ModelChoice(target=title), shared=True)
-        self.fixed = MODELS  # which numerics it has is the engine's to say
+        self.fixed = MODELS  # not the numerics: the engine refuses those that it does not offer
 
     def open_session(self, *_: object) -> Answering:
-        """The engine, whatever was chosen."""
+        """A session with the engine, whatever was chosen."""
         from specdemo.serving.client import RemoteSession
 
         return RemoteSession(self._url)

@@ -1,4 +1,4 @@
-"""What the page's server is told beside what every server is; `app.py` has options of it."""
+"""The options of the page's server, beside those of every server; `app.py` offers them."""
 
 import os
 

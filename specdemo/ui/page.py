@@ -1,4 +1,4 @@
-"""The page: its tabs, its looks and its scripts, and what the race's inputs, Run and Stop do."""
+"""The page: its tabs, theme and scripts, and the events of the race tab."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 
 SCRIPTS = "tokens.js", "keep.js", "stage.js"
 RECORDED = STATIC / "recorded.json"
-"""The run that plays before anybody has asked; `tools/page_record.py` makes it."""
+"""The run that the page plays before the first question; `tools/page_record.py` makes it."""
 
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
 THEME = gr.themes.Base(
@@ -59,8 +59,8 @@ EXAMPLES = (
 def build(
     service: Service, offer: Offer, max_new_tokens: int = 100, arrival: Arrival | None = None
 ) -> tuple[gr.Blocks, dict[str, Any]]:
-    """The page for a service, and what `launch` takes with it: theme, styles and scripts.
-    `max_new_tokens` is where that setting starts, `arrival` a pair that is being fetched."""
+    """The page for a service, and the options to mount it with: theme, styles and scripts.
+    `max_new_tokens` is the first value of that setting, `arrival` a pair that is being fetched."""
     running = Running()
     recorded = RECORDED.read_text("utf-8")
     defaults = {
@@ -88,8 +88,8 @@ def build(
         if arrival:
             arrival.connect(blocks, status, tab.inputs["pair"])
         api.add(service, offer)
-    # One closure for all scripts, which share their names. Gradio's own `css` would put a prefix
-    # before every selector.
+    # The scripts share their names, so they are in one closure. Gradio's own `css` would put a
+    # prefix before every selector.
     known = json.dumps(runs.opened(recorded)).replace("<", "\\u003c")
     scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
     head = f"<style>{_static('style.css')}</style>"
@@ -171,15 +171,15 @@ class RaceTab:
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
-        """Connects the events of the tab, both buttons that stop, and those of opening and leaving
-        the page. After opening it, a race and tuning `status` says what is here."""
+        """Connects the events of the tab, of both Stop buttons, and of opening and leaving the
+        page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
         remember = f"(...values) => window.specdemo.settings({json.dumps(choice.NAMES)}, values)"
-        # "multiple": the default drops a change that comes while another one is being told.
+        # "multiple": the default drops a change that comes while another one is handled.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        # The values are checked as settings are everywhere, and told in a sentence.
+        # `preprocess` is off: `settings.parse` checks the values and reports errors in a sentence.
         limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
         asked = [self.run.click, self.inputs["question"].submit]
         raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)

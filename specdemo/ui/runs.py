@@ -1,7 +1,7 @@
-"""A run as the page sees it: what a session yields becomes small JSON envelopes for the page's
-script, and a run can be stopped. Nothing is kept: a link holds the whole run.
+"""Runs of the page: turns a session's events into small JSON envelopes for the page's script, and
+stops runs. The server keeps no run: a link holds the whole run.
 
-No HTML is made here or by the script, which draws text with `textContent` only.
+No HTML is made here; the script draws text with `textContent` only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Running:
 
     @contextmanager
     def run(self, session: str) -> Iterator[Event]:
-        """The stop signal of a new run, which ends an earlier run of the same session. It is set
-        when the run is left, however that happens."""
+        """The stop signal of a new run; an earlier run of the same session is stopped. The signal
+        is set when the block ends, with or without an error."""
         self.stop(session)
         stop = self._stops[session] = Event()
         try:
@@ -53,14 +53,14 @@ class Running:
 
 
 class Channel:
-    """The sending end for one run. The size of an envelope does not grow with the answer."""
+    """Makes the envelopes of one run. The size of an envelope does not grow with the answer."""
 
     def __init__(self, limit: int = 0):
         self.run, self.limit = uuid.uuid4().hex[:16], limit
         self.rounds: list[Round] = []
         self.baseline: list[BaselineToken] = []
-        # A browser draws only the latest of two updates that arrive within one frame, so that each
-        # envelope repeats what was new in the one before.
+        # A browser draws only the latest of two updates that arrive within one frame, so each
+        # envelope repeats the new items of the one before.
         self._sent = deque([(0, 0)], maxlen=2)
 
     def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
@@ -82,7 +82,7 @@ class Channel:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, once, its verdict and what if."""
+        """The last envelope of a run: the whole trace, its verdict and the table of `what_if`."""
         self.rounds, self.baseline = [], []
         told = {"verdict": verdict(trace), "what_if": what_if(trace)}
         return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
@@ -94,8 +94,8 @@ def failed(error: Exception) -> str:
 
 
 def opened(text: str) -> str:
-    """The envelope of a run that was measured before, from its JSON (a file's, or a link's), or of
-    one sentence on what is wrong with that."""
+    """The envelope of a run that was measured before, from the JSON of a file or a link, or of one
+    sentence about what is wrong with the JSON."""
     try:
         trace = from_json(text)
     except BadInput as error:
@@ -106,8 +106,8 @@ def opened(text: str) -> str:
 def run(
     service: Service, running: Running, offer: Offer, visitor: Visitor, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Answer and baseline for the inputs `given`, update by update. An error ends it with one
-    sentence."""
+    """Yields the envelopes of answer and baseline for the inputs `given`. An error ends the run
+    with one sentence."""
     with running.run(visitor.name) as stop:
         try:
             settings, pair = settings_of(given), offer.resolve(models_of(given))

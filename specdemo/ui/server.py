@@ -1,4 +1,4 @@
-"""Starts the server: checks the options, puts the page up, and loads the models behind it."""
+"""Starts the page's server: checks the options, serves the page, and loads the models meanwhile."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ STOP_LOOP = b"""<head><script>{
   window.requestAnimationFrame = (draw) =>
     window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
 }</script>"""
-"""Gradio 6.31's loading screen leaves a loop behind that asks for sixty frames a second, which take
-5 % of a core. It ends once the page is there. Gradio's own `head` is put in too late for this."""
+"""Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 5 % of a
+core. This ends the loop once the page is there. Gradio adds its own `head` too late for it."""
 
 
 def main(options: PageOptions) -> None:
@@ -97,8 +97,8 @@ def main(options: PageOptions) -> None:
 
 
 class PageDoor(doors.Door):
-    """The door of the page. It knows which of Gradio's endpoints there are and what they take, so
-    that a wrong request is told so before Gradio fails on it."""
+    """The Door of the page. Checks requests against the inputs of Gradio's endpoints, so that a
+    wrong request gets a clear error before Gradio fails on it."""
 
     endless = ("/gradio_api/heartbeat/",)
 
@@ -145,8 +145,7 @@ def page_app(
     key: str | None,
 ) -> FastAPI:
     """The page with its endpoint, GET /health and GET /metrics. /health has status 200 once the
-    models are ready, else 503. With a `key` its figures, and /metrics, are for those who have
-    it."""
+    models are ready, else 503. With a `key`, /metrics and the figures of /health need the key."""
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
@@ -168,7 +167,7 @@ def page_app(
         return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     async def unreadable(request: Request, error: Exception) -> Response:
-        """Gradio's own handlers fail like this on what they were sent; the work is done later."""
+        """Gradio's handlers raise these errors for a malformed request, before any work begins."""
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
@@ -178,10 +177,10 @@ def page_app(
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
-    blocks.state_session_capacity = 256  # 0.2 MB each; the longest unused go first
+    blocks.state_session_capacity = 256  # 0.2 MB each; the least recently used is dropped first
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
-    # Gradio looks for new events a thousand times a second: 5 % of a processor core, all the time.
-    # The first token of a question waits for it, so it is not longer.
+    # By default Gradio looks for new events a thousand times a second, which takes 5 % of a core.
+    # The first token of a question waits for this interval, so it is not longer.
     blocks._queue.sleep_when_free = 0.005
     # Without this a mounted page copies any file of this machine that a request names (launch()
     # sets it; mount_gradio_app of Gradio 6.31 does not).
@@ -200,12 +199,12 @@ def page_app(
 
 
 def public_name(host: str, port: int) -> str:
-    """Opens a tunnel for --share and prints its address; the name in it. Raises RequestFailed."""
+    """Opens a tunnel for --share, prints its URL, returns its host name. Raises RequestFailed."""
     from gradio.networking import setup_tunnel
 
     try:
         name = urlsplit(setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)).netloc
-    except Exception as error:  # of the download of its program, and of its server
+    except Exception as error:  # from the download of the tunnel's program, or from its server
         raise RequestFailed(f"No public link could be made: {error}") from error
     print(f"Anybody can reach it for a week: https://{name}", flush=True)
     return name

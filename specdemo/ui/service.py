@@ -1,4 +1,4 @@
-"""The loaded pair, opened in a background thread, and the limits of who may ask it how much.
+"""Loads the pair in a background thread, and limits how much each visitor may ask.
 
 How many requests run at once is not decided here: the session's scheduler queues them.
 """
@@ -34,9 +34,9 @@ BEGINNING = "Getting the models ready"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server gives: characters of an instruction, tokens of an answer, requests of one
-    visitor at once and a minute, and of one network address, seconds for a request, waiting
-    included, and the numerics that are loaded."""
+    """The limits of one server: characters of an instruction, tokens of an answer, requests at once
+    and a minute of one visitor and of one network address, seconds of a request with its waiting
+    time, and the numerics that may be asked for."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
@@ -50,20 +50,20 @@ class Limits:
 
 LIMITS = Limits()
 SHARED_LIMITS = Limits(numerics=("exact",))
-"""Of a server that strangers share: what makes it compile is its owner's."""
+"""Limits of a server that strangers share: other numerics would make it compile models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A browser session or a program. `address` is empty where it tells nobody apart."""
+    """A browser session or a program. `address` is empty if it does not tell visitors apart."""
 
     name: str = ""
     address: str = ""
 
 
 def visitor_of(request: gradio.Request) -> Visitor:
-    """The visitor behind a request. The address is the connection's, or what a trusted proxy says
-    (`door.Server`); one of this machine is left out."""
+    """The visitor that sent a request. The address is the connection's, or the one that a trusted
+    proxy sends (`door.Server`); a loopback address is left out."""
     address = str(request.client.host) if request.client else ""
     try:
         address = "" if ipaddress.ip_address(address).is_loopback else address
@@ -83,13 +83,13 @@ class Gate:
 
     @property
     def visitors(self) -> int:
-        """Visitors that have a request."""
+        """The number of visitors with a request in progress."""
         with self._lock:
             return sum(whose == "you" for whose, _ in self._at_work)
 
     @contextmanager
     def request(self, visitor: Visitor) -> Iterator[None]:
-        """One request of this visitor, while it lasts. Raises Busy when it is over a limit."""
+        """Counts one request of `visitor` during the block. Raises Busy if it exceeds a limit."""
         limits, now = self.limits, monotonic()
         rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
         if visitor.address:  # a program can make up a new name for every question
@@ -124,11 +124,11 @@ class Gate:
 
 
 class LimitedSession(Answering):
-    """A session within the limits of one request, which counts how the request ended. Attributes
-    that are not here are the session's own.
+    """Applies the limits to one request of a session, and counts how the request ended. Other
+    attributes are those of the session.
 
-    What it raises comes with the first event: BadInput too for an instruction or an answer over the
-    limits, RequestFailed when it took too long."""
+    Raises BadInput, with the first event, for an instruction or an answer over the limits, and
+    RequestFailed, with the last, when the request takes too long."""
 
     def __init__(self, session: Answering, metrics: Metrics, limits: Limits = LIMITS):
         self._session, self._metrics, self._limits = session, metrics, limits
@@ -137,7 +137,7 @@ class LimitedSession(Answering):
         return getattr(self._session, name)
 
     def close(self) -> None:
-        """The session is not this request's to close."""
+        """Does nothing: other requests use the session too."""
 
     def ask(self, question: Question) -> Iterator[Any]:
         limits, settings = self._limits, question.settings
@@ -170,7 +170,7 @@ class LimitedSession(Answering):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the service is doing. `kind` is "loading", "ready" or "failed"."""
+    """The state of the service for a pair. `kind` is "loading", "ready" or "failed"."""
 
     kind: str
     pair: ModelChoice
@@ -178,11 +178,11 @@ class State:
 
 
 class Service:
-    """One pair at a time. Another is fetched and loaded while the first answers, and then takes its
-    place; what runs at that moment ends on the first.
+    """Answers with one pair at a time. Another pair is fetched and loaded while the first answers,
+    and then replaces it; requests that run at that moment end on the first.
 
-    `fetch` gets a pair's files and says whether there is memory to load it beside another one.
-    Where there is not, the one that is here is closed before.
+    `fetch` gets a pair's files and returns whether there is memory to load the pair beside the
+    first. If there is not, the first is closed before.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Service:
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
         self._session: Session | None = None
-        self._here: State | None = None  # "ready", of the pair that `_session` answers for
+        self._here: State | None = None  # the "ready" state of the pair of `_session`
         self._load_number = 0
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
@@ -214,7 +214,7 @@ class Service:
             self._begin(self.state.pair)
 
     def _begin(self, pair: ModelChoice) -> None:
-        """Load `pair` in a thread, in place of what is being loaded. The caller holds the lock."""
+        """Load `pair` in a thread; an earlier load is given up. The caller holds the lock."""
         self._load_number += 1
         self.state = State("loading", pair, BEGINNING)
         self._changed.notify_all()
@@ -241,8 +241,8 @@ class Service:
         self._become(state, session, number)
 
     def _become(self, state: State, session: Session | None, number: int) -> None:
-        """The state of load `number`. Unless it failed its session, if any, takes the place of the
-        old one, which is closed once nobody uses it; so is the session of a load given up."""
+        """Set the state of load `number`; unless it failed, `session` replaces the old session. The
+        old session, or `session` if the load was given up, is closed once no request uses it."""
         with self._changed:
             old = session
             if number == self._load_number:
@@ -256,14 +256,14 @@ class Service:
             old.close()
 
     def _answers(self, pair: ModelChoice) -> State | None:
-        """The state "ready" if `pair` is here."""
+        """The state "ready" if `pair` is loaded, else None."""
         return self._here if self._here and self._here.pair == pair else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """The states until `pair` is ready; starts loading if need be, in place of another pair
-        that is being loaded. Who leaves before the end ends that, where another pair is here.
-        Raises RequestFailed, in one sentence, when the pair cannot be loaded, or another one is
-        asked for or `stop` is set before it is."""
+        """Yields the states until `pair` is ready. Starts to load it if needed; the load of another
+        pair is then given up. Closing the iterator early gives up the load of `pair` if another
+        pair is loaded. Raises RequestFailed, in one sentence, if the pair cannot be loaded, or if
+        another pair is chosen or `stop` is set before."""
         with self._changed:
             wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
             if not wanted and not self._answers(pair):
@@ -294,8 +294,7 @@ class Service:
     @contextmanager
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
         """The session of a ready pair for one request of the visitor, kept open while in use.
-        Raises Busy when a limit is reached, or when another pair has taken the place of this
-        one."""
+        Raises Busy when a limit is reached, or when another pair has replaced this one."""
         with self.gate.request(visitor):
             with self._changed:
                 if not self._answers(pair):
@@ -306,7 +305,7 @@ class Service:
                 yield LimitedSession(session, self.metrics, self.gate.limits)
             except DamagedModel as error:
                 with self._changed:
-                    if self._session is session:  # the next one loads it again
+                    if self._session is session:  # the next request loads the pair again
                         self.state, self._here = State("failed", pair, str(error)), None
                 raise
             finally:
@@ -316,7 +315,7 @@ class Service:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Cancel what is being answered, which ends within a round, and release the models."""
+        """Cancel the running answers, which end within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
             session, self._session, self._here = self._session, None, None
@@ -324,7 +323,7 @@ class Service:
             session.close()
 
     def health(self) -> dict[str, object]:
-        """What a monitor asks for: "status" is "ready", "loading" or "failed"."""
+        """The figures of /health: "status" is "ready", "loading" or "failed"."""
         session = self._session
         load = session.load if session else None
         caches = session.cache_blocks() if session else {}

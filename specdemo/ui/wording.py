@@ -1,4 +1,4 @@
-"""Says what a trace shows, where a request stands, and what went wrong. Plain text and numbers."""
+"""The page's sentences about a trace, a place in the queue, and errors. Plain text and numbers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOTICEABLE = 0.03
 
 
 def verdict(trace: Trace) -> dict[str, str]:
-    """The words for a run: `tone` ("faster", "even", "slower" or "stopped", with nothing to
-    compare), `headline` and `sentence`; for a finished one `reason` and `identity` too."""
+    """The words for a run: `tone` ("faster", "even", "slower", or "stopped" if there is nothing to
+    compare), `headline` and `sentence`; for a finished run `reason` and `identity` too."""
     summary, baseline = summarize(trace), trace.baseline
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
@@ -74,8 +74,8 @@ def _count(number: int, name: str) -> str:
 
 def what_if(trace: Trace) -> list[list[str]]:
     """A table of the speed-ups that other acceptance rates and draft lengths would give at the
-    costs of this run, its head first; empty without drafts or a baseline. A draft step is a draft
-    token of this run, whatever proposed it."""
+    costs of this run, header row first; empty without draft tokens or a baseline. A draft step
+    costs this run's mean seconds per draft token, over all sources."""
     costs, summary = measured_costs([trace]), summarize(trace)
     if costs is None or not summary.drafted:
         return []
@@ -88,14 +88,14 @@ def what_if(trace: Trace) -> list[list[str]]:
 
 
 def origin(trace: Trace) -> str:
-    """What was asked in a run that was measured before, on which machine and when."""
+    """The machine, the date and the question of a run that was measured before."""
     place = f" on {trace.machine.partition(',')[0]}" if trace.machine else ""
     day = f", {trace.created[:10]}" if trace.created else ""
     return f"Recorded{place}{day}: “{' '.join(trace.instruction.split())[:80]}”"
 
 
 def queue_place(waiting: Waiting) -> str:
-    """What a request waits for: its place in the queue, and the time to expect."""
+    """A request's place in the queue and its expected wait, as one line."""
     if waiting.place == 0:
         return "Compiling the models for this machine, so that both runs are timed at their best"
     line = f"In the queue, {_count(waiting.place - 1, 'request')} ahead"

@@ -1,5 +1,5 @@
-/* What a visitor takes along of a run: a file, and a link whose fragment is the run's JSON, deflated,
-   in base64url. No server keeps it. */
+/* Saves a run as a file, or as a link whose fragment is the run's JSON, deflated, in base64url. No
+   server keeps it. */
 const LONGEST_LINK = 60000, LARGEST_RUN = 2.5e6;   // characters
 const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
 
@@ -15,7 +15,7 @@ const pack = async ({ summary, ...trace }) => {
 };
 
 const unpack = async (text) => {
-  if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // it may be a bomb
+  if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // may inflate hugely
   const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
   const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
   const whole = await through(bytes, new DecompressionStream("deflate-raw"));

@@ -1,5 +1,5 @@
-/* The stage: receives envelopes (see runs.py), shows a race as it runs, and replays it. Work per
-   envelope depends on what is new, not on what is there. */
+/* The stage: receives envelopes (see runs.py), shows a race as it runs, and replays it. The work
+   per envelope depends on its new items, not on those shown before. */
 const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
@@ -13,7 +13,7 @@ const table = (head, rows) => {
   return whole;
 };
 
-/* What proposed tokens, where the time went, and what other drafts would give. */
+/* Tables: what proposed the tokens, where the time went, and which speed-ups other drafts give. */
 const drawFigures = (find, trace, [head, ...rows]) => {
   const { rounds, baseline, summary, prefill_seconds: prefill } = trace;
   const { tokens, accepted } = summary, sources = {};
@@ -69,7 +69,7 @@ class Stage {
     if (node.textContent !== text) node.textContent = text;
   }
 
-  /* A run that was measured before, as JSON; the server checks it and says it in words. */
+  /* The envelope of a run that was measured before, from its JSON; made by the server. */
   async envelope(text) {
     if (text.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
     return this.server.opened(text)
@@ -83,7 +83,7 @@ class Stage {
     this.say("error", failed ? note : "");
     this.find(".sd-error").hidden = !failed;
     this.root.dataset.phase = phase;
-    // The Run and Stop buttons follow by style alone.
+    // With this class style.css shows the Stop button in place of the Run button.
     document.documentElement.classList.toggle("sd-running", RUNNING.includes(phase));
     if (failed && this.live) {
       this.live = false;
@@ -150,7 +150,7 @@ class Stage {
 
   get duration() { return Math.max(this.spec.length, this.plain.length); }
 
-  /* Both runs as they were `t` seconds after their first tokens; Infinity for all that is there. */
+  /* Shows both runs as they were `t` seconds after their first tokens; Infinity shows everything. */
   show(t) {
     const { spec, plain, duration } = this, time = Math.min(t, duration);
     this.view = t;
@@ -162,7 +162,7 @@ class Stage {
     }
     this.find(".sd-answer-plain").classList.toggle("sd-later", !plain.tokens);
     sketch(this.find, this.runners, this.total, !this.live);
-    // Last, since it lays the page out.
+    // Last, since it makes the browser compute the layout.
     if (this.live || this.playing) this.scroll(1e6);
     if (this.live) return;
     const seek = this.find(".sd-seek");
@@ -172,15 +172,15 @@ class Stage {
     this.say("time", seconds(time));
   }
 
-  /* The end of a run: the words, the figures and the controls that need a whole trace. */
+  /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
   settle({ trace, verdict, what_if: ifs }) {
     const { spec, plain } = this;
     Object.assign(this, { trace, live: false });
-    // A run that was stopped never reached the finish line; one that ended has it where it ended.
+    // The lanes of a finished race end at its last token; those of a stopped one at the limit.
     if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, plain.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
-    // Not before: while a race runs, drawing them would take time from it.
+    // Not earlier: during a race, drawing the columns would take time from it.
     this.strip.append(...spec.events.map((one) => one.column));
     drawFigures(this.find, trace, ifs);
     this.jump(Infinity);
@@ -189,7 +189,7 @@ class Stage {
       `Tokens against seconds: speculative ${ends[0]}, baseline ${ends[1]}`);
   }
 
-  /* Every 30 ms, half as often as a browser draws: models may be loading meanwhile. */
+  /* Updates every 30 ms, half as often as a browser draws: models may be loading meanwhile. */
   play(on) {
     this.playing = on;
     this.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay the race";
@@ -197,7 +197,7 @@ class Stage {
     if (on) this.timer = setInterval(() => this.tick(), 30);
   }
 
-  /* Plays from where the view is, at its end from the start. */
+  /* Plays from the shown moment, or from the start if that is the end. */
   start() {
     this.playSince = performance.now() - 1000 * (this.view < this.duration ? this.view : 0);
     this.play(true);
@@ -215,15 +215,15 @@ class Stage {
     if (t === Infinity) this.scroll(0);
   }
 
-  /* Texts and strip to their starts (0) or to their ends (a large number). */
+  /* Scrolls the texts and the strip to their starts (0) or to their ends (a large number). */
   scroll(to) {
     for (const { box } of this.runners) box.scrollTop = to;
     if (!this.live) this.strip.scrollLeft = to;
   }
 }
 
-/* What of `items`, whose first has the number `from`, a runner does not have. After a gap nothing:
-   the trace at the end fills it. */
+/* Those of `items` that a runner does not have yet; the first of `items` has the number `from`.
+   Empty if items between are missing: the trace at the end has all. */
 const fresh = ({ events }, items, from) => (from > events.length ? []
   : items.slice(events.length - from));
 
@@ -231,7 +231,7 @@ const failure = (note) => JSON.stringify({ phase: "error", note });
 const page = location.origin + location.pathname;
 let stage = null, query = "";
 
-/* What there is to show before anybody has asked: the run of the link, else the recorded one. */
+/* Shows a run before the first question: the run of the link, else the recorded one. */
 const openFirst = async () => {
   const [, packed] = location.hash.match(/^#run=(.*)/) ?? [];
   const text = packed && await unpack(packed).catch(() => null);
@@ -253,9 +253,9 @@ window.specdemo = {
   settings(names, values) {
     query = new URLSearchParams(names.map((name, at) => [name, values[at] ?? ""])).toString();
   },
-  /* Question and settings. */
+  /* A link with the question and the settings. */
   link() { return page + (query ? "?" + query : ""); },
-  /* The whole run, with the question and the settings where the run answers that very question. */
+  /* A link with the whole run, and with question and settings if the run answers that question. */
   async share() {
     const { trace } = stage, same = trace.instruction === new URLSearchParams(query).get("question");
     return (same ? window.specdemo.link() : page) + "#run=" + await pack(trace);

@@ -1,6 +1,6 @@
-/* The two runs of a race as they are shown: their tokens, their lanes, the sketch of both, and the
-   line about one token. Text of models goes through textContent only. page.py puts all scripts into
-   one closure. */
+/* Draws the two runs of a race: their tokens, their lanes, the sketch of both, and the line about
+   one token. Text of models goes through textContent only. page.py puts all scripts into one
+   closure. */
 const make = (tag, cls, text) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
@@ -42,8 +42,8 @@ class Runner {
     this.box.append(...nodes);
   }
 
-  /* Shows what had happened `t` seconds after the first event, touching only what changes; the lane
-     ends at `total` tokens. */
+  /* Shows the run as it was `t` seconds after the first event; only changed nodes are updated. The
+     lane ends at `total` tokens. */
   show(t, total) {
     const later = this.events.findIndex((_, at) => this.spent(at + 1) > t + 1e-9);
     const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
@@ -72,7 +72,7 @@ class Runner {
   }
 }
 
-/* `settled`: the whole of a finished race is known, and so is the scale. */
+/* Draws both runs as lines. `settled`: the race is finished, so the scale of the time is known. */
 const sketch = (find, runners, total, settled) => {
   const [fast, slow] = runners.map((one) => (settled ? one.length : one.spent(one.shown)));
   const longest = Math.max(fast, slow), gain = find(".sd-gain");
@@ -109,7 +109,7 @@ const thought = ({ draft_probability: draft, target_probability: target }) =>
   [["draft", draft], ["target", target]].filter(([, value]) => value != null)
     .map(([who, value]) => `${who} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
 
-/* The line about one token: where it came from, and what draft and target thought of it. */
+/* The line about one token: where it came from, and its probability in draft and target. */
 class About {
   constructor(line, runner) {
     Object.assign(this, { line, box: runner.box, facts: new WeakMap() });
@@ -127,7 +127,7 @@ class About {
     });
   }
 
-  /* A token of the answer; `facts` has its kind, round, fields, place, and the draft's size. */
+  /* The node of an answer's token; `facts` has its kind, round, fields, place, and draft length. */
   token(facts) {
     const { kind, token: { text }, position } = facts, node = make("span", `sd-tok sd-${kind}`, text);
     node.role = "option";
