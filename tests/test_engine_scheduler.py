@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
 from specdemo.engine.cache import PrefixCache
+from specdemo.engine.drafters import Forward
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
+from specdemo.engine.model import Run
 from specdemo.engine.profile import MERGED_TOKENS
 from specdemo.engine.scheduler import Handle, Scheduler
 
@@ -53,6 +55,17 @@ def submit(
 ):
     work = request(models, prompt, new_tokens, draft_tokens)
     return scheduler.submit(Handle(work, models, **options), first=first)
+
+
+def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(scheduler, shared):
+    shared["target"].least_tokens = 4
+    sequence, replies = shared["target"].new_sequence(), []
+
+    def work():
+        replies.append((yield Forward("target", Run(sequence, [1, 2], 1))))
+
+    list(scheduler.submit(Handle(work(), shared)).events())
+    assert [(reply.tokens, reply.others) for reply in replies] == [(4, 0)]
 
 
 def eventually(condition) -> None:

@@ -265,6 +265,8 @@ def _audit_peers(
     for peer in peers:
         note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
         found = audits[peer.name] = {"greedy": None, "sampling": None, "note": note}
+        if "/autoregressive" in peer.name:
+            baseline = None  # not that of another engine
         try:
             progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
             answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]

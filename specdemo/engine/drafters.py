@@ -34,12 +34,13 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward: its logits, valid until that model's next forward, and its
-    `seconds`. `tokens` counts all tokens in that forward, with padding and other requests' tokens.
-    Only one of the requests that share a forward is `first`, so that its cost is learnt once."""
+    `seconds`. `tokens` counts all tokens in that forward with padding, `others` those of other
+    requests. Only one of the requests in a forward is `first`, so that its cost is learnt once."""
 
     logits: Logits
     seconds: float
     tokens: int
+    others: int = 0
     first: bool = True
 
 

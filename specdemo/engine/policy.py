@@ -172,7 +172,7 @@ class Acceptance:
 @dataclass(slots=True)
 class Policy:
     """Decides draft lengths. `fixed` is a number of tokens, or None to adapt. `others` is the
-    number of other tokens in the same forward: those of other requests, and padding.
+    number of tokens of other requests in the same forward.
 
     The adaptive rule maximises the expected tokens a second of the coming round. Leviathan et al.
     (section 3.5) choose one length from one acceptance rate; here both vary token by token, and the

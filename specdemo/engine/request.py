@@ -148,7 +148,7 @@ class Request:
                 if type(event) is Forward:
                     reply = yield event
                     if event.model == "target":
-                        policy.others = reply.tokens - len(event.run.tokens)
+                        policy.others = reply.others
                 else:
                     self.inference = sum(model.seconds for model in named.values()) - begun
                     self.answer += [token.id for token in event.tokens]

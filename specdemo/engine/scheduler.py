@@ -284,12 +284,12 @@ class Scheduler:
                 self._forward([request])
             return
         seconds = perf_counter() - begun
-        total = sum(request.tokens for request in batch)
+        asked = total = sum(request.tokens for request in batch)
         if not (len(batch) == 1 and batch[0].pending.run.unpadded):
             total = max(total, model.least_tokens)
         for request, part in zip(batch, logits, strict=True):
-            request.pending = None
-            self._resume(request, Reply(part, seconds, total, request is batch[0]))
+            others, request.pending = asked - request.tokens, None
+            self._resume(request, Reply(part, seconds, total, others, request is batch[0]))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or ends."""
