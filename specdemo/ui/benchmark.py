@@ -46,7 +46,7 @@ class Tab:
             self.stop = gr.Button("Stop the benchmark", variant="stop", **wide)
         gr.HTML(TUNE_LEAD)
         tune = gr.Button("Find the draft that pays here", **wide)
-        self.progress, self.table = gr.HTML(), gr.HTML()
+        self.progress, self.table = (gr.HTML(apply_default_css=False) for _ in range(2))
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
             labels = "Download JSON", "Download HTML"
