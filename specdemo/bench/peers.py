@@ -79,11 +79,12 @@ def peers_of(
 
 
 def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
-    """One peer of each mode, with our properties and draft length; autoregressive comes first."""
+    """One peer of each mode, with our draft length and our properties (the plugin's own, where
+    those are ours); autoregressive comes first."""
+    ways = list(peers)
     found = {}
-    for peer in peers:
-        if not peer.name.endswith("/default"):
-            found.setdefault(peer.name, replace(peer, length=peer.length and length))
+    for peer in [one for one in ways if not one.name.endswith("/default")] or ways:
+        found.setdefault(peer.name, replace(peer, length=peer.length and length))
     return list(found.values())
 
 

@@ -94,7 +94,7 @@ def report(trace: Trace) -> list[str]:
             f" drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
     if found := trace.certificate:
-        place = f"another token at position {found.first_difference}"
+        place = f"another token at position {found.first_difference + 1}"
         chose = "the same tokens" if found.certified else place
         lines.append(f"one parallel pass over the finished answer chose {chose}")
     if figures.speedup is not None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOKEN, DRAFT, ACCEPT, RESIDUAL, TAIL = range(5)
+TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
 """The random streams at one position. The unlikely tokens of stream s use s + 8 and s + 16."""
 
 HEAD = 1e-4

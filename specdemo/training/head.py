@@ -184,10 +184,7 @@ def train(
         while (done := seconds / limit if limit else steps / planned) < 1:
             bar.update(done - bar.n)
             before = time.monotonic()
-            # Warm-up; then constant, so that the average is usable at any time; then, over the last
-            # 35 %, down to 2 % (WSD, arXiv 2404.06395).
-            share = min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * share
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * _rate_share(steps, done)
             rng = np.random.default_rng(steps)
             places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
             optimizer.zero_grad()
@@ -208,6 +205,12 @@ def train(
     for parameter, average in zip(parameters, averages, strict=True):
         parameter.data.copy_(average)
     return {"steps": steps, "seconds": seconds}
+
+
+def _rate_share(steps: int, done: float) -> float:
+    """Of the learning rate: a warm-up; then all of it, so that the average is usable at any time;
+    over the last 35 % down to 2 % (WSD, arXiv 2404.06395)."""
+    return min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
 
 
 def _loss(
