@@ -10,7 +10,6 @@ from statistics import median
 
 import numpy as np
 
-from specdemo.models.drafts import expected_tokens
 from specdemo.trace import Trace
 
 
@@ -32,6 +31,11 @@ class CostTable:
         slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
         beyond = max(tokens - sizes[-1], 0) * slope
         return float(np.interp(tokens, sizes, seconds) + beyond)
+
+
+def expected_tokens(acceptance: float, draft_tokens: int) -> float:
+    """Expected tokens of a round: 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a), equation 1."""
+    return sum(acceptance**position for position in range(draft_tokens + 1))
 
 
 def expected_speedup(
