@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -53,6 +53,15 @@ def specdemo(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         text=True,
         timeout=180,
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What sessions that outlive a test measured is not written into the user's folder."""
+    folder = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "measured_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -94,8 +94,9 @@ def report(trace: Trace) -> list[str]:
             f" drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
     if found := trace.certificate:
-        place = f"another token at position {found.first_difference + 1}"
-        chose = "the same tokens" if found.certified else place
+        chose = "the same tokens"
+        if not found.certified:
+            chose = f"another token at position {found.first_difference + 1}"
         lines.append(f"one parallel pass over the finished answer chose {chose}")
     if figures.speedup is not None:
         lines.append(f"autoregressive decoding: {figures.baseline_tokens_per_second:.1f} tokens/s")
