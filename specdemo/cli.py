@@ -253,5 +253,8 @@ def check_output(destination: str | None, option: str) -> str | None:
 
 def write_json(text: str, destination: str | None) -> None:
     """Write UTF-8 and a line end to the file `destination`, '-' for standard output."""
-    with click.open_file(destination, "wb") as file:
-        file.write(text.encode("utf-8", "replace") + b"\n")
+    try:
+        with click.open_file(destination, "wb") as file:
+            file.write(text.encode("utf-8", "replace") + b"\n")
+    except OSError as error:
+        raise SpecdemoError(f"{destination} cannot be written: {error.strerror}.") from error
