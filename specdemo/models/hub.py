@@ -162,7 +162,8 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
     with filelock.FileLock(part.with_suffix(".lock")):
         if file_size(blob) == file.size:
             return
-        with open(part, "ab") as output:
+        # A part that is too long can never become the file: it starts anew.
+        with open(part, "ab" if file_size(part) <= file.size else "wb") as output:
             http_get(
                 hf_hub_url(name, file.rfilename, revision=commit),
                 output,
