@@ -173,6 +173,21 @@ def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():
     assert costs.verify(8) == pytest.approx(3 * STEPPED[8], rel=0.2)
 
 
+def test_each_row_costs_more_the_longer_its_context():
+    costs = Costs()
+    costs.learn({1: 1.0, 4: 1.3, 16: 4.0}, attention=0.001)
+    for _ in range(100):  # what the context explains says nothing about the machine's speed
+        costs.saw_verify(4, 3.3, attended=4 * 500)
+    assert costs.verifications(context=500)[4] == pytest.approx(3.3)
+    assert costs.verifications()[4] == pytest.approx(1.3)
+    policy = Policy(costs=costs)
+    drafts = []
+    for context in (0, 2000):
+        policy.begin_round(context)
+        drafts.append(policy.best_length([0.6] * 4))
+    assert drafts[0] > drafts[1]
+
+
 def test_nothing_is_drafted_where_not_even_a_sure_token_would_pay():
     policy = Policy(costs=known_costs({1: 1.0, 2: 2.1, 16: 18.0}))
     policy.begin_round()

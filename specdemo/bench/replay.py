@@ -64,7 +64,8 @@ SOURCES = ("head", "model", "ngrams", "table")
 class CostTable:
     """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens;
     each size is a fixed-shape instance. `draft_step_ms`: of a step of the draft model.
-    `head_step_ms`: of a step of a draft head."""
+    `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000 tokens of context add to
+    each row, beyond the context at which `ms` was measured."""
 
     processor: str
     threads: int
@@ -72,6 +73,7 @@ class CostTable:
     ms: Annotated[dict[int, float], Field(min_length=1)]
     draft_step_ms: float
     head_step_ms: float = 0.5
+    attention_ms: float = 0.0
     note: str = ""
 
     def seconds(self) -> list[float]:
@@ -253,9 +255,9 @@ def replay(
     """The costs of these answers by task. They are decoded in this order, and each learns from
     those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
     seconds = costs.seconds()
+    attention = costs.attention_ms / 1e6
     shared = Policy(limit=len(seconds) - 2)
-    for size in costs.ms:
-        shared.costs.saw_verify(size, seconds[size])
+    shared.costs.learn({size: seconds[size] for size in costs.ms}, attention)
     found: dict[str, Replayed] = defaultdict(Replayed)
     for one in records:
         policy, model, step = shared.for_request(None), None, 0.0
@@ -270,16 +272,23 @@ def replay(
         ngrams = None if "ngrams" in without else Ngrams(None if "table" in without else table)
         drafter = AdaptiveDrafter(ngrams, policy, model)
         tokens = len(one.answer) - 1
-        found[one.task] += _decode(one, drafter, policy, seconds, step) + Replayed(
-            tokens, 0, tokens * seconds[1]
+        context = len(one.prompt) + len(one.answer) / 2
+        found[one.task] += _decode(one, drafter, policy, seconds, step, attention) + Replayed(
+            tokens, 0, tokens * (seconds[1] + attention * context)
         )
     return dict(found)
 
 
 def _decode(
-    one: Record, drafter: AdaptiveDrafter, policy: Policy, seconds: list[float], step: float
+    one: Record,
+    drafter: AdaptiveDrafter,
+    policy: Policy,
+    seconds: list[float],
+    step: float,
+    attention: float,
 ) -> Replayed:
-    """Decode one answer again. A draft step takes `step` seconds. Gives its rounds and seconds."""
+    """Decode one answer again. A draft step takes `step` seconds, and a row `attention` seconds
+    more for each token of its context. Gives its rounds and seconds."""
     text = [*one.prompt, *one.answer]
     target = cache.Sequence(cache.BlockPool(0), 32)
     target.tokens = list(one.prompt)
@@ -310,7 +319,7 @@ def _decode(
             choices = text[begin : begin + count]
             logits, took, read = (
                 _Recorded([*choices, *[-1] * (count - len(choices))]),
-                seconds[count],
+                seconds[count] + attention * count * begin,
                 [],
             )
         else:

@@ -143,7 +143,7 @@ def _verified(
     reply = yield Forward("target", run)
     seconds = reply.seconds
     if reply.first:
-        policy.costs.saw_verify(reply.tokens, seconds)
+        policy.costs.saw_verify(reply.tokens, seconds, len(tokens) * len(context))
     verdict = verify(reply.logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
     if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
         reply, repeated = yield from guard.repeat(context, run)

@@ -220,7 +220,7 @@ class AdaptiveDrafter:
         """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
         context only grows. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
-        policy.begin_round()
+        policy.begin_round(len(context))
         if self.model is not None:
             self.model.start(context, state)
         remaining, limit = limit, min(limit, policy.fixed or policy.limit)

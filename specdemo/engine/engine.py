@@ -170,7 +170,7 @@ class Engine:
         costs = target.policy.costs
         costs.draft_step = self._known.draft_step
         if known is not None and known.costs:
-            costs.learn(known.costs)
+            costs.learn(known.costs, known.attention)
             target.measured = known.measured
         target.pad_to(costs.steady_size() if model.settings.fixed_shapes else 0)
         return target

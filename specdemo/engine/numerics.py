@@ -14,9 +14,10 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
+from .cache import Sequence
 from .checkpoint import Checkpoint, PairFiles, weights_size
 from .head import fractions
-from .model import Model, ModelSettings, Run, open_model
+from .model import PREFILL_CHUNK, Model, ModelSettings, Run, open_model
 from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 
@@ -34,6 +35,8 @@ CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+FAR = 1024
+"""Tokens of the context in which the cost of attention is measured."""
 
 _CONTEXT = 40
 _REFERENCE = 4
@@ -145,17 +148,36 @@ def step_seconds(model: Model, target: Model) -> float:
 
 
 def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
-    """Measure a cost table with forwards of WARM_UP_SIZES tokens and no context, interleaved
-    against drift. With `unpadded` a single token runs unpadded, as with the guard."""
-    seconds = dict.fromkeys(WARM_UP_SIZES, math.inf)
+    """Measure a cost table with forwards of WARM_UP_SIZES tokens, interleaved against drift; with
+    fixed shapes also what a context of FAR tokens adds to a row. With `unpadded` a single token
+    runs unpadded, as with the guard."""
+    several = [size for size in model.settings.fixed_shapes if size > 1] or [0]
+    few, many = min(several), max(several)
     with model.new_sequence() as sequence:
-        for _ in range(3):  # the first ones compile
-            for size in WARM_UP_SIZES:
-                run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
-                for _ in range(2):  # in decoding an instance rarely changes its size
-                    before = perf_counter()
-                    model.forward([run])
-                    seconds[size] = min(perf_counter() - before, seconds[size])
-                    sequence.release()
-            yield
-    costs.learn(seconds)
+        near = yield from _fastest(model, sequence, WARM_UP_SIZES, unpadded)
+        attention = 0.0
+        if few < many:
+            for _ in range(FAR // PREFILL_CHUNK):
+                model.forward([Run(sequence, [1] * PREFILL_CHUNK, 1)])
+                yield
+            far = yield from _fastest(model, sequence, (few, many))
+            added = far[many] - near[many] - far[few] + near[few]
+            attention = max(added, 0.0) / (many - few) / FAR
+    costs.learn(near, attention)
+
+
+def _fastest(
+    model: Model, sequence: Sequence, sizes: tuple[int, ...], unpadded: bool = False
+) -> Generator[None, None, dict[int, float]]:
+    """The least seconds of forwards of these sizes after the tokens of `sequence`."""
+    seconds, length = dict.fromkeys(sizes, math.inf), sequence.length
+    for _ in range(3):  # the first ones compile
+        for size in sizes:
+            run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
+            for _ in range(2):  # in decoding an instance rarely changes its size
+                before = perf_counter()
+                model.forward([run])
+                seconds[size] = min(perf_counter() - before, seconds[size])
+                sequence.truncate(length)
+        yield
+    return seconds

@@ -40,7 +40,8 @@ class Costs:
 
     The relative costs of the sizes come from `learn` or from the first `saw_verify`, and are
     corrected slowly. The machine's present speed scales all of them and is followed quickly. A
-    forward can be padded to a larger size, so no size costs more than a larger one.
+    forward can be padded to a larger size, so no size costs more than a larger one. To these, which
+    are without context, comes the `attention` of each row to its context.
     """
 
     LARGEST = MAX_DRAFT + 1
@@ -54,13 +55,17 @@ class Costs:
         self._seen = 0
         self.level = 1.0
         """Present seconds of a forward relative to the learnt seconds."""
+        self.attention = 0.0
+        """Learnt seconds that each token of its context adds to a row."""
         self._known: dict[int, float] = {}
         self._table = [0.0] * (self.LARGEST + 1)
 
-    def saw_verify(self, tokens: int, seconds: float) -> None:
-        """A target forward of `tokens` tokens took `seconds`."""
+    def saw_verify(self, tokens: int, seconds: float, attended: int = 0) -> None:
+        """A target forward of `tokens` tokens took `seconds`. `attended` adds up the context tokens
+        of all rows."""
         if tokens > self.LARGEST:
             return
+        seconds = max(seconds - attended * self.attention * self.level, seconds / 4)
         new = tokens not in self._known
         known = self._known.setdefault(tokens, seconds / self.level)
         ratio = min(max(seconds / known, self.level / 2), self.level * 2)
@@ -70,9 +75,9 @@ class Costs:
         if new or self._seen % REDRAWN == 0:
             self._draw_up()
 
-    def learn(self, seconds: dict[int, float]) -> None:
-        """Replace the table with `seconds` by number of tokens."""
-        self._known, self.level = dict(seconds), 1.0
+    def learn(self, seconds: dict[int, float], attention: float = 0.0) -> None:
+        """Replace the table with `seconds` by number of tokens, and `attention`."""
+        self._known, self.attention, self.level = dict(seconds), attention, 1.0
         self._draw_up()
 
     @property
@@ -102,14 +107,15 @@ class Costs:
         seconds = self._table if self._known else [0.0, *TYPICAL.values()]
         return max(range(1, 5), key=lambda size: (2 - 0.5 ** (size - 1)) / seconds[size])
 
-    def verifications(self, others: int = 0) -> list[float]:
-        """`verify` of 0 to LARGEST tokens. With `others` tokens of other requests in the same
-        forward, each row costs what a row of a large forward costs. Costs rise in steps, and
-        otherwise the rows of every request would seem free."""
+    def verifications(self, others: int = 0, context: int = 0) -> list[float]:
+        """`verify` of 0 to LARGEST tokens after `context` tokens. With `others` tokens of other
+        requests in the same forward, each row costs what a row of a large forward costs. Costs rise
+        in steps, and otherwise the rows of every request would seem free."""
+        row = self.attention * self.level * context
         if not others:
-            return [seconds * self.level for seconds in self._table]
-        first, row = self.verify(others + 1), self._row() * self.level
-        return [first + (tokens - 1) * row for tokens in range(self.LARGEST + 1)]
+            return [one * self.level + at * row for at, one in enumerate(self._table)]
+        first, more = self.verify(others + 1) + row, self._row() * self.level + row
+        return [first + (tokens - 1) * more for tokens in range(self.LARGEST + 1)]
 
     def _row(self) -> float:
         """Learnt seconds that one more token adds to a large forward."""
@@ -189,8 +195,9 @@ class Policy:
     rows: list[float] = field(default_factory=list)
     """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
 
-    def begin_round(self) -> None:
-        self.rows = self.costs.verifications(self.others)
+    def begin_round(self, context: int = 0) -> None:
+        """Begin a round after `context` tokens."""
+        self.rows = self.costs.verifications(self.others, context)
 
     def for_request(self, fixed: int | None) -> Policy:
         """A policy for one more request. All share the costs and acceptance rates, so they learn

@@ -58,12 +58,14 @@ class Invariance:
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
     """Measurements of a target model in one setting of numerics. `costs` are seconds of a forward
-    by its number of tokens; `measured` is their date (ISO 8601)."""
+    by its number of tokens, without context; `attention` the seconds that each token of its context
+    adds to a row; `measured` is their date (ISO 8601)."""
 
     properties: Properties
     invariance: Invariance
     costs: dict[int, float]
     measured: str = ""
+    attention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

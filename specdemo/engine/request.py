@@ -46,9 +46,10 @@ class Target:
     @property
     def profile(self) -> TargetProfile:
         """The measurements so far, for the next start."""
-        costs = self.policy.costs.seconds if self.measured else {}
-        properties = self.model.settings.properties
-        return TargetProfile(properties, self.invariance, costs, self.measured)
+        costs, properties = self.policy.costs, self.model.settings.properties
+        seconds = costs.seconds if self.measured else {}
+        attention = costs.attention * costs.level
+        return TargetProfile(properties, self.invariance, seconds, self.measured, attention)
 
     def pad_to(self, tokens: int) -> None:
         """Pad forwards to `tokens` tokens; 0: to the least number that is exact. Useful while there

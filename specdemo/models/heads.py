@@ -128,9 +128,9 @@ def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
     hidden = _input("hidden", [-1, parts * width], ov.Type.f32)
     state = _input("state", [-1, state_size], ov.Type.f32)
     token = _input("token", [-1], ov.Type.i64)
-    pieces = ops.split(hidden, ops.constant(-1), parts).outputs()
-    pieces += [state.output(0), _embedded(embedding, token)]
-    x = ops.concat([_norm(piece) for piece in pieces], -1)
+    pieces = ops.reshape(hidden, ops.constant([0, parts, width]), True)
+    read = ops.reshape(_norm(pieces.output(0)), ops.constant([0, -1]), True)
+    x = ops.concat([read, _norm(state.output(0)), _norm(_embedded(embedding, token))], -1)
     s = _product(x, head.weights["mix"])
     gate_up = _product(_norm(s.output(0)), head.weights["gate_up"])
     gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
@@ -147,14 +147,10 @@ def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
 
 
 def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
-    """Embedding rows of `token`, float32 [n, E]; stored in int8 with a float16 scale per row."""
-    scales = np.maximum(np.abs(embedding).max(1, keepdims=True) / 127, 1e-7).astype(np.float16)
-    values = np.rint(embedding / scales.astype(np.float32)).clip(-127, 127).astype(np.int8)
-    value, scale = (
-        ops.convert(ops.gather(ops.constant(table), token, ops.constant(0)), "f32")
-        for table in (values, scales)
-    )
-    return ops.multiply(value, scale).output(0)
+    """Embedding rows of `token` up to their scales, float32 [n, E]; stored in int8."""
+    values = np.rint(embedding * (127 / np.abs(embedding).max(1, keepdims=True).clip(1e-7)))
+    table = ops.constant(values.astype(np.int8))
+    return ops.convert(ops.gather(table, token, ops.constant(0)), "f32").output(0)
 
 
 def _input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:

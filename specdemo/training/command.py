@@ -44,7 +44,7 @@ class TrainSettings:
     device: Literal["cpu", "cuda"] = option("cpu", "where to train")
     text: FilePath | None = option(
         None,
-        "conversations to learn from beside those that the target writes (JSONL: u, a)",
+        "conversations to learn from, and instructions for the target to answer (JSONL: u, a)",
         metavar="FILE",
     )
     answer_tokens: int = 160

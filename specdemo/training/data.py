@@ -36,7 +36,7 @@ _FORMS = jinja2.Environment(
     variable_start_string="{", variable_end_string="}", undefined=jinja2.StrictUndefined
 )
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
-GIVEN = "text"  # the kind of a user's own conversations
+GIVEN, ASKED = "text", "asked"  # kinds: a user's own conversations, and own instructions
 GROUP, TEMPERATURE = 64, 0.7
 LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
 LONGEST = 1024  # tokens that are used of an answer in a user's own file
@@ -91,25 +91,32 @@ def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]
     return {"passage": passage, "phrase": " ".join(words[at : at + rng.randint(2, 4)])}
 
 
-def given(path: Path, loaded: LoadedPair) -> list[Conversation]:
-    """The conversations of a user's own file, marked as greedy. Raises BadInput."""
-    conversations = []
+def given(path: Path, loaded: LoadedPair) -> tuple[list[Conversation], list[str]]:
+    """The conversations of a user's own file, marked as greedy, and its instructions that have no
+    answer yet. Raises BadInput."""
+    conversations, unanswered = [], []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-            asked, said = str(row["u"]), str(row["a"])
-        except (ValueError, KeyError, TypeError) as error:
+            asked, said = str(row["u"]), str(row.get("a", ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(
-                f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}}.'
+                f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
+                "answer may be missing)."
             ) from error
+        if not said:
+            unanswered.append(asked)
+            continue
         answer = tuple(loaded.tokenizer.encode(said, special=False)[:LONGEST])
         conversations.append(Conversation(GIVEN, True, asked, said, answer))
-    return conversations
+    return conversations, unanswered
 
 
-def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[Conversation]:
-    """Let the target answer instructions until the answers in `folder` have `settings.tokens`
-    tokens. Gives all these conversations. Raises as `Session`."""
+def written(
+    loaded: LoadedPair, folder: Path, settings: TrainSettings, unanswered: Sequence[str] = ()
+) -> list[Conversation]:
+    """Let the target answer instructions, first those of the user, until the answers in `folder`
+    have `settings.tokens` tokens. Gives all these conversations. Raises as `Session`."""
     folder.mkdir(exist_ok=True)
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.open("rb")]
     known = [TypeAdapter(Conversation).validate_json(line) for line in lines]
@@ -123,7 +130,10 @@ def written(loaded: LoadedPair, folder: Path, settings: TrainSettings) -> list[C
     ):
 
         def answer(number: int) -> Conversation:
-            kind, asked = instruction(number, passages)
+            if number < len(unanswered):
+                kind, asked = ASKED, unanswered[number]
+            else:
+                kind, asked = instruction(number, passages)
             prompt = loaded.template.render(asked, loaded.tokenizer)
             if len(prompt) + settings.answer_tokens > loaded.context_limit:
                 kind, asked = instruction(number, ())

@@ -49,8 +49,8 @@ def train_draft(settings: TrainSettings) -> str:
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
-    said = data.given(settings.text, loaded) if settings.text else []
-    said += data.written(loaded, work / "text", settings)
+    said, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
+    said += data.written(loaded, work / "text", settings, unanswered)
     said = [one for one in said if one.answer]
     table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
     table.save(out / "ngrams.npz")
