@@ -155,9 +155,13 @@ def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk
     assert ngrams.load(tmp_path / "ngrams.npz") == table
 
 
-def test_a_users_own_conversations_are_learned_beside_the_targets(train, tmp_path):
-    (tmp_path / "own.jsonl").write_text('{"u": "Who?", "a": "Nobody knows."}\n' * 40)
+def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path):
+    rows = '{"u": "Who?", "a": "Nobody knows."}\n' * 40 + '{"u": "When?"}\n{"u": "Where?"}\n'
+    (tmp_path / "own.jsonl").write_text(rows)
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=1000, passes=1)
+    answered = (tmp_path / "draft/work/text/0000000.jsonl").read_text().splitlines()
+    kinds = [(one["kind"], one["instruction"]) for one in map(json.loads, answered[:3])]
+    assert kinds[:2] == [("asked", "When?"), ("asked", "Where?")] and kinds[2][0] != "asked"
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
     assert card["text"]["conversations"] == 40 + data.GROUP
     assert card["text"]["given"] == "own.jsonl"
