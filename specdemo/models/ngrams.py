@@ -69,7 +69,8 @@ class NGramTable:
 
 class LearningTable(NGramTable):
     """A table that learns from answers and is saved in the file `path`. Starts from that file, else
-    from `first`; learns MOST_ENTRIES contexts more, then drops those that occurred longest ago.
+    from `first`; learns MOST_ENTRIES contexts more, then drops those that occurred longest ago, of the length that
+    has most: short contexts, which are few, serve most often.
 
     A context keeps one token. Its confidence rises if the text continues with it and falls if not,
     until another token replaces it. `read` and `guess` may run in different threads.
@@ -89,9 +90,9 @@ class LearningTable(NGramTable):
             for at in range(1, len(answer)):
                 self._saw(answer[max(at - len(self.known), 0) : at], answer[at])
             if sum(map(len, self.known)) > self._most:
-                for entries in self.known:
-                    for key in list(islice(entries, len(entries) // 4)):
-                        del entries[key]
+                entries = max(self.known, key=len)
+                for key in list(islice(entries, len(entries) // 3)):
+                    del entries[key]
             self._unsaved += len(answer)
             if self._unsaved > _SAVED_EVERY:
                 self.keep()
