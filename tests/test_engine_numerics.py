@@ -90,6 +90,19 @@ def test_requests_that_share_a_forward_get_the_bits_that_each_gets_alone(measure
             assert np.array_equal(model.forward([run])[0].rows, shared)
 
 
+@pytest.mark.parametrize(("six", "shapes"), [(1.2, "FIXED_SHAPES"), (2.0, "FINE_SHAPES")])
+def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
+    six, shapes, tiny_llama_pair, monkeypatch
+):
+    monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
+    known = profile.TargetProfile(F32, Invariance(64, 0.0, 2), {1: 1.0, 6: six})
+    files, core = PairFiles(tiny_llama_pair.target_xml), ov.Core()
+    model, _ = numerics.open_target(files, core, known=known)
+    assert model.settings.fixed_shapes == getattr(numerics, shapes)
+    model, _ = numerics.open_target(files, core)
+    assert model.settings.fixed_shapes == numerics.FIXED_SHAPES
+
+
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, found = numerics.open_target(PairFiles(tiny_llama_pair.target_xml), ov.Core())
     assert found.tokens >= numerics.LEAST_USEFUL

@@ -24,8 +24,11 @@ from .profile import Invariance, Properties, TargetProfile
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
-FIXED_SHAPES = (6, 1, 3, 12)
+FIXED_SHAPES, FINE_SHAPES = (6, 1, 3, 12), (4, 1, 2, 12)
 """Numbers of tokens, the most useful first (docs/results/draft-policy.md)."""
+
+STEEP = 1.3
+"""FINE_SHAPES are for machines on which 6 tokens are known to cost more than this of one."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
 """Bytes of weights for which a target model gets fixed shapes. For larger ones a change of size
@@ -71,9 +74,12 @@ def open_target(
     LEAST_USEFUL tokens agree, and single tokens agree or have a guard, else the last candidate.
     Raises ModelError."""
     source = files.target
-    fixed = isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS
+    shapes = ()
+    if isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS:
+        costs = known.costs if known else {}
+        shapes = FINE_SHAPES if costs.get(6, 0) > STEEP * costs.get(1, 0) else FIXED_SHAPES
     hidden = fractions(files.head, core) if files.head else None
-    settings = ModelSettings(files.device, (), FIXED_SHAPES if fixed else (), hidden)
+    settings = ModelSettings(files.device, (), shapes, hidden)
     tried = candidates(source, files.device, files.kv_cache, exact)
     found = Invariance(0, 0.0, 0, merging=True)
     if exact and known is not None:

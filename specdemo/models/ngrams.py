@@ -69,8 +69,8 @@ class NGramTable:
 
 class LearningTable(NGramTable):
     """A table that learns from answers and is saved in the file `path`. Starts from that file, else
-    from `first`; learns MOST_ENTRIES contexts more, then drops those that occurred longest ago, of the length that
-    has most: short contexts, which are few, serve most often.
+    from `first`; learns MOST_ENTRIES contexts more, then drops those that occurred longest ago, of
+    the length that has most: short contexts, which are few, serve most often.
 
     A context keeps one token. Its confidence rises if the text continues with it and falls if not,
     until another token replaces it. `read` and `guess` may run in different threads.
