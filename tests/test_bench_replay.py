@@ -11,6 +11,7 @@ from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.replay import (
     CostTable,
     Record,
+    agreements,
     cost_tables,
     read_records,
     record,
@@ -45,6 +46,15 @@ def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
     assert found.rounds < found.tokens / 3
     assert found.autoregressive_s == pytest.approx(found.tokens * 0.010)
     assert 2 < found.speedup < 8
+
+
+def test_agreement_of_the_draft_is_also_counted_where_ngrams_fail():
+    answer = [5, 6, 5, 6, 9]  # n-grams are right once: 6 after the second 5
+    draft = [(5, 0.5), (6, 0.5), (5, 0.5), (0, 0.5), (0, 0.5)]
+    rows = {row["source"]: row for row in agreements([recorded(answer, draft)], None)}
+    assert [rows[source]["all"] for source in ("n-grams", "draft")] == [0.25, 0.5]
+    failed = rows["draft, where n-grams fail"]
+    assert (failed["tokens"], failed["all"], failed["a"]) == (3, 2 / 3, 2 / 3)
 
 
 def test_without_a_source_every_token_takes_a_step():

@@ -131,8 +131,8 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     return names | found
 
 
-def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> list:
-    """Run `bench --record` and `bench --replay`. Gives the rows of the replay."""
+def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
+    """Run `bench --record` and `bench --replay`. Gives the rows of both tables."""
     from specdemo.bench import replay
     from specdemo.session import Session
 
@@ -145,8 +145,10 @@ def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: T
             recorded = list(replay.record(session, asked.read(), settings))
         replay.write_records(recorded, asked.record)
     rows = list(replay.replay_all(records, tables, loaded, asked.without or ()))
+    shares = list(replay.agreements(records, loaded.ngrams))
     show("Speed-up by cost table", rows, out)
-    return rows
+    show("Share of tokens guessed rightly", shares, out)
+    return {"speedups": rows, "agreement": shares}
 
 
 @click.command()

@@ -57,6 +57,8 @@ GREEDY = Sampling()
 WRONG = (-2, 0.3)
 """Draft token and probability outside the recorded answer; the token is never accepted."""
 
+_MISSED = "draft, where n-grams fail"
+
 SOURCES = ("head", "model", "ngrams", "table")
 
 
@@ -243,6 +245,36 @@ def replay_all(
                 "tokens_per_round": total.tokens / max(total.rounds, 1),
                 **{task: tasks[task].speedup for task in sorted(tasks)},
             }
+
+
+def agreements(
+    records: Sequence[Record], table: NgramTable | None
+) -> Iterator[dict[str, str | float]]:
+    """The share of answer tokens after the first that a source guesses rightly from the text before
+    them: in all and by task, of the draft (its first token), of n-grams, and of the draft where
+    n-grams are wrong or silent."""
+    for temperature in sorted({one.temperature for one in records}):
+        found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+        for one in records:
+            if one.temperature != temperature:
+                continue
+            ngrams = Ngrams(table)
+            ngrams.read([*one.prompt, one.answer[0]])
+            for at, token in enumerate(one.answer[1:], start=1):
+                guess = ngrams.guess([])
+                free = guess is not None and guess.token == token
+                ngrams.read([token])
+                said = {"n-grams": free}
+                drafted = one.head[at][:1] if one.head else one.draft[at : at + 1]
+                for own, _ in drafted:
+                    said |= {"draft": own == token} | ({} if free else {_MISSED: own == token})
+                for source, right in said.items():
+                    for task in ("all", one.task):
+                        found[source][task].append(right)
+        for source, tasks in found.items():
+            shares = {task: sum(tasks[task]) / len(tasks[task]) for task in ("all", *sorted(tasks))}
+            count = len(tasks["all"])
+            yield {"source": source, "temperature": temperature, "tokens": count, **shares}
 
 
 def replay(
