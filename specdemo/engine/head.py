@@ -52,10 +52,14 @@ class Head:
             self.head_tokens = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
             self._widths = [model.input(name).partial_shape[-1].get_length() for name in _STATES]
             add_log_sums(model)
-            self._request = core.compile_model(model, "CPU", _PROPERTIES).create_infer_request()
+            several = core.compile_model(model, "CPU", _PROPERTIES)
+            # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
+            model.reshape({one: [1, *one.partial_shape[1:]] for one in model.inputs})
+            alone = core.compile_model(model, "CPU", _PROPERTIES)
         except (RuntimeError, OSError, ValueError) as error:
             raise _unusable(xml, error) from error
-        self._bound = 0
+        self._alone, self._several = alone.create_infer_request(), several.create_infer_request()
+        self._inputs = {1: self._bind(self._alone, 1)}
         self.seconds = 0.0
 
     def step_seconds(self) -> float:
@@ -72,31 +76,31 @@ class Head:
     def forward(self, batch: list[HeadStep]) -> list[Logits]:
         """Gives one row of logits with the next state for each step, valid until the next forward.
         Raises ModelError when the inference fails."""
-        if self._bound != len(batch):
-            self._bind(len(batch))
-        hidden, state, token = self._inputs
+        request = self._alone if len(batch) == 1 else self._several
+        if len(batch) not in self._inputs:
+            self._inputs = {1: self._inputs[1], len(batch): self._bind(request, len(batch))}
+        hidden, state, token = self._inputs[len(batch)]
         for at, step in enumerate(batch):
             hidden[at] = step.hidden
             state[at] = 0 if step.state is None else step.state
             token[at] = step.tokens[0]
         before = perf_counter()
         try:
-            self._request.infer(share_outputs=True)
+            request.infer(share_outputs=True)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += perf_counter() - before
-        rows, state, log_sums = (self._request.get_output_tensor(at).data for at in range(3))
+        rows, state, log_sums = (request.get_output_tensor(at).data for at in range(3))
         all_rows = Logits(rows, log_sums.reshape(-1), state)
         return [all_rows.part(at, at + 1) for at in range(len(batch))]
 
-    def _bind(self, count: int) -> None:
+    def _bind(self, request: ov.InferRequest, count: int) -> list[np.ndarray]:
         """Bind input tensors for `count` steps: passing arrays costs more than a copy."""
         tensors = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self._widths]
         tensors.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
         for name, tensor in zip((*_STATES, "token"), tensors, strict=True):
-            self._request.set_tensor(name, tensor)
-        self._inputs = [tensor.data for tensor in tensors]
-        self._bound = count
+            request.set_tensor(name, tensor)
+        return [tensor.data for tensor in tensors]
 
 
 def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
