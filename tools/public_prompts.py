@@ -1,0 +1,102 @@
+"""Instructions from public datasets, for `train-draft --text`: what people ask about real texts.
+
+The embedded draft head learned from such instructions; the target itself answered them. Clone into
+one folder github.com/yizhongw/self-instruct, openai/grade-school-math,
+google-research-datasets/natural-questions and rathorology/Europarl-LanguageDetection, then
+
+    python tools/public_prompts.py CLONES BENCHMARK.jsonl > prompts.jsonl
+
+Instructions that share eight words in a row with an instruction of the benchmark are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# The first words of file names of T0 prompts, and how many instructions to take of them.
+T0 = {
+    **{"cnn_dailymail": 420, "xsum": 420, "multi_news": 250, "samsum": 150, "gigaword": 80},
+    **{"adversarial_qa": 650, "quoref": 200, "ropes": 120, "duorc": 200, "sciq_Direct": 150},
+    **{"quartz_use": 60, "cosmos_qa_no": 80, "wiki_bio": 150, "kilt": 300, "common_gen_top": 80},
+    **{"commonsense": 60, "social_i_qa_Gen": 80},
+}
+LONGEST = 6500  # characters of a T0 prompt
+RETRIEVAL = [
+    "{passages}\n\nUsing the passages above, answer this question: {question}",
+    "Answer the question from these documents.\n{passages}\nQuestion: {question}",
+    "Here are some search results:\n{passages}\n\n{question}",
+    "Question: {question}\nContext:\n{passages}\nAnswer in a few sentences.",
+]
+TRANSLATION = [
+    "Translate German to English: {text}",
+    "Translate this into English: {text}",
+    "Translate the following German text to English.\n\n{text}",
+    'What does this mean in English? "{text}"',
+    "{text}\n\nTranslate to English.",
+    "Please translate from German: {text}",
+]
+
+
+def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
+    """All instructions, source by source."""
+    templates = clones / "self-instruct/data/finetuning/t0_train_50k/data_per_template"
+    for begin, count in T0.items():
+        prompts = [one["prompt"].strip() for one in _rows(templates, f"{begin}*.jsonl")]
+        # Templates share their texts: one instruction for each text.
+        texts = {one[len(one) // 2 :][:40]: one for one in prompts if len(one) <= LONGEST}
+        yield from rng.sample(list(texts.values()), min(count, len(texts)))
+    passages = {}
+    for one in _rows(templates, "adversarial_qa*.jsonl"):
+        passage = max(one["prompt"].split("\n"), key=len).strip(' "')
+        if asked := re.search(r'[^\n."]{20,160}\?', one["prompt"]):
+            passages[passage] = asked[0].strip()
+    for passage, question in rng.sample(list(passages.items()), 450):
+        shown = rng.sample(list(passages), rng.randint(0, 2)) + [passage]
+        rng.shuffle(shown)
+        numbered = "\n".join(f"{number}. {one}" for number, one in enumerate(shown, start=1))
+        yield rng.choice(RETRIEVAL).format(passages=numbered, question=question)
+    for line in (clones / "Europarl-LanguageDetection/europarl.test").read_text().splitlines():
+        language, _, text = line.partition("\t")
+        if language == "de" and 25 < len(text) < 500:
+            yield rng.choice(TRANSLATION).format(text=text.strip())
+    solved = clones / "grade-school-math/grade_school_math/data"
+    yield from (one["question"] for one in rng.sample([*_rows(solved, "train.jsonl")], 1300))
+    searched = _rows(clones / "natural-questions/nq_open", "NQ-open.efficientqa.test*.jsonl")
+    yield from (one["question"].capitalize() + "?" for one in rng.sample([*searched], 1000))
+    for one in [
+        *_rows(clones / "self-instruct/data", "seed_tasks.jsonl"),
+        *_rows(clones / "self-instruct/human_eval", "user_oriented_instructions.jsonl"),
+    ]:
+        given = one["instances"][0].get("input", "") if one["instances"] else ""
+        yield f"{one['instruction']}\n\n{given}".strip()
+
+
+def _rows(folder: Path, names: str) -> Iterator[dict]:
+    for path in sorted(folder.glob(names)):
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def _runs(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[at : at + 8]) for at in range(max(1, len(words) - 7))}
+
+
+def main() -> None:
+    clones, benchmark = map(Path, sys.argv[1:])
+    kept_aside = set().union(
+        *(_runs(one["instruction"]) for one in _rows(benchmark.parent, benchmark.name))
+    )
+    rng = random.Random(7)
+    found = [one for one in instructions(clones, rng) if not _runs(one) & kept_aside]
+    rng.shuffle(found)
+    for one in found:
+        print(json.dumps({"u": one}))
+
+
+if __name__ == "__main__":
+    main()
