@@ -60,14 +60,16 @@ def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
         rng.shuffle(shown)
         numbered = "\n".join(f"{number}. {one}" for number, one in enumerate(shown, start=1))
         yield rng.choice(RETRIEVAL).format(passages=numbered, question=question)
-    for line in (clones / "Europarl-LanguageDetection/europarl.test").read_text().splitlines():
+    languages = clones / "Europarl-LanguageDetection/europarl.test"
+    for line in languages.read_text("utf-8").splitlines():
         language, _, text = line.partition("\t")
         if language == "de" and 25 < len(text) < 500:
             yield rng.choice(TRANSLATION).format(text=text.strip())
     solved = clones / "grade-school-math/grade_school_math/data"
     yield from (one["question"] for one in rng.sample([*_rows(solved, "train.jsonl")], 1300))
     searched = _rows(clones / "natural-questions/nq_open", "NQ-open.efficientqa.test*.jsonl")
-    yield from (one["question"].capitalize() + "?" for one in rng.sample([*searched], 1000))
+    for question in rng.sample([one["question"] for one in searched], 1000):
+        yield f"{question[0].upper()}{question[1:]}?"
     for one in [
         *_rows(clones / "self-instruct/data", "seed_tasks.jsonl"),
         *_rows(clones / "self-instruct/human_eval", "user_oriented_instructions.jsonl"),
@@ -78,7 +80,7 @@ def instructions(clones: Path, rng: random.Random) -> Iterator[str]:
 
 def _rows(folder: Path, names: str) -> Iterator[dict]:
     for path in sorted(folder.glob(names)):
-        yield from map(json.loads, path.read_text().splitlines())
+        yield from map(json.loads, path.read_text("utf-8").splitlines())
 
 
 def _runs(text: str) -> set[tuple[str, ...]]:

@@ -67,7 +67,7 @@ class CostTable:
     """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens;
     each size is a fixed-shape instance. `draft_step_ms`: of a step of the draft model.
     `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000 tokens of context add to
-    each row, beyond the context at which `ms` was measured."""
+    each row; `ms` is without it."""
 
     processor: str
     threads: int

@@ -38,8 +38,8 @@ CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
 LEAST_USEFUL = 8
 
 WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-FAR = 1024
-"""Tokens of the context in which the cost of attention is measured."""
+FAR = 512
+"""Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
 _CONTEXT = 40
 _REFERENCE = 4
