@@ -44,7 +44,9 @@ FAR = 512
 _CONTEXT = 40
 _REFERENCE = 4
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
-_NO_DYNAMIC = ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
+_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+_DYNAMIC, _NO_DYNAMIC = (_GROUP, "64"), (_GROUP, "0")
+"""Activations that share a scale. With the plugin's 32 every forward takes 4 to 9 % longer."""
 
 
 def candidates(
@@ -61,9 +63,10 @@ def candidates(
     precisions = ["f16"] if weights_size(source) >= LARGE_WEIGHTS else ["f16", "f32"]
     if kv_cache != "auto":
         precisions = [kv_cache]
-    found = [(_F32, ("KV_CACHE_PRECISION", one)) for one in precisions]
+    caches = [("KV_CACHE_PRECISION", one) for one in precisions]
+    found = [(_F32, cache, _DYNAMIC) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
-    return found if kv_cache == "u8" else [*found, (*found[-1], _NO_DYNAMIC)]
+    return found if kv_cache == "u8" else [*found, (_F32, caches[-1], _NO_DYNAMIC)]
 
 
 def open_target(
