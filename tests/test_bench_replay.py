@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace as changed
 
 import pytest
 
@@ -46,6 +47,8 @@ def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
     assert found.rounds < found.tokens / 3
     assert found.autoregressive_s == pytest.approx(found.tokens * 0.010)
     assert 2 < found.speedup < 8
+    alone = one([recorded(LOOP)], changed(costs(), alone_ms=5.0))
+    assert alone == changed(found, autoregressive_s=found.autoregressive_s / 2)
 
 
 def test_agreement_of_the_draft_is_also_counted_where_ngrams_fail():

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import openvino as ov
 import pytest
+from openvino import opset13 as ops
 from test_engine_cache import CLOSE, F32
 
 from specdemo.engine import model as models
@@ -16,6 +17,7 @@ from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.model import ModelSettings, PagedModel, Run
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
+from specdemo.models.neox import compressed
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
 CONTEXT = 45
@@ -35,6 +37,19 @@ def measured(request, tiny_llama_pair):
     model = PagedModel(tiny_llama_pair.target_xml, SETTINGS[request.param])
     list(model.compiling)
     return model, measure_invariance(model)
+
+
+@pytest.mark.parametrize(("group", "found"), [(32, []), (64, ["64"]), (128, ["64"])])
+def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, found):
+    """With other groups the plugin unpacks 4-bit weights: a forward takes twice as long."""
+    integers = ov.Tensor(ov.Type.u4, ov.Shape([8, 128 // group, group]))
+    matrix = compressed(integers, np.ones((8, 128 // group, 1), np.float16), zero=8)
+    given = ops.parameter([-1, 128], ov.Type.f32)
+    product = ops.matmul(given, matrix, False, True)
+    ov.save_model(ov.Model([ops.result(product)], [given], "product"), tmp_path / "model.xml")
+    tried = numerics.candidates(tmp_path / "model.xml", "CPU", "auto", True, ov.Core())
+    sizes = [dict(one).get("DYNAMIC_QUANTIZATION_GROUP_SIZE") for one in tried]
+    assert sizes == [*(found or [None]) * 2, "0"]
 
 
 def text_of(model, size: int) -> list[int]:

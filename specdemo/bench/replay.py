@@ -67,7 +67,8 @@ class CostTable:
     """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens;
     each size is a fixed-shape instance. `draft_step_ms`: of a step of the draft model.
     `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000 tokens of context add to
-    each row; `ms` is without it."""
+    each row; `ms` is without it. `alone_ms`: of a single token in autoregressive decoding, where no
+    other instance's weights evict its own from the processor's cache (0: as in `ms`)."""
 
     processor: str
     threads: int
@@ -76,6 +77,7 @@ class CostTable:
     draft_step_ms: float
     head_step_ms: float = 0.5
     attention_ms: float = 0.0
+    alone_ms: float = 0.0
     note: str = ""
 
     def seconds(self) -> list[float]:
@@ -287,7 +289,7 @@ def replay(
     """The costs of these answers by task. They are decoded in this order, and each learns from
     those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
     seconds = costs.seconds()
-    attention = costs.attention_ms / 1e6
+    attention, single = costs.attention_ms / 1e6, costs.alone_ms / 1000 or seconds[1]
     shared = Policy(limit=len(seconds) - 2)
     shared.costs.learn({size: seconds[size] for size in costs.ms}, attention)
     found: dict[str, Replayed] = defaultdict(Replayed)
@@ -306,7 +308,7 @@ def replay(
         tokens = len(one.answer) - 1
         context = len(one.prompt) + len(one.answer) / 2
         found[one.task] += _decode(one, drafter, policy, seconds, step, attention) + Replayed(
-            tokens, 0, tokens * (seconds[1] + attention * context)
+            tokens, 0, tokens * (single + attention * context)
         )
     return dict(found)
 

@@ -184,9 +184,9 @@ class Engine:
         else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             ir = isinstance(files.draft, Path)
-            known = numerics.candidates(files.draft, files.draft_device, files.kv_cache, ir)[0]
-            vocabulary = target.model.vocabulary_size
-            settings = ModelSettings(files.draft_device, known, vocabulary=vocabulary)
+            device, vocabulary = files.draft_device, target.model.vocabulary_size
+            known = numerics.candidates(files.draft, device, files.kv_cache, ir, self.core)
+            settings = ModelSettings(device, known[0], vocabulary=vocabulary)
             model = open_model(files.draft, settings, self.core)
             self._fix_cache(model)
             step = step or numerics.step_seconds(model, target.model)

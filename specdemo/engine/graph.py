@@ -4,6 +4,7 @@ rows asked for, and joins small matrix products that share their input."""
 from __future__ import annotations
 
 from collections import defaultdict
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,15 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
         raise ModelError(
             f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again."
         ) from error
+
+
+def weight_group(model: ov.Model) -> float:
+    """The least number of weights that share a scale; infinite without compressed weights."""
+    compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    shapes = [one.shape for one in constants if one.get_element_type() in compressed]
+    # [rows, weights] or [rows, groups, weights]; zero points have one column.
+    return min((shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1), default=inf)
 
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
