@@ -88,10 +88,11 @@ def open_target(
         shapes = FINE_SHAPES if costs.get(6, 0) > STEEP * costs.get(1, 0) else FIXED_SHAPES
     hidden = fractions(files.head, core) if files.head else None
     settings = ModelSettings(files.device, (), shapes, hidden)
-    tried = candidates(source, files.device, files.kv_cache, exact, core)
-    found = Invariance(0, 0.0, 0, merging=True)
     if exact and known is not None:
         tried, found = [known.properties], known.invariance
+    else:
+        tried = candidates(source, files.device, files.kv_cache, exact, core)
+        found = Invariance(0, 0.0, 0, merging=True)
     for properties in tried:
         model = None  # before the next is made: two at once may not fit into memory
         model = open_model(source, replace(settings, properties=properties), core)
