@@ -41,7 +41,7 @@ def measured(request, tiny_llama_pair):
 
 @pytest.mark.parametrize(("group", "found"), [(32, []), (64, ["64"]), (128, ["64"])])
 def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, found):
-    """With other groups the plugin unpacks 4-bit weights: a forward takes twice as long."""
+    """With larger groups forwards with 4-bit weights took 1.4 to 1.8 times as long."""
     integers = ov.Tensor(ov.Type.u4, ov.Shape([8, 128 // group, group]))
     matrix = compressed(integers, np.ones((8, 128 // group, 1), np.float16), zero=8)
     given = ops.parameter([-1, 128], ov.Type.f32)

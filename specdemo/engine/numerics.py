@@ -48,7 +48,7 @@ _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _NO_DYNAMIC = (_GROUP, "0")
 ACTIVATIONS = 64
-"""Activations that share a scale. With the plugin's 32 every forward takes 4 to 9 % longer."""
+"""Activations that share a scale. With the plugin's 32 forwards took 3 to 10 % longer (Xeon)."""
 
 
 def candidates(
