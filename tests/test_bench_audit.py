@@ -15,7 +15,8 @@ from specdemo.bench.audit import _peer_draw, audit, goodness, outcomes, sample_c
 from specdemo.bench.prompts import read_prompts
 from specdemo.engine import decode
 from specdemo.engine.decode import Limits
-from specdemo.engine.drafters import Draft, make_drafter
+from specdemo.engine.drafters import make_drafter
+from specdemo.engine.messages import Draft
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, distribution
 from specdemo.errors import RequestFailed

@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 from specdemo.engine import graph
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.errors import CacheFull, ModelError
-from specdemo.engine.model import ModelSettings, PagedModel, Run, prefill_chunks
+from specdemo.engine.messages import ModelSettings, Run, prefill_chunks
+from specdemo.engine.model import PagedModel
 
 F32 = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 

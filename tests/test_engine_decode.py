@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import Draft
 from specdemo.engine.guard import Guard
+from specdemo.engine.messages import Draft, Prompt
 from specdemo.engine.sampling import Sampling, choose
 
 PROMPT = (1, 4, 2)
@@ -135,7 +135,7 @@ def test_leaving_early_keeps_the_sequence_consistent():
 def test_the_certificate_finds_the_first_token_that_is_not_the_targets(seed, chunk, at, shift):
     table = table_of(seed)
     truth = autoregressive(table, decode.Limits(12, 100))
-    prompt = decode.Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:]))
+    prompt = Prompt(PROMPT, toy.logits_after(table, PROMPT[-1:]))
 
     def first_difference(answer):
         checking = decode.certify(prompt, answer, toy.sequence(PROMPT), chunk)

@@ -11,8 +11,9 @@ import pytest
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.replay import record
 from specdemo.engine.errors import ModelError
-from specdemo.engine.head import Head, HeadStep, fractions
-from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.head import Head, fractions
+from specdemo.engine.messages import HeadStep, ModelSettings, Run
+from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.models import heads, ir
 from specdemo.session import Session

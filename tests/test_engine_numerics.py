@@ -14,7 +14,8 @@ from test_engine_cache import CLOSE, F32
 from specdemo.engine import model as models
 from specdemo.engine import numerics, profile
 from specdemo.engine.checkpoint import PairFiles
-from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
 from specdemo.models.neox import compressed

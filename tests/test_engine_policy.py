@@ -8,7 +8,8 @@ import pytest
 import toy
 
 from specdemo.engine import decode
-from specdemo.engine.drafters import Reply, make_drafter
+from specdemo.engine.drafters import make_drafter
+from specdemo.engine.messages import Prompt, Reply
 from specdemo.engine.policy import Acceptance, Costs, Policy
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
@@ -79,7 +80,7 @@ class Simulation:
         prompt = tuple(self.text[:8])
         self.drafter = make_drafter(name, policy, Sampling(), sequence=toy.sequence())
         decoding = decode.decode(
-            decode.Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
+            Prompt(prompt, toy.logits_of(np.array([self._row(self.text[8], 0.9)]))),
             target=toy.sequence(prompt),
             drafter=self.drafter,
             policy=policy,

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
-from specdemo.engine.cache import PrefixCache
-from specdemo.engine.drafters import Forward
 from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.model import Run
+from specdemo.engine.messages import Forward, Run
+from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS
 from specdemo.engine.scheduler import Handle, Scheduler
 

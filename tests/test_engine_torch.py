@@ -18,7 +18,8 @@ from specdemo.cli import main
 from specdemo.engine import numerics
 from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.errors import BadInput, ModelError
-from specdemo.engine.model import ModelSettings, Run, open_model
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import open_model
 from specdemo.models import load, machine, registry
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings

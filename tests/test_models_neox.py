@@ -11,7 +11,8 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput, FetchError
 from specdemo.models import export, ir, neox
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
-from specdemo.engine.decode import Decoding, Limits, Prompt, decode, prefill
-from specdemo.engine.drafters import Draft, Proposal, Reply, make_drafter
+from specdemo.engine.decode import Decoding, Limits, decode, prefill
+from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
-from specdemo.engine.model import Logits, Run
+from specdemo.engine.messages import Draft, Logits, Prompt, Proposal, Reply, Run
 from specdemo.engine.policy import Policy
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling

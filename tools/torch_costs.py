@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from specdemo.engine import numerics, torch_model
 from specdemo.engine.checkpoint import Checkpoint
-from specdemo.engine.model import ModelSettings, Run
+from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.torch_model import TorchModel
 
 SIZES, CONTEXT, REPEATS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32), 64, 9

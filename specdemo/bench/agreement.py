@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.engine.drafters import Forward, Reply
-from specdemo.engine.model import Run
+from specdemo.engine.messages import Forward, Reply, Run
 from specdemo.engine.request import Request, Target
 from specdemo.models.load import LoadedPair, require_same_vocabulary
 from specdemo.session import Session

@@ -21,7 +21,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.engine import cache, decode
-from specdemo.engine.cache import PrefixCache
 from specdemo.engine.drafters import (
     FEW,
     READ_TOGETHER,
@@ -29,13 +28,12 @@ from specdemo.engine.drafters import (
     DraftHead,
     DraftModel,
     Drawing,
-    Forward,
-    Reply,
 )
-from specdemo.engine.head import DEPTH, Head, HeadStep
-from specdemo.engine.model import Model, Run
+from specdemo.engine.head import Head
+from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
 from specdemo.engine.policy import Policy
+from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
@@ -327,7 +325,7 @@ def _decode(
     target = cache.Sequence(cache.BlockPool(0), 32)
     target.tokens = list(one.prompt)
     decoding = decode.decode(
-        decode.Prompt(tuple(one.prompt), _Recorded(one.answer[:1])),
+        Prompt(tuple(one.prompt), _Recorded(one.answer[:1])),
         target=target,
         drafter=drafter,
         policy=policy,

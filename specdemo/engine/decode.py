@@ -16,9 +16,9 @@ from itertools import zip_longest
 import numpy as np
 
 from .cache import Sequence
-from .drafters import AdaptiveDrafter, Draft, Forward, Reply
+from .drafters import AdaptiveDrafter
 from .guard import Guard
-from .model import Logits, Run, prefill_chunks
+from .messages import Draft, Forward, Logits, Prompt, Reply, Run, prefill_chunks
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Round
 from .sampling import (
@@ -43,16 +43,6 @@ class Limits:
     max_new_tokens: int
     context_limit: int
     stop_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prefilled prompt: its token ids, the logits of the next token (one row), and the seconds of
-    the prefill."""
-
-    tokens: tuple[int, ...]
-    logits: Logits
-    seconds: float = 0.0
 
 
 Decoding = Generator[Forward | Round, Reply | None, str]

@@ -7,66 +7,17 @@ Drafters run no model themselves: like decoding, they are generators that ask fo
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from .cache import Sequence
-from .head import DEPTH, Head, HeadStep
-from .model import Logits, Run, prefill_chunks
+from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
 from .policy import MAX_DRAFT, UNLIKELY, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
 FEW, READ_TOGETHER = 4, 8
 """Tokens read in the time of one draft step: in a run of at most FEW, and in a longer run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Asks for a run on the `model` "target" or "draft", a draft model or a draft head."""
-
-    model: str
-    run: Run | HeadStep
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a Forward: its logits, valid until that model's next forward, and its
-    `seconds`. `tokens` counts all tokens in that forward with padding, `others` those of other
-    requests. Only one of the requests in a forward is `first`, so that its cost is learnt once."""
-
-    logits: Logits
-    seconds: float
-    tokens: int
-    others: int = 0
-    first: bool = True
-
-
-class Proposal(NamedTuple):
-    """A token that `source` proposes with a `confidence` in [0, 1]. `acceptance` is the chance that
-    it is accepted if all tokens before it are. `probability` is the draft model's, None for
-    n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it."""
-
-    token: int
-    source: str
-    confidence: float
-    acceptance: float = 0.0
-    probability: float | None = None
-    distribution: Distribution | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """The draft tokens to verify, and the `seconds` that a draft model spent on them."""
-
-    proposals: tuple[Proposal, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def tokens(self) -> list[int]:
-        return [one.token for one in self.proposals]
 
 
 class Drawing:
@@ -307,17 +258,17 @@ def make_drafter(
     policy: Policy,
     sampling: Sampling,
     *,
-    head: Head | None = None,
+    head_tokens: np.ndarray | None = None,
     sequence: Sequence | None = None,
     table: NgramTable | None = None,
 ) -> AdaptiveDrafter | None:
-    """The drafter `name` of the settings, None for "none". It uses a draft head, or a draft model
-    that reads `sequence`, or neither."""
+    """The drafter `name` of the settings, None for "none". It uses a draft head with these
+    `head_tokens`, or a draft model that reads `sequence`, or neither."""
     if name == "none":
         return None
     model = None
-    if head is not None and name != "lookup":
-        model = DraftHead(policy, sampling, head.head_tokens)
+    if head_tokens is not None and name != "lookup":
+        model = DraftHead(policy, sampling, head_tokens)
     elif sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)

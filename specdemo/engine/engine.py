@@ -14,12 +14,13 @@ from threading import Event, Lock
 import openvino as ov
 
 from . import numerics
-from .cache import PrefixCache
 from .checkpoint import PairFiles, release_file, weights_size
 from .errors import BadInput, Busy
 from .head import Head
-from .model import PREFILL_CHUNK, Model, ModelSettings, PagedModel, open_model
+from .messages import PREFILL_CHUNK, Model, ModelSettings
+from .model import PagedModel, open_model
 from .policy import MAX_DRAFT, Acceptance, Policy
+from .prefixes import PrefixCache
 from .profile import Profile
 from .request import Request, Target, models
 from .scheduler import QUEUED, Handle, OnWait, Scheduler, Waiting

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from .drafters import Forward, Reply
-from .model import Run
+from .messages import Forward, Reply, Run
 
 REPEATED = 16
 """The most tokens that one repeated forward runs."""

@@ -7,7 +7,6 @@ It has no attention and so no cache: its state carries the draft tokens read so 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -16,10 +15,7 @@ import openvino as ov
 
 from .errors import ModelError
 from .graph import HIDDEN, add_log_sums, last_line
-from .model import Logits
-
-DEPTH = 5
-"""The most tokens of a chain; heads are trained for this length."""
+from .messages import HeadStep, Logits
 
 _FRACTIONS = ["specdemo", "fractions"]
 _STATES = (HIDDEN, "state")
@@ -27,17 +23,6 @@ _STATES = (HIDDEN, "state")
 _PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32"}
 """Not bf16, the default of a Xeon with AMX: a step mostly reads the weights, which the target model
 has evicted from the processor's caches."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadStep:
-    """One step of a chain. `hidden` (float32 [H]) is of the row that gave the last verified token;
-    `state` (float32 [S]) is None for the first step; `tokens` holds the one token that is read."""
-
-    hidden: np.ndarray
-    state: np.ndarray | None
-    tokens: tuple[int]
-    unpadded: bool = False
 
 
 class Head:

@@ -7,93 +7,21 @@ import math
 import mmap
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
 
-from .cache import BlockPool, Sequence
+from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import Checkpoint
 from .errors import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
-
-PREFILL_CHUNK = 256
-"""Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
-
-CACHE_TOKENS = 16_384
-"""Default size of a KV cache in tokens. Memory is taken only for blocks that were used."""
+from .messages import Logits, Model, ModelSettings, Run
 
 COMPILED_TOGETHER = 2
 """Instances compiled at the same time: a compilation uses one thread for the most part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
-
-    `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs a single token without padding even where the model pads (`least_tokens`)."""
-
-    sequence: Sequence
-    tokens: tuple[int, ...] | list[int]
-    rows: int
-    stepwise: bool = False
-    unpadded: bool = False
-
-
-class Logits(NamedTuple):
-    """The logits of a forward: `rows` float32 [n, vocabulary]; `log_sum` float32 [n], the
-    log-sum-exp of each row. A draft head reads `state`, float32 [n, H]: hidden states of a target
-    model compiled for a head, or the head's own next state."""
-
-    rows: np.ndarray
-    log_sum: np.ndarray
-    state: np.ndarray | None = None
-
-    def best(self, at: int) -> int:
-        """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
-        return int(self.rows[at].argmax())
-
-    def margin(self, at: int) -> float:
-        """The best logit of row `at` minus the second best."""
-        row, best = self.rows[at], self.best(at)
-        second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
-        return float(row[best] - second)
-
-    def probability(self, at: int, column: int) -> float:
-        """Softmax of row `at` at `column`, temperature 1."""
-        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
-
-    def part(self, begin: int, end: int) -> Logits:
-        """Rows `begin` to `end`, as views."""
-        if begin == 0 and end == len(self.rows):
-            return self
-        return Logits(*(None if one is None else one[begin:end] for one in self))
-
-    def last(self) -> Logits:
-        """A copy of the last row, which stays valid after later forwards."""
-        return Logits(*(None if one is None else one[-1:].copy() for one in self))
-
-    def state_of(self, at: int) -> np.ndarray | None:
-        """A copy of the state of row `at`, or None."""
-        return None if self.state is None else self.state[at].copy()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
-    compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
-    that a draft head reads (`graph.add_hidden`), None for no head. Logits cover the ids below
-    `vocabulary` (None: all)."""
-
-    device: str = "CPU"
-    properties: tuple[tuple[str, str], ...] = ()
-    fixed_shapes: tuple[int, ...] = ()
-    hidden: tuple[float, ...] | None = None
-    vocabulary: int | None = None
 
 
 def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:
@@ -189,9 +117,9 @@ class PagedModel:
     """
 
     def __init__(
-        self, xml: Path, settings: ModelSettings = ModelSettings(), core: ov.Core | None = None
+        self, xml: Path, settings: ModelSettings | None = None, core: ov.Core | None = None
     ):
-        self.settings = settings
+        settings = self.settings = settings or ModelSettings()
         self.least_tokens = 1
         self.seconds = 0.0
         core = core or ov.Core()
@@ -335,15 +263,3 @@ class PagedModel:
     def _bind_cache(self, instance: Instance) -> None:
         for port, cache in zip(instance.cache_ports, self._caches, strict=True):
             instance.request.set_tensor(port, cache)
-
-
-Model: TypeAlias = PagedModel
-"""Or `torch_model.TorchModel`, which has the same interface."""
-
-
-def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it). Only the last chunk gives rows. No chunk has
-    one token unless there is only one token in all."""
-    if len(tokens) <= PREFILL_CHUNK + max(1, rows):
-        return [(tokens, rows)]
-    return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

@@ -18,7 +18,8 @@ from . import graph
 from .cache import Sequence
 from .checkpoint import Checkpoint, PairFiles, weights_size
 from .head import fractions
-from .model import PREFILL_CHUNK, Model, ModelSettings, Run, open_model
+from .messages import PREFILL_CHUNK, Model, ModelSettings, Run
+from .model import open_model
 from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 

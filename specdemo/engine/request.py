@@ -8,14 +8,15 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
-from .cache import PrefixCache, Sequence, common
-from .decode import Decoding, Limits, Prompt, certify, decode, prefill
-from .drafters import Forward, Reply, make_drafter
+from .cache import Sequence
+from .decode import Decoding, Limits, certify, decode, prefill
+from .drafters import make_drafter
 from .guard import Guard
 from .head import Head
-from .model import Model, Run
+from .messages import Forward, Model, Prompt, Reply, Run
 from .ngrams import NgramTable
 from .policy import MAX_DRAFT, Policy
+from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
 from .sampling import Distribution, Sampling, distribution
 
@@ -97,9 +98,14 @@ class Request:
             policy = target.policy.for_request(self.draft_tokens)
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
-            head = draft if isinstance(draft, Head) else None
+            columns = draft.head_tokens if isinstance(draft, Head) else None
             drafter = make_drafter(
-                self.drafter, policy, self.sampling, head=head, sequence=reading, table=self.table
+                self.drafter,
+                policy,
+                self.sampling,
+                head_tokens=columns,
+                sequence=reading,
+                table=self.table,
             )
             decoding = decode(
                 prompt,

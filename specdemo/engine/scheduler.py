@@ -13,10 +13,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from .cache import PrefixCache
-from .drafters import Forward, Reply
 from .errors import Busy, RequestFailed
-from .model import Model
+from .messages import Forward, Model, Reply
+from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)

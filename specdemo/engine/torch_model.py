@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.utils import logging
 
-from .cache import BlockPool, Sequence
+from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import TORCH, Checkpoint
 from .errors import BadInput, ModelError
 from .graph import last_line
-from .model import CACHE_TOKENS, Logits, ModelSettings, Run
+from .messages import Logits, ModelSettings, Run
 
 BLOCK_SIZE, BUFFER_SIZE = 32, 256
 """Tokens of a block of the pool, and of the smallest buffer of keys and values."""

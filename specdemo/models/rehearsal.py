@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
 from specdemo.models import embedded, ir, machine

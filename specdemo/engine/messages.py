@@ -1,0 +1,197 @@
+"""What travels between the parts of the engine: runs of tokens, their logits, drafts. No model runs
+here, so whatever only exchanges these needs no OpenVINO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from .cache import BlockPool, Sequence
+from .sampling import Distribution
+
+PREFILL_CHUNK = 256
+"""Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
+
+DEPTH = 5
+"""The most tokens of a chain; heads are trained for this length."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
+    compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
+    that a draft head reads (`graph.add_hidden`), None for no head. Logits cover the ids below
+    `vocabulary` (None: all)."""
+
+    device: str = "CPU"
+    properties: tuple[tuple[str, str], ...] = ()
+    fixed_shapes: tuple[int, ...] = ()
+    hidden: tuple[float, ...] | None = None
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
+
+    `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
+    `unpadded` runs a single token without padding even where the model pads (`least_tokens`)."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...] | list[int]
+    rows: int
+    stepwise: bool = False
+    unpadded: bool = False
+
+
+class Logits(NamedTuple):
+    """The logits of a forward: `rows` float32 [n, vocabulary]; `log_sum` float32 [n], the
+    log-sum-exp of each row. A draft head reads `state`, float32 [n, H]: hidden states of a target
+    model compiled for a head, or the head's own next state."""
+
+    rows: np.ndarray
+    log_sum: np.ndarray
+    state: np.ndarray | None = None
+
+    def best(self, at: int) -> int:
+        """The argmax of row `at`. OpenVINO's TopK takes two hundred times as long as numpy."""
+        return int(self.rows[at].argmax())
+
+    def margin(self, at: int) -> float:
+        """The best logit of row `at` minus the second best."""
+        row, best = self.rows[at], self.best(at)
+        second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
+        return float(row[best] - second)
+
+    def probability(self, at: int, column: int) -> float:
+        """Softmax of row `at` at `column`, temperature 1."""
+        return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
+
+    def part(self, begin: int, end: int) -> Logits:
+        """Rows `begin` to `end`, as views."""
+        if begin == 0 and end == len(self.rows):
+            return self
+        return Logits(*(None if one is None else one[begin:end] for one in self))
+
+    def last(self) -> Logits:
+        """A copy of the last row, which stays valid after later forwards."""
+        return Logits(*(None if one is None else one[-1:].copy() for one in self))
+
+    def state_of(self, at: int) -> np.ndarray | None:
+        """A copy of the state of row `at`, or None."""
+        return None if self.state is None else self.state[at].copy()
+
+
+class Model(Protocol):
+    """A decoder with a KV cache: `model.PagedModel`, `torch_model.TorchModel`, or a test's toy.
+
+    `seconds` adds up the time of its inferences. `least_tokens` may be raised: shorter forwards are
+    padded. Each step of `compiling` prepares what makes later forwards faster."""
+
+    settings: ModelSettings
+    threads: int
+    least_tokens: int
+    seconds: float
+    pool: BlockPool
+    block_size: int
+    vocabulary_size: int
+    compiling: Iterable[None]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
+        ...
+
+    def new_sequence(self) -> Sequence: ...
+
+    def fork(self, source: Sequence, length: int) -> Sequence:
+        """A new sequence with the first `length` tokens of `source`."""
+        ...
+
+    def forward(self, batch: list[Run]) -> list[Logits]:
+        """Append each run's tokens to its sequence; gives the logits of its last `rows` tokens,
+        valid until the next forward. Appends nothing when it raises CacheFull or ModelError."""
+        ...
+
+    def resize_cache(self, blocks: int) -> None:
+        """Bound the cache to `blocks` blocks, while there are no sequences."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStep:
+    """One step of a chain. `hidden` (float32 [H]) is of the row that gave the last verified token;
+    `state` (float32 [S]) is None for the first step; `tokens` holds the one token that is read."""
+
+    hidden: np.ndarray
+    state: np.ndarray | None
+    tokens: tuple[int]
+    unpadded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prefilled prompt: its token ids, the logits of the next token (one row), and the seconds of
+    the prefill."""
+
+    tokens: tuple[int, ...]
+    logits: Logits
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Asks for a run on the `model` "target" or "draft", a draft model or a draft head."""
+
+    model: str
+    run: Run | HeadStep
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a Forward: its logits, valid until that model's next forward, and its
+    `seconds`. `tokens` counts all tokens in that forward with padding, `others` those of other
+    requests. Only one of the requests in a forward is `first`, so that its cost is learnt once."""
+
+    logits: Logits
+    seconds: float
+    tokens: int
+    others: int = 0
+    first: bool = True
+
+
+class Proposal(NamedTuple):
+    """A token that `source` proposes with a `confidence` in [0, 1]. `acceptance` is the chance that
+    it is accepted if all tokens before it are. `probability` is the draft model's, None for
+    n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it."""
+
+    token: int
+    source: str
+    confidence: float
+    acceptance: float = 0.0
+    probability: float | None = None
+    distribution: Distribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The draft tokens to verify, and the `seconds` that a draft model spent on them."""
+
+    proposals: tuple[Proposal, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> list[int]:
+        return [one.token for one in self.proposals]
+
+
+def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
+    """Split `tokens` into (chunk, rows wanted of it). Only the last chunk gives rows. No chunk has
+    one token unless there is only one token in all."""
+    if len(tokens) <= PREFILL_CHUNK + max(1, rows):
+        return [(tokens, rows)]
+    return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]

@@ -1,0 +1,73 @@
+"""The prefix cache: keeps the texts of a model for later requests."""
+
+from __future__ import annotations
+
+from .cache import Sequence
+from .messages import Model, Prompt
+
+SPARE_TOKENS = 8192
+"""Tokens that the prefix cache keeps at most. The newest text stays, whatever its length."""
+
+
+class PrefixCache:
+    """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
+    text, or whole chunks of `chunk` tokens at fixed places; the `opening` that a template gives to
+    all prompts is a chunk of its own. So earlier requests never change the bits of a target model's
+    logits."""
+
+    def __init__(self, model: Model, chunk: int = 1, opening: tuple[int, ...] = ()):
+        self.model = model
+        self.chunk = chunk
+        self.opening = opening
+        self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
+
+    def opening_of(self, tokens: tuple[int, ...]) -> int:
+        """The length of the opening if the prompt begins with it and is longer, else 0."""
+        size = len(self.opening)
+        return size if len(tokens) > size and tokens[:size] == self.opening else 0
+
+    def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
+        """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
+        if tokens in self._kept:
+            kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
+            return self.model.fork(kept[0], len(tokens)), kept[1]
+        opening = self.opening_of(tokens)
+        # Prefill reads chunk + 1 tokens as one chunk, so the last two tokens are never reused.
+        most = opening + max(len(tokens) - opening - (self.chunk > 1) * 2, 0)
+        best, reused = None, 0
+        for text, (sequence, _) in self._kept.items():
+            beyond = min(common(tokens, text), most) - opening
+            shared = opening + beyond // self.chunk * self.chunk
+            if beyond >= 0 and shared > reused:
+                best, reused = sequence, shared
+        return (self.model.fork(best, reused) if best else self.model.new_sequence()), None
+
+    def keep(self, sequence: Sequence, prompt: Prompt | None = None) -> None:
+        """Keep the text of a sequence. From then on the cache owns the sequence."""
+        text = tuple(sequence.tokens)
+        if text in self._kept or not text:
+            sequence.release()
+            return
+        sequence.trim_blocks()
+        self._kept[text] = sequence, prompt
+        self.make_room(SPARE_TOKENS // self.model.block_size, least=1)
+
+    def blocks(self) -> set[int]:
+        """The blocks that kept texts hold. Safe to call from any thread."""
+        kept = list(self._kept.values())
+        return {block for sequence, _ in kept for block in list(sequence.blocks)}
+
+    def make_room(self, blocks: int, least: int = 0) -> None:
+        """Drop the oldest texts until the rest hold at most `blocks` blocks, but keep at least
+        `least` texts. A shared block counts once for each text."""
+        held = sum(len(sequence.blocks) for sequence, _ in self._kept.values())
+        while held > blocks and len(self._kept) > least:
+            sequence, _ = self._kept.pop(next(iter(self._kept)))
+            held -= len(sequence.blocks)
+            sequence.release()
+
+
+def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Length of the common prefix."""
+    most = min(len(left), len(right))
+    return next((at for at in range(most) if left[at] != right[at]), most)
