@@ -22,14 +22,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "specdemo needs Python 3.11 or later; run make PYTHON=python3.12, say.")'
 	$(PYTHON) -m venv $(VENV)
 
-$(RUN_STAMP): requirements.txt | $(BIN)/python
+$(RUN_STAMP): requirements.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what the demo needs (first time only)"
-	$(PIP) -r requirements.txt
+	$(PIP) -r requirements.txt -e .
 	@touch $@
 
-$(DEV_STAMP): requirements.txt requirements-export.txt requirements-dev.txt | $(BIN)/python
+$(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-dev.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need (first time only)"
-	$(PIP) -r requirements-dev.txt
+	$(PIP) -r requirements-dev.txt -e .
 	@touch $(RUN_STAMP) $@
 
 setup: $(RUN_STAMP)

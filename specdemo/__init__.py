@@ -1,3 +1,3 @@
 """specdemo: speculative decoding on OpenVINO."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

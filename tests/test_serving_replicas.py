@@ -169,7 +169,7 @@ def serve(capsys, *arguments: str) -> tuple[int, str]:
 def test_without_ray_the_command_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, said = serve(capsys)
-    assert code == 1 and "pip install -r requirements-serve.txt" in said and "--no-ray" in said
+    assert code == 1 and "pip install -e .[serve]" in said and "--no-ray" in said
 
 
 @pytest.mark.parametrize(

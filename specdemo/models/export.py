@@ -46,8 +46,8 @@ def export(
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
         raise MissingPackage(
-            f"Exporting needs {', '.join(missing)}, which are not installed; run "
-            "`pip install --retries 1 -r requirements-export.txt`."
+            f"Exporting needs {', '.join(missing)}, of the extra `export`; run "
+            "`pip install -e .[export]`."
         )
     # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
     needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))

@@ -92,7 +92,7 @@ def require_device(name: str, option: str) -> None:
     if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
         known = ", ".join(TORCH + one for one in TORCH_KINDS)
         raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {known}.")
-    package, install = "torch", "run `pip install --retries 1 -r requirements-torch.txt`"
+    package, install = "torch", "run `pip install -e .[torch]`"
     if kind == "hpu":
         package = "habana_frameworks"
         install = "install Intel's Gaudi software, then `pip install optimum-habana`"

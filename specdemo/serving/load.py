@@ -142,7 +142,7 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
     # Prompts repeat: a table that learns their answers would speed the later ones up.
-    command = "app.py", "--pair", asked.pair, "--no-learn-ngrams"
+    command = "-m", "specdemo", "page", "--pair", asked.pair, "--no-learn-ngrams"
     fewer = [at for at in (1, 4, 8, 16, 32) if at < asked.visitors]
     with started(*command, SPECDEMO_LOG="WARNING") as server:
         for visitors in (*fewer, asked.visitors):

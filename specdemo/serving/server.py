@@ -43,8 +43,8 @@ def serve(options: ServeOptions) -> None:
         return
     if importlib.util.find_spec("ray") is None:
         raise MissingPackage(
-            "serve runs its replicas on Ray Serve, which is not installed: pip install -r "
-            "requirements-serve.txt, or use --no-ray for one engine in this process."
+            "serve runs its replicas on Ray Serve, which is not installed: run "
+            "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
         )
     # Replicas run in other folders, so paths are made absolute.
     folders = {"target": options.target, "draft": options.draft}

@@ -42,7 +42,7 @@ def train_draft(settings: TrainSettings) -> str:
             import torch
         except ImportError as error:
             raise MissingPackage(
-                "Training needs torch; run `pip install --retries 1 -r requirements-export.txt`."
+                "Training needs torch, of the extra `export`; run `pip install -e .[export]`."
             ) from error
         torch.zeros(1, device=settings.device)  # fails now if the GPU is missing
     pair, out, work = _pair(settings), settings.out, settings.out / "work"

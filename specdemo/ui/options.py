@@ -1,9 +1,11 @@
-"""The options of the page's server, beside those of every server; `app.py` offers them."""
+"""`specdemo page` and its options, beside those of every server; `app.py` is the same command."""
 
 import os
 
+import click
 from pydantic.dataclasses import dataclass
 
+from specdemo.cli import CONTEXT, options_of
 from specdemo.serving.options import ServerOptions
 from specdemo.settings import CONFIG, Line, option, real, whole
 
@@ -37,3 +39,12 @@ class PageOptions(ServerOptions):
         False, "run requests one at a time, so that no figure is of a shared machine"
     )
     max_new_tokens: whole(1, 2000) = option(100, "where the page's setting of that name starts")
+
+
+@click.command(context_settings=CONTEXT)
+@options_of(PageOptions, "options")
+def page(options: PageOptions) -> None:
+    """Serve the page: a question, both runs against the clock, the verdict."""
+    from specdemo.ui import server
+
+    server.main(options)

@@ -1,0 +1,121 @@
+"""What is installed: requirements, the wheel and the workflows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILES = {"": "requirements.txt"} | {
+    extra: f"requirements-{extra}.txt" for extra in PROJECT["optional-dependencies"]
+}
+
+
+def declared(extra: str) -> dict[str, Requirement]:
+    """The requirements of an extra by name; "" for those of the package itself."""
+    lines = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    found = {one.name: one for one in map(Requirement, lines)}
+    if own := found.pop("specdemo", None):
+        found |= {name: one for extra in own.extras for name, one in declared(extra).items()}
+    return found
+
+
+def pinned(file: str) -> dict[str, str]:
+    """The versions that a requirements file pins, by name, without those of requirements.txt."""
+    text = (ROOT / file).read_text()
+    found = dict(re.findall(r"^([\w-]+)\S*==(\S+)", text, re.M))
+    for other in set(re.findall(r"^-r (\S+)", text, re.M)) - {FILES[""]}:
+        found |= pinned(other)
+    return found
+
+
+@pytest.mark.parametrize("extra", FILES)
+def test_requirements_pin_a_version_of_everything_that_pyproject_bounds(extra):
+    wanted, pins = declared(extra), pinned(FILES[extra])
+    assert set(pins) == {name for name, one in wanted.items() if one.specifier}
+    assert [name for name, one in pins.items() if one not in wanted[name].specifier] == []
+
+
+def test_what_comes_with_gradio_is_installed():
+    assert all(version(name) for name, one in declared("").items() if not one.specifier)
+
+
+def test_actions_are_pinned_by_hash():
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for used in re.findall(r"uses: (.*)", file.read_text()):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", used), f"{file.name}: {used}"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The programs of an environment outside the checkout in which the built wheel is installed.
+
+    The tests run offline: pip builds with the setuptools of this environment, and the packages that
+    specdemo depends on come from this environment too."""
+    folder = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    source = folder / "source"  # a build leaves files beside its sources
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "specdemo", source / "specdemo", ignore=ignored)
+    files = {str(file.relative_to(source)) for file in source.glob("specdemo/**/*.*")}
+    build = ["wheel", str(source), "--no-build-isolation", *offline, "--wheel-dir", str(folder)]
+    subprocess.run([*pip, *build], check=True)
+    [wheel] = folder.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
+    assert packed == files
+    venv.create(folder / "clean")
+    python = folder / "clean" / "bin" / "python"
+    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True)
+    [packages] = (folder / "clean").glob("lib/python*/site-packages")
+    (packages / "of_the_tests.pth").write_text(sysconfig.get_paths()["purelib"])
+    return python.parent
+
+
+def run(installed: Path, program: str, *arguments: str) -> str:
+    """The output of an installed program, run outside the checkout."""
+    folder = installed.parent
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [installed / program, *arguments], cwd=folder, env=variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_whole_package_and_its_command_answers(installed, embedded_pair):
+    where = run(installed, "python", "-c", "import specdemo; print(specdemo.__file__)")
+    assert Path(where).is_relative_to(installed.parent)
+    found = run(installed, "specdemo", "--version").split()
+    assert (
+        found[1]
+        == run(installed, "python", "-c", "import specdemo as s; print(s.__version__)").strip()
+    )
+    said = run(
+        installed,
+        "specdemo",
+        "run",
+        "Name a colour.",
+        "--pair",
+        "embedded",
+        "--max-new-tokens",
+        "8",
+    )
+    assert "8 tokens in" in said or "ended by: stop" in said
