@@ -3,14 +3,13 @@ every failure."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -18,10 +17,10 @@ from click.core import ParameterSource
 
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
+from specdemo.terminal import progress_bar
 
 if TYPE_CHECKING:
     from specdemo.models.load import LoadedPair
-    from specdemo.models.progress import Progress, Report
     from specdemo.models.registry import Pair
     from specdemo.settings import ModelChoice
 
@@ -219,25 +218,6 @@ def load_pair(choice: ModelChoice) -> LoadedPair:
     pair = chosen_pair(choice)
     with progress_bar() as report:
         return load.load_pair(pair, choice=choice, progress=report)
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Report]:
-    """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
-    from tqdm import tqdm
-
-    form, step = "{percentage:3.0f}% |{bar:24}| {desc}", ""
-    with tqdm(leave=False, disable=None, bar_format=form) as bar:
-
-        def show(progress: Progress) -> None:
-            nonlocal step
-            bar.total, bar.n = progress.total, progress.done
-            bar.set_description_str(progress.line)
-            if bar.disable and progress.text != step:
-                click.echo(progress.text, err=True)
-            step = progress.text
-
-        yield show
 
 
 def check_output(destination: str | None, option: str) -> str | None:

@@ -1,15 +1,18 @@
-"""Prints tables and untrusted text on a terminal: control characters are escaped.
+"""Prints tables, progress and untrusted text on a terminal: control characters are escaped.
 
 A table is a list of rows; a row maps the columns' names to values.
 """
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from specdemo.models.progress import Progress, Report
     from specdemo.trace import Difference
 
 Table = Sequence[Mapping[str, Any]]
@@ -67,3 +70,22 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
         drawn.add_row(*(printable(text(value)) for value in row.values()))
     width = None if out.isatty() else 200
     console.Console(file=out, width=width, markup=False, highlight=False).print(drawn)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
+    from tqdm import tqdm
+
+    form, step = "{percentage:3.0f}% |{bar:24}| {desc}", ""
+    with tqdm(leave=False, disable=None, bar_format=form) as bar:
+
+        def show(progress: Progress) -> None:
+            nonlocal step
+            bar.total, bar.n = progress.total, progress.done
+            bar.set_description_str(progress.line)
+            if bar.disable and progress.text != step:
+                print(progress.text, file=sys.stderr)
+            step = progress.text
+
+        yield show

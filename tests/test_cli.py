@@ -167,7 +167,7 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_a_line_a_step_where_there_is_no_terminal(capsys):
-    with cli.progress_bar() as bar:
+    with terminal.progress_bar() as bar:
         for megabytes in (2, 5, 8):
             bar(Progress("Downloading X", megabytes * 1_000_000, 8_000_000))
         bar(Progress("Converting X"))

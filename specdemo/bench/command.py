@@ -19,13 +19,12 @@ from specdemo.cli import (
     check_output,
     load_pair,
     options_of,
-    progress_bar,
     write_json,
 )
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
-from specdemo.terminal import printable, show, where
+from specdemo.terminal import printable, progress_bar, show, where
 from specdemo.trace import as_json
 
 if TYPE_CHECKING:

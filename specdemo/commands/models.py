@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from specdemo.cli import json_option, load_pair, progress_bar, write_json
+from specdemo.cli import json_option, load_pair, write_json
 from specdemo.errors import DamagedModel
 from specdemo.models.progress import Progress, size
-from specdemo.terminal import Table, show
+from specdemo.terminal import Table, progress_bar, show
 
 
 def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:

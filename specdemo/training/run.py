@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from specdemo.cli import progress_bar
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.models import heads, ngrams
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import NO_DRAFT, PAIRS, Pair, own_pair
 from specdemo.models.sources import source_of
 from specdemo.settings import ModelChoice
+from specdemo.terminal import progress_bar
 from specdemo.training import data
 from specdemo.training.command import TrainSettings
 from specdemo.training.data import Conversation
