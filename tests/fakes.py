@@ -152,7 +152,7 @@ def until(condition: Callable[[], object]) -> None:
 @contextlib.contextmanager
 def _running(server) -> Iterator[str]:
     """The URL of a server, while it runs."""
-    from specdemo.serving.door import bound_socket
+    from specdemo.serving.request_guard import bound_socket
 
     listening = bound_socket("127.0.0.1", 0)
     serving = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -169,8 +169,8 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     """A running API server over a session; `load` replaces how its engine is made."""
     from specdemo.serving.api import application
     from specdemo.serving.backend import LocalBackend
-    from specdemo.serving.door import Server
     from specdemo.serving.options import ServeOptions
+    from specdemo.serving.request_guard import Server
 
     options = ServeOptions(max_new_tokens=8)
     backend = LocalBackend(options, load or (lambda *_: (session, loaded)))
@@ -179,21 +179,27 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     loading.start()
     if load is None:
         loading.join()
-    with _running(Server(app, app.state.door, 5)) as url:
+    with _running(Server(app, app.state.guard, 5)) as url:
         yield SimpleNamespace(url=url)
+
+
+def page_application(service, files: Path, *, key: str | None = None):
+    """The application of a page for a service, and its guard."""
+    from specdemo.ui import choice, page, server
+    from specdemo.ui.routes import PageGuard
+
+    os.environ["GRADIO_TEMP_DIR"] = str(files)
+    blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
+    guard = PageGuard(key=key)
+    return server.page_app(blocks, looks, service, guard), guard
 
 
 @contextlib.contextmanager
 def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
-    from specdemo.serving.door import Server
-    from specdemo.ui import choice, page, server
+    from specdemo.serving.request_guard import Server
 
-    os.environ["GRADIO_TEMP_DIR"] = str(files)
-    blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
-    door = server.PageDoor()
-    app = server.page_app(blocks, looks, service, door, key)
-    running = Server(app, door, 1, trusted_proxies="127.0.0.1")
+    running = Server(*page_application(service, files, key=key), 1, trusted_proxies="127.0.0.1")
     running.config.timeout_graceful_shutdown = 1
     with _running(running) as url:
         yield url

@@ -222,7 +222,7 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
     server, monkeypatch, gigabytes, options, fetched
 ):
     monkeypatch.setattr(machine, "memory_bytes", lambda: gigabytes * 2**30)
-    for place, name in ((Service, "start"), (pages.doors.Server, "run"), (pages, "page_app")):
+    for place, name in ((Service, "start"), (pages.Server, "run"), (pages, "page_app")):
         monkeypatch.setattr(place, name, lambda *_: None)
     prepared = {"status": "ready", "preparing": False}
     monkeypatch.setattr(Service, "health", lambda *_: prepared)

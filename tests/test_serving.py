@@ -6,6 +6,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import httpx
 import openai
@@ -222,6 +223,7 @@ REFUSED = [
     ("max_tokens", VALUE, {"max_tokens": 3, "max_completion_tokens": 5}),
     ("stop", VALUE, {"stop": ["x"] * 17}),
     ("n", VALUE, {"n": 2}),
+    ("n", VALUE, {"n": True}),
     ("logprobs", UNSUPPORTED, {"logprobs": True}),
     ("response_format", UNSUPPORTED, {"response_format": {"type": "json_object"}}),
     ("messages", VALUE, {"messages": []}),
@@ -241,6 +243,18 @@ def test_bad_values_are_refused_by_name_before_a_stream_begins(client, more, par
     assert caught.value.type == "invalid_request_error"
 
 
+def test_a_prompt_that_is_too_long_is_named_by_its_parameter(client, session, monkeypatch):
+    refusal = BadInput("The prompt is too long.", code="context_length_exceeded")
+    monkeypatch.setattr(session, "refusal", refusal)
+    for create, param in (
+        (partial(client.chat.completions.create, messages=QUESTION), "messages"),
+        (partial(client.completions.create, prompt="hi"), "prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(model="Scripted-1")
+        assert (caught.value.param, caught.value.code) == (param, refusal.code)
+
+
 def test_parameters_that_ask_for_nothing_are_accepted(client):
     nothing = {"n": 1, "tools": [], "logprobs": False, "presence_penalty": 0, "user": "x"}
     assert chat(client, response_format={"type": "text"}, **nothing).choices
@@ -252,6 +266,10 @@ def test_parameters_that_ask_for_nothing_are_accepted(client):
         ("POST", "/v1/chat/completions", b"{not json", 400),
         ("POST", "/v1/chat/completions", b"{}", 400),
         ("POST", "/v1/chat/completions", b'{"model": "\xff"}', 400),
+        ("POST", "/v1/chat/completions", b'{"model": "\\ud800", "messages": []}', 400),
+        ("POST", "/v1/completions", b'{"model": "\\ud800", "prompt": "hi"}', 400),
+        ("POST", "/v1/completions", b'{"model": "embedded", "prompt": "\\udfff"}', 400),
+        ("POST", "/v1/completions", b"[" * 100_000, 400),
         ("POST", "/v1/completions", b"x" * 4_000_001, 413),
         ("POST", "/v1/nothing", b"{}", 404),
         ("GET", "/v1/chat/completions", b"", 405),
@@ -283,6 +301,9 @@ def test_a_key_is_asked_for_where_one_is_set_but_for_the_schema(session, embedde
                 client_of(server, given).models.list()
             assert caught.value.code == "invalid_api_key"
         assert client_of(server, "s3cret").models.list().data
+        for given, status in (("bearer s3cret", 200), ("Basic s3cret", 401), ("s3cret", 401)):
+            told = httpx.get(f"{server.url}/v1/models", headers={"Authorization": given})
+            assert told.status_code == status
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
         assert httpx.get(f"{server.url}/metrics").status_code == 401
         described = httpx.get(f"{server.url}/openapi.json").json()

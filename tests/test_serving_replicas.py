@@ -13,7 +13,7 @@ from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.serving import backend as backends
 from specdemo.serving.backend import ATTEMPTS, Event, NotReady, ReplicaBackend
-from specdemo.serving.door import bound_socket
+from specdemo.serving.request_guard import bound_socket
 from specdemo.serving.schema import CompletionRequest
 from specdemo.settings import Settings
 from specdemo.trace import PairInfo, Trace

@@ -3,6 +3,7 @@ and the endpoints under load. A FakeSession answers."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -122,10 +123,14 @@ def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
     ("session", "address", "visitor"),
     [
         ("s1", "127.0.0.1", Visitor("s1")),
-        (None, "192.0.2.7", Visitor("address 192.0.2.7", "192.0.2.7")),
+        ("s1", "::ffff:127.0.0.1", Visitor("s1")),
+        (None, "192.0.2.7", Visitor("network 192.0.2.7/32", "192.0.2.7/32")),
+        ("s1", "::ffff:192.0.2.7", Visitor("s1", "192.0.2.7/32")),
+        ("s1", "2001:db8:1:2:3:4:5:6", Visitor("s1", "2001:db8:1:2::/64")),
+        ("s1", "fe80::1%eth0", Visitor("s1", "fe80::/64")),
     ],
 )
-def test_visitors_on_this_machine_are_told_apart_by_their_browser_only(session, address, visitor):
+def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session, address, visitor):
     client = SimpleNamespace(host=address)
     request = SimpleNamespace(session_hash=session, client=client, headers={})
     assert visitor_of(request) == visitor
@@ -154,6 +159,16 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
         list(limited.answer("word " * 10, Settings()))
     assert fake.active == 0
     assert b'outcome="timeout"} 1.0' in metrics.text()
+
+
+def test_forty_addresses_of_one_ipv6_network_share_its_limit():
+    gate = Gate(Metrics())
+    refused = pytest.raises(Busy, match="24 questions from your network")
+    with refused, contextlib.ExitStack() as asking:
+        for number in range(40):
+            client = SimpleNamespace(host=f"2001:db8::{number:x}")
+            request = SimpleNamespace(session_hash=str(number), client=client)
+            asking.enter_context(gate.request(visitor_of(request)))
 
 
 # What a visitor reads
@@ -263,8 +278,8 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
     url, session, _ = served
     monkeypatch.setattr(session, "delay", 0.05)
     values = ["word " * 20, 20, "auto", "auto", 0, 1, 0, 0, "exact"]
-    body = {"data": values, "session_hash": "the same browser"}
-    place = f"{url}/gradio_api/queue/data?session_hash=the same browser"
+    body = {"data": values, "session_hash": "the-same-browser"}
+    place = f"{url}/gradio_api/queue/data?session_hash=the-same-browser"
     with httpx.Client(timeout=30) as client:
         for _ in range(4):
             assert client.post(f"{url}/gradio_api/call/generate", json=body).status_code == 200

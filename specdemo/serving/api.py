@@ -23,8 +23,8 @@ from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend, ReplicaBackend
-from specdemo.serving.door import Door, has_key, refusal
 from specdemo.serving.options import ServeOptions
+from specdemo.serving.request_guard import RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.trace import Trace, summarize, to_json
 
@@ -34,16 +34,11 @@ Backend = LocalBackend | ReplicaBackend
 
 
 def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
-    """The endpoints, behind the Door in `state.door`. All but /openapi.json and /health need `key`,
-    unless it is None; without the key /health gives its status only."""
+    """The endpoints, behind the RequestGuard in `state.guard`. With a `key` all but /openapi.json
+    and /health need it; without it /health gives its status only."""
     # With a key every host name is allowed: a page of another site does not have the key.
     names = ("*",) if key else (options.host, *options.allowed_host)
-    door = Door(names, options.allow_origin)
-
-    def require_key(request: Request) -> None:
-        if not has_key(request, key):
-            message = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
-            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+    guard = RequestGuard(names, options.allow_origin, key)
 
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return refusal(error)
@@ -53,14 +48,13 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        middleware=door.middleware(),
+        middleware=guard.middleware(),
         exception_handlers=dict.fromkeys(
             (HTTPException, RequestValidationError, SpecdemoError, Exception), failed
         ),
     )
-    app.state.door = door
-    bearer = Depends(HTTPBearer(auto_error=False))  # for /openapi.json
-    guarded = [bearer, Depends(require_key)] if key else []
+    app.state.guard = guard
+    guarded = [Depends(HTTPBearer(auto_error=False))] if key else []  # for /openapi.json
 
     @app.get("/health")
     async def health(request: Request) -> Response:

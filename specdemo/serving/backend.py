@@ -227,7 +227,12 @@ class LocalBackend:
         )
         text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
-            first = next(events)
+            try:
+                first = next(events)
+            except BadInput as error:
+                if error.code == "context_length_exceeded":
+                    error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+                raise
             yield Event(len(prompt))
             for event in chain([first], events):
                 new = ""

@@ -164,7 +164,7 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
 def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
     """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
     ready, its `url`, its `process`, and `said`, which returns its output."""
-    from specdemo.serving.door import bound_socket
+    from specdemo.serving.request_guard import bound_socket
 
     with bound_socket("127.0.0.1", 0) as probe:
         port = str(probe.getsockname()[1])

@@ -46,7 +46,7 @@ class ServerOptions(ModelChoice):
 
     @property
     def strangers(self) -> bool:
-        from specdemo.serving.door import strangers_share
+        from specdemo.serving.request_guard import strangers_share
 
         return strangers_share(self.host, self.share, self.shared)
 

@@ -57,8 +57,8 @@ Sampling = create_model(
 
 class CommonRequest(Sampling):
     model: str
-    n: Literal[1] | None = None
-    best_of: Literal[1] | None = None
+    n: whole(1, 1) | None = None
+    best_of: whole(1, 1) | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None

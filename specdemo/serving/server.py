@@ -66,14 +66,14 @@ def serve_locally(options: ServeOptions) -> None:
     from specdemo.metrics import log_requests
     from specdemo.serving.api import application
     from specdemo.serving.backend import LocalBackend
-    from specdemo.serving.door import Server, bound_socket, url_of
+    from specdemo.serving.request_guard import Server, bound_socket, url_of
 
     listening = bound_socket(options.host, options.port)
     url = url_of(*listening.getsockname()[:2])
     log_requests()
     backend = LocalBackend(options)
     app = application(backend, options, key_from_environment())
-    server = Server(app, app.state.door, options.drain_seconds, finish=backend.close)
+    server = Server(app, app.state.guard, options.drain_seconds, finish=backend.close)
 
     def load() -> None:
         backend.load()
@@ -93,7 +93,7 @@ def serve_locally(options: ServeOptions) -> None:
 def on_ray(options: ServeOptions) -> Iterator[str]:
     """Starts the service on a cluster of its own; yields its URL once it is ready. At exit running
     answers are finished. Raises RequestFailed if the service does not start."""
-    from specdemo.serving.door import bound_socket, url_of
+    from specdemo.serving.request_guard import bound_socket, url_of
 
     most, each = options.max_replicas or options.replicas, options.cpus_per_replica or 1
     if most * each > processors():  # Ray would wait for more for ever

@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput
 from specdemo.trace import Trace, over
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer, settings_of
@@ -40,6 +41,8 @@ def add(service: Service, offer: Offer) -> None:
         """
         given, stop, pair = locals(), threading.Event(), offer.first
         try:
+            if not isinstance(instruction, str):
+                raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
             list(service.states(pair, stop))
             with service.session(pair, visitor_of(request)) as session:
                 events = session.answer(instruction, settings_of(given), stop=stop)

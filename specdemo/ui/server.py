@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import secrets
 import tempfile
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from specdemo import metrics
 from specdemo.cli import option_name
 from specdemo.errors import RequestFailed
 from specdemo.models.registry import chosen_pair
-from specdemo.serving import door as doors
-from specdemo.serving.door import bound_socket, has_key, url_of
 from specdemo.serving.options import key_from_environment
+from specdemo.serving.request_guard import (
+    PRIVATE_NETWORKS,
+    Server,
+    bound_socket,
+    has_key,
+    url_of,
+)
 from specdemo.settings import ModelChoice
 from specdemo.ui import MAX_EVENTS, choice
 from specdemo.ui.options import ON_SPACE, PageOptions
+from specdemo.ui.routes import PageGuard
 
 if TYPE_CHECKING:
     import gradio
     from fastapi import FastAPI
-    from starlette.types import Scope
 
     from specdemo.ui.service import Service
 
@@ -76,76 +80,35 @@ def main(options: PageOptions) -> None:
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
         blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
-        door = PageDoor((options.host, *options.allowed_host), options.allow_origin)
-        app = page_app(blocks, looks, service, door, key_from_environment())
+        names, key = (options.host, *options.allowed_host), key_from_environment()
+        guard = PageGuard(names, options.allow_origin, key)
+        app = page_app(blocks, looks, service, guard)
         if options.share:
-            door.hosts.add(public_name(options.host, options.port))
+            guard.hosts.add(public_name(options.host, options.port))
         print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
-        proxies = ",".join(options.trusted_proxy) or (doors.PRIVATE_NETWORKS if ON_SPACE else "")
+        proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
 
         def finish() -> None:
             service.close()
             app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
 
-        doors.Server(
+        Server(
             app,
-            door,
+            guard,
             options.drain_seconds,
             trusted_proxies=proxies,
             finish=finish,
         ).run([listening])
 
 
-class PageDoor(doors.Door):
-    """The Door of the page. Checks requests against the inputs of Gradio's endpoints, so that a
-    wrong request gets a clear error before Gradio fails on it."""
-
-    endless = ("/gradio_api/heartbeat/",)
-
-    blocks: gradio.Blocks
-
-    def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
-        from gradio_client.utils import is_file_obj_with_meta, traverse
-
-        path = scope["path"].removeprefix("/gradio_api/").strip("/").split("/")
-        if scope["method"] == "GET" and (path[0] == "call" or path == ["queue", "data"]):
-            queue, query = self.blocks._queue, parse_qs(scope["query_string"].decode("latin-1"))
-            asked = path[-1] if path[0] == "call" else query.get("session_hash", [""])[0]
-            known = [queue.event_ids_to_events, queue.pending_messages_per_session]
-            known += queue.pending_event_ids_session.values()
-            if not any(asked in names for names in known):
-                return 404, "There is no such event; it ended, or it never began."
-        calls = path[0] in ("call", "run", "api") and len(path) == 2 or path == ["queue", "join"]
-        if scope["method"] != "POST" or not calls:
-            return None
-        try:
-            asked = json.loads(body)
-            data, number = asked.get("data"), asked.get("fn_index")
-        except (ValueError, AttributeError, RecursionError):
-            return 400, "The request's body is no JSON object."
-        named = (one for one in self.blocks.fns.values() if one.api_name == path[1])
-        function = next(named, None)
-        if isinstance(number, int):
-            function = self.blocks.fns.get(number)
-        if function is None or function.fn is None:
-            return 404, "There is no such endpoint; GET /gradio_api/info lists them."
-        least = sum(not block.skip_api for block in function.inputs)
-        if not isinstance(data, list) or len(data) not in (least, len(function.inputs)):
-            return 400, f"data must be a list of {least} values; GET /gradio_api/info has them."
-        files: list[Any] = []
-        traverse(data, files.append, is_file_obj_with_meta)
-        return (403, "No endpoint here takes a file.") if files else None
-
-
 def page_app(
     blocks: gradio.Blocks,
     looks: dict[str, Any],
     service: Service,
-    door: PageDoor,
-    key: str | None,
+    guard: PageGuard,
 ) -> FastAPI:
     """The page with its endpoint, GET /health and GET /metrics. /health has status 200 once the
-    models are ready, else 503. With a `key`, /metrics and the figures of /health need the key."""
+    models are ready, else 503. With a key, /metrics and the figures of /health need it."""
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
@@ -157,13 +120,10 @@ def page_app(
 
     async def health(request: Request) -> Response:
         found = service.health()
-        told = found if has_key(request, key) else {"status": found["status"]}
+        told = found if has_key(request, guard.key) else {"status": found["status"]}
         return JSONResponse(told, 200 if found["status"] == "ready" else 503)
 
     async def figures(request: Request) -> Response:
-        if not has_key(request, key):
-            headers = {"WWW-Authenticate": "Bearer"}
-            return JSONResponse({"detail": "The figures need the key."}, 401, headers)
         return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     async def unreadable(request: Request, error: Exception) -> Response:
@@ -171,8 +131,8 @@ def page_app(
         said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
 
-    door.blocks = blocks
-    app = FastAPI(middleware=door.middleware(), openapi_url=None)
+    guard.attach(blocks, gradio.utils.get_upload_folder())
+    app = FastAPI(middleware=guard.middleware(), openapi_url=None)
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError

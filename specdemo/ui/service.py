@@ -6,7 +6,6 @@ How many requests run at once is not decided here: the session's scheduler queue
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import math
 import threading
 from collections import Counter, deque
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specdemo.answering import Answering, Question
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
+from specdemo.serving.request_guard import network_of
 from specdemo.settings import ModelChoice, require_loaded
 from specdemo.trace import Trace
 from specdemo.ui.wording import error_sentence
@@ -55,21 +55,17 @@ SHARED_LIMITS = Limits(numerics=("exact",))
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A browser session or a program. `address` is empty if it does not tell visitors apart."""
+    """A browser session or a program. `network` is empty if it does not tell visitors apart."""
 
     name: str = ""
-    address: str = ""
+    network: str = ""
 
 
 def visitor_of(request: gradio.Request) -> Visitor:
     """The visitor that sent a request. The address is the connection's, or the one that a trusted
-    proxy sends (`door.Server`); a loopback address is left out."""
-    address = str(request.client.host) if request.client else ""
-    try:
-        address = "" if ipaddress.ip_address(address).is_loopback else address
-    except ValueError:
-        address = ""
-    return Visitor((request.session_hash or "")[:64] or f"address {address or 'here'}", address)
+    proxy sends (`request_guard.Server`)."""
+    network = network_of(request.client.host if request.client else "")
+    return Visitor((request.session_hash or "")[:64] or f"network {network or 'here'}", network)
 
 
 class Gate:
@@ -92,9 +88,9 @@ class Gate:
         """Counts one request of `visitor` during the block. Raises Busy if it exceeds a limit."""
         limits, now = self.limits, monotonic()
         rules = {("you", visitor.name): (limits.at_once, limits.per_minute)}
-        if visitor.address:  # a program can make up a new name for every question
+        if visitor.network:  # a program can make up a new name for every question
             most = limits.of_address, limits.of_address_per_minute
-            rules["your network", visitor.address] = most
+            rules["your network", visitor.network] = most
         with self._lock:
             for name, most in rules.items():
                 if refusal := self._refusal(name, *most, now):

@@ -18,8 +18,8 @@ from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed, SpecdemoError
 from specdemo.serving import deployment, server
 from specdemo.serving.client import RemoteSession
-from specdemo.serving.door import bound_socket
 from specdemo.serving.options import ServeOptions
+from specdemo.serving.request_guard import bound_socket
 from specdemo.settings import Settings
 
 VISITORS, PATIENCE = 6, 150.0

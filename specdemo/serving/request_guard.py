@@ -11,12 +11,14 @@ import re
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
 import h11
 import uvicorn
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -33,6 +35,7 @@ MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and ther
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
+CONNECTIONS = 1000
 HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
 """How long a connection may be silent before its request, and how long a body may take."""
 
@@ -56,25 +59,36 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-class Door:
+class RequestGuard:
     """The rules of one server, as ASGI middleware. Thread safe to read and close.
 
     The Host of a request must be localhost, an address, the name of the machine or of the Space, or
     one of `allowed_hosts` ("*" for any). No page of another site can then reach the server through
     a name of that site (DNS rebinding). A browser's Origin must be that host or one of
-    `allow_origins`. A body has MAX_BODY bytes at most; that of a POST is JSON. Once `closing` is
-    set, /health and all but GET, HEAD and OPTIONS get 503. Responses of paths that begin with one
-    of `endless` last as long as their client stays; `open` does not count them.
+    `allow_origins`. With a `key`, a path that `needs_key` is answered only with it. All this is
+    checked before the body is read, which has `largest_body` bytes at most; that of a POST is JSON.
+    Once `closing` is set, /health and all but GET, HEAD and OPTIONS get 503. Responses of paths
+    that begin with one of `endless` last as long as their client stays; `open` does not count them.
+    One network may have `most_of_network` requests at work.
     """
 
     endless: tuple[str, ...] = ("\0",)
+    most_of_network: int = CONNECTIONS
 
-    def __init__(self, allowed_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()):
-        own = "localhost", socket.gethostname(), os.environ.get("SPACE_HOST", "")
-        self.hosts = {name.lower() for name in (*own, *allowed_hosts)} - {""}
+    def __init__(
+        self,
+        allowed_hosts: Iterable[str] = (),
+        allow_origins: Iterable[str] = (),
+        key: str | None = None,
+    ):
+        self._machine = {"localhost", socket.gethostname().lower()}
+        named = os.environ.get("SPACE_HOST", ""), *allowed_hosts
+        self.hosts = {name.lower() for name in named} - {""} | self._machine
         self.allow_origins = tuple(allow_origins)
+        self.key = key
         self.closing = False
         self.open = 0
+        self._of_network: Counter[str] = Counter()
 
     def middleware(self) -> list[Middleware]:
         """For a Starlette application. Of other origins only allowed ones may read answers."""
@@ -84,23 +98,46 @@ class Door:
             Middleware(lambda app: partial(self._serve, app)),
         ]
 
-    def misfit(self, scope: Scope, body: bytes) -> tuple[int, str] | None:
-        """The status and sentence for a request that the application cannot handle, else None."""
+    def needs_key(self, path: str) -> bool:
+        return path not in ("/health", "/openapi.json")
+
+    def largest_body(self, scope: Scope) -> int:
+        """The most bytes that the body of a request may have. Raises HTTPException for a request
+        that the application does not answer."""
+        return MAX_BODY
+
+    def validate_request(self, scope: Scope, body: bytes) -> bytes:
+        """The body that the application gets. Raises BadInput or HTTPException."""
+        try:
+            if body:
+                from_json(body, allow_inf_nan=False)  # refuses halves of surrogate pairs too
+        except ValueError as error:
+            raise BadInput(f"The request's body is not JSON: {error}.") from None
+        return body
+
+    def answers_to(self, host: str) -> bool:
+        """Whether HOST:PORT is this server."""
+        name = _name(host.lower())
+        return bool({name, "*"} & self.hosts or _address(name))
 
     async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
         counted = not scope["path"].startswith(self.endless)
+        network = network_of(scope["client"][0] if scope["client"] else "")
         self.open += counted
+        self._of_network[network] += 1
         try:
             self._check(scope)
-            body = await _whole_body(scope, receive)
-            if found := self.misfit(scope, body):
-                raise HTTPException(*found)
+            if network and self._of_network[network] > self.most_of_network:
+                said = f"{self.most_of_network} requests from your network are at work already."
+                raise HTTPException(429, said, {"Retry-After": "10"})
+            body = await _whole_body(scope, receive, self.largest_body(scope))
+            body = self.validate_request(scope, body)
         except ClientDisconnect:
             pass
-        except HTTPException as error:
+        except (HTTPException, BadInput) as error:
             await refusal(error)(scope, receive, send)
         else:
             whole = [{"type": "http.request", "body": body, "more_body": False}]
@@ -111,23 +148,29 @@ class Door:
             await app(scope, replayed, send)
         finally:
             self.open -= counted
+            self._of_network -= Counter([network])  # forgets a network without requests
 
     def _check(self, scope: Scope) -> None:
-        """Raises HTTPException for a request that is not allowed."""
-        headers, method = Headers(scope=scope), scope["method"]
+        """Raises HTTPException for a request that is not allowed, whatever its body is."""
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        name, site = _name(host), origin.partition("://")[2]
-        if not ({name, "*"} & self.hosts or _address(name)):
-            said = f"This server does not answer to the name {name!r:.80}; start it with "
+        site = origin.partition("://")[2]
+        if not self.answers_to(host):
+            said = f"This server does not answer to the name {_name(host)!r:.80}; start it with "
             raise HTTPException(403, said + "--allowed-host to allow it.")
         allowed = {origin, "*"} & {"", *self.allow_origins}
-        if not (allowed or site == host or _name(site) in self.hosts - {"localhost"}):
+        # Other ports of this machine are other sites.
+        proxied = _name(site) in self.hosts - self._machine and not _address(_name(site))
+        if not (allowed or site == host or proxied):
             said = f"Pages of {origin!r:.80} may not ask this server; start it with "
             raise HTTPException(403, said + "--allow-origin to allow them.")
         changes = method not in ("GET", "HEAD", "OPTIONS")
-        if self.closing and (changes or scope["path"] == "/health"):
+        if self.closing and (changes or path == "/health"):
             said = "The server is being stopped and finishes what has begun; ask again in a moment."
             raise HTTPException(503, said, {"Retry-After": "30"})
+        if self.needs_key(path) and not has_key(Request(scope), self.key):
+            said = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
+            raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if method == "POST" and sent and kind != "application/json":
@@ -135,20 +178,31 @@ class Door:
             raise HTTPException(415, said)
 
 
+def network_of(address: str) -> str:
+    """What limits count an address by: an IPv4 address itself, the /64 network of an IPv6 address,
+    since a subscriber has at least that many, "" for this machine and for no address."""
+    found = _address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found is None or found.is_loopback:
+        return ""
+    return str(ipaddress.ip_network((found, 32 if found.version == 4 else 64), strict=False))
+
+
 def _name(place: str) -> str:
     """The name or address in HOST:PORT."""
     return re.sub(r":\d*$", "", place).rstrip(".").strip("[]")
 
 
-async def _whole_body(scope: Scope, receive: Receive) -> bytes:
-    """The body. Raises HTTPException if it exceeds MAX_BODY or takes more than BODY_SECONDS."""
+async def _whole_body(scope: Scope, receive: Receive, largest: int) -> bytes:
+    """The body. Raises HTTPException if it has more than `largest` bytes, or takes more than
+    BODY_SECONDS."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for piece in Request(scope, receive).stream():
                 body += piece
-                if len(body) > MAX_BODY:
-                    said = f"The request's body is larger than {MAX_BODY:,} bytes."
+                if len(body) > largest:
+                    said = f"The request's body is larger than {largest:,} bytes."
                     raise HTTPException(413, said)
     except TimeoutError:
         said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
@@ -190,8 +244,9 @@ def _first_finding(error: RequestValidationError) -> BadInput:
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:
     """Whether the request has the key, or none is needed. Compares in constant time."""
-    given = request.headers.get("authorization", "")
-    return key is None or hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    same = hmac.compare_digest(given.strip().encode(), (key or "").encode())
+    return key is None or same and scheme.lower() == "bearer"
 
 
 class PatientProtocol(H11Protocol):
@@ -219,7 +274,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         app: ASGIApp,
-        door: Door,
+        guard: RequestGuard,
         drain_seconds: float,
         *,
         trusted_proxies: str = "",
@@ -234,23 +289,23 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=bool(trusted_proxies),
                 forwarded_allow_ips=trusted_proxies,
-                limit_concurrency=1000,  # connections; further ones get 503
+                limit_concurrency=CONNECTIONS,  # further ones get 503
                 timeout_graceful_shutdown=3,  # seconds, for responses that `finish` ends
             )
         )
-        self._door, self._drain_seconds, self._finish = door, drain_seconds, finish
+        self._guard, self._drain_seconds, self._finish = guard, drain_seconds, finish
         self._until = 0.0
 
     def handle_exit(self, *_: object) -> None:
         self._until = 0.0
-        if self._door.open and not self.should_exit:
+        if self._guard.open and not self.should_exit:
             self._until = time.monotonic() + self._drain_seconds
             words = f"Finishing what has begun, for up to {self._drain_seconds:g} s"
             print(f"{words}; Ctrl-C ends it now.", file=sys.stderr, flush=True)
-        self._door.closing = self.should_exit = True
+        self._guard.closing = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        while self._door.open and time.monotonic() < self._until:
+        while self._guard.open and time.monotonic() < self._until:
             await asyncio.sleep(0.1)
         await asyncio.to_thread(self._finish)
         await super().shutdown(sockets)

@@ -1,0 +1,198 @@
+"""The routes that the page's server answers, by method, path and body; everything else that Gradio
+has, or will have, is refused before Gradio sees it."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from urllib.parse import parse_qs
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+
+from specdemo.errors import BadInput
+from specdemo.serving.request_guard import MAX_BODY, RequestGuard
+from specdemo.settings import sentence
+
+if TYPE_CHECKING:
+    import gradio
+    from starlette.types import Scope
+
+
+def _plain(value: Any) -> Any:
+    """Refuses lists and objects: Gradio fetches and copies what an object in a value names."""
+    if isinstance(value, dict | list) or isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it must be text, a number, true, false or null")
+    return value
+
+
+Plain = Annotated[Any, AfterValidator(_plain)]
+Id = Annotated[str, Field(pattern=r"^[\w-]{1,64}$")]
+
+
+class Body(BaseModel):
+    """A body. Gradio gets these fields, written anew, and no others."""
+
+    model_config = ConfigDict(strict=True)
+    size: ClassVar[int] = 500_000  # bytes; the longest question has 240,000 with every escape
+
+
+class Event(Body):
+    """An event of the page, or a call of gradio_client."""
+
+    data: list[Plain]
+    fn_index: int
+    session_hash: Id
+    trigger_id: int | None = None
+
+
+class Call(Body):
+    """A call of /generate; the arguments by position."""
+
+    data: list[Plain]
+    session_hash: Id | None = None
+
+
+class NamedCall(Body, RootModel[dict[str, Plain]]):
+    """A call of /generate; the arguments by name."""
+
+
+class Cancel(Body):
+    event_id: Id
+    fn_index: int
+    session_hash: Id
+
+
+class Reset(Body):
+    event_id: Id
+
+
+class OpenRun(Body):
+    """A saved run, to be drawn."""
+
+    size: ClassVar[int] = MAX_BODY
+    data: str
+    component_id: int
+    fn_name: Literal["opened"]
+    session_hash: Id
+
+
+READS = (
+    "/",
+    "/health",
+    "/metrics",
+    "/config",
+    "/theme.css",
+    "/favicon.ico",
+    "/manifest.json",
+    "/robots.txt",
+    "/assets/{path}",
+    "/static/{path}",
+    "/gradio_api/info",
+    "/gradio_api/app_id",
+    "/gradio_api/heartbeat/{session_hash}",
+    "/gradio_api/queue/data",
+    "/gradio_api/call/generate/{event_id}",
+    "/gradio_api/call/v2/generate/{event_id}",
+    "/gradio_api/file={report}",
+)
+"""Of GET and HEAD."""
+
+CALLS: dict[str, type[Body]] = {
+    "/gradio_api/queue/join": Event,
+    "/gradio_api/run/predict": Event,
+    "/gradio_api/call/generate": Call,
+    "/gradio_api/call/v2/generate": NamedCall,
+    "/gradio_api/cancel": Cancel,
+    "/gradio_api/reset": Reset,
+    "/gradio_api/component_server/": OpenRun,
+}
+"""Of POST, with the shape of the body."""
+
+HEADERS = (
+    "accept-encoding authorization content-type host if-modified-since if-none-match range "
+    "x-forwarded-host x-forwarded-proto"
+).split()
+"""The headers that the application gets. From others Gradio would take another address for its own,
+as it would from an X-Forwarded-Host that is none of the server's names."""
+
+
+class PageGuard(RequestGuard):
+    """The RequestGuard of the page: answers READS and CALLS. Figures need the key."""
+
+    endless = ("/gradio_api/heartbeat/",)
+    most_of_network = 256
+
+    def attach(self, blocks: gradio.Blocks, folder: str) -> None:
+        """Sets the page, and the folder of the files that it offers."""
+        self._blocks = blocks
+        parts = {
+            "path": r"(?!.*\.\.)[\w./-]+",
+            "report": re.escape(folder) + r"[/\\]\w{64}[/\\]specdemo-bench\.(json|html)",
+        }
+
+        def pattern(route: str) -> re.Pattern[str]:
+            part = r"\\{(\w+)\\}", lambda found: parts.get(found[1], r"[\w-]{1,64}")
+            return re.compile(re.sub(*part, re.escape(route)), re.ASCII)
+
+        self._reads = [pattern(route) for route in READS]
+
+    def needs_key(self, path: str) -> bool:
+        return path == "/metrics"
+
+    def largest_body(self, scope: Scope) -> int:
+        method, path = scope["method"], scope["path"]
+        if method in ("GET", "HEAD") and any(one.fullmatch(path) for one in self._reads):
+            self._require_event(path, scope["query_string"].decode("latin-1"))
+            return 0
+        if method == "POST" and path in CALLS:
+            return CALLS[path].size
+        raise HTTPException(404, "This server has no such address for this method.")
+
+    def _require_event(self, path: str, query: str) -> None:
+        """Raises HTTPException for the results of a call that ended or never began, on which
+        Gradio fails."""
+        asked = path.rpartition("/")[2]
+        if path == "/gradio_api/queue/data":
+            asked = parse_qs(query).get("session_hash", [""])[0]
+        elif not path.startswith("/gradio_api/call/"):
+            return
+        queue = self._blocks._queue
+        known = [queue.event_ids_to_events, queue.pending_messages_per_session]
+        if not any(asked in names for names in (*known, *queue.pending_event_ids_session.values())):
+            raise HTTPException(404, "There is no such event; it ended, or it never began.")
+
+    def validate_request(self, scope: Scope, body: bytes) -> bytes:
+        wanted = {name.encode() for name in HEADERS}
+        host = Headers(scope=scope).get("x-forwarded-host")
+        if host and not self.answers_to(host):
+            wanted.remove(b"x-forwarded-host")
+        scope["headers"] = [one for one in scope["headers"] if one[0] in wanted]
+        if scope["method"] != "POST":
+            if scope["path"] == "/gradio_api/info":
+                # Without `page` everybody gets the server's address in the words of the first one.
+                scope["query_string"] = b"page="
+            return b""
+        super().validate_request(scope, body)
+        try:
+            asked = CALLS[scope["path"]].model_validate_json(body)
+        except ValidationError as error:
+            raise BadInput(sentence(error)) from None
+        if isinstance(asked, Event | Call):
+            self._require_inputs(asked)
+        return asked.model_dump_json(exclude_unset=True).encode()
+
+    def _require_inputs(self, asked: Event | Call) -> None:
+        functions = self._blocks.fns
+        if isinstance(asked, Event):
+            function = functions.get(asked.fn_index)
+        else:
+            function = next(one for one in functions.values() if one.api_name == "generate")
+        if function is None or function.fn is None:
+            raise HTTPException(404, "There is no such endpoint; GET /gradio_api/info lists them.")
+        least = sum(not block.skip_api for block in function.inputs)
+        if len(asked.data) not in (least, len(function.inputs)):
+            message = f"data must be a list of {least} values; GET /gradio_api/info has them."
+            raise BadInput(message, "data")

@@ -1,0 +1,460 @@
+"""Who may ask a server, how large and how slow a request may be, and how a server ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import httpx
+import pytest
+from fakes import FakeSession, page_application, page_server
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from specdemo.serving import request_guard
+from specdemo.serving.request_guard import RequestGuard, Server, bound_socket, strangers_share
+from specdemo.settings import ModelChoice
+from specdemo.ui import routes
+from specdemo.ui.service import Service
+
+JSON = {"Content-Type": "application/json"}
+EMBEDDED = ModelChoice("embedded")
+
+
+def app_of(guard: RequestGuard, answer) -> Starlette:
+    """An application that answers every path behind the guard."""
+    routes = [Route("/{path:path}", answer, methods=["GET", "POST"])]
+    return Starlette(routes=routes, middleware=guard.middleware())
+
+
+async def length(request):
+    return PlainTextResponse(str(len(await request.body())))
+
+
+def ask(guard: RequestGuard, method: str = "GET", url: str = "http://127.0.0.1:8000/", **sent):
+    """The response of an application that says the length of what it was sent."""
+
+    async def send():
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app_of(guard, length))
+        ) as client:
+            return await client.request(method, url, **sent)
+
+    return asyncio.run(send())
+
+
+URL = "http://127.0.0.1:8000/"
+
+
+def said(response: httpx.Response) -> str:
+    return response.json()["error"]["message"]
+
+
+# Who may ask
+
+OWN = ["LOCALHOST:1", "[::1]:8000", "192.0.2.7", "demo.example", "somebody-demo.hf.space"]
+OTHER = ["evil.example", "127.0.0.1.evil.example", "", "[::1"]
+
+
+@pytest.mark.parametrize("host", OWN + OTHER)
+def test_a_server_answers_to_its_own_names_and_to_addresses_only(monkeypatch, host):
+    monkeypatch.setenv("SPACE_HOST", "somebody-demo.hf.space")
+    response = ask(RequestGuard(["demo.example"]), headers={"Host": host})
+    assert response.status_code == (200 if host in OWN else 403)
+    assert host in OWN or "--allowed-host" in said(response)
+
+
+FRIENDS = ["http://localhost:8000", "https://friend.example", "https://demo.example"]
+STRANGERS = [
+    "http://localhost:9000",
+    "http://127.0.0.1:1",
+    "http://evil.example",
+    "http://192.0.2.7:8000",
+    "null",
+]
+
+
+@pytest.mark.parametrize("origin", FRIENDS + STRANGERS)
+def test_pages_of_other_sites_may_not_ask_unless_they_are_allowed(origin):
+    names = ["127.0.0.1", "demo.example"]
+    guard = RequestGuard(names, allow_origins=["https://friend.example"])
+    url, headers = "http://localhost:8000/", {"Origin": origin, **JSON}
+    status = ask(guard, "POST", url, headers=headers, content="{}").status_code
+    assert status == (200 if origin in FRIENDS else 403)
+    wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    allowed = ask(guard, "OPTIONS", url, headers=wanted).headers.get("access-control-allow-origin")
+    assert allowed == ("https://friend.example" if "friend" in origin else None)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_what_a_form_of_another_site_can_send_is_not_read(kind):
+    response = ask(RequestGuard(), "POST", headers={"Content-Type": kind}, content="{}")
+    assert response.status_code == 415 and "application/json" in said(response)
+
+
+def test_without_the_key_no_body_is_read():
+    guard, received = RequestGuard(key="s3cret"), []
+
+    async def send():
+        async def receive():
+            received.append("a piece")
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def answer(message):
+            received.append(message.get("status"))
+
+        headers = [(b"host", b"localhost"), (b"content-length", b"2")]
+        headers += [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        scope |= {"client": None, "query_string": b"", "extensions": {}}
+        await app_of(guard, length)(scope, receive, answer)
+
+    asyncio.run(send())
+    assert received[0] == 401 and "a piece" not in received
+
+
+def test_one_network_cannot_hold_every_connection():
+    guard = RequestGuard()
+    guard.most_of_network = 2
+    held = asyncio.Event()
+
+    async def hold(request):
+        await held.wait()
+        return PlainTextResponse("")
+
+    async def send():
+        app = app_of(guard, hold)
+        clients = [("192.0.2.7", 1)] * 3 + [("192.0.2.8", 1), ("127.0.0.1", 1)]
+        asked = []
+        for client in clients:
+            transport = httpx.ASGITransport(app, client=client)
+            asked.append(asyncio.create_task(httpx.AsyncClient(transport=transport).get(URL)))
+            await asyncio.sleep(0.05)
+        held.set()
+        return [one.status_code for one in await asyncio.gather(*asked)]
+
+    assert asyncio.run(send()) == [200, 200, 429, 200, 200]
+    assert not guard._of_network
+
+
+def test_strangers_share_a_server_that_others_reach_unless_an_option_says_otherwise(monkeypatch):
+    monkeypatch.delenv("SPACE_ID", raising=False)
+    own = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
+    assert not any(strangers_share(host) for host in own)
+    assert all(strangers_share(host) for host in ("0.0.0.0", "::", "192.0.2.7", "demo.example"))
+    assert strangers_share("127.0.0.1", share=True) and not strangers_share("::", option=False)
+    monkeypatch.setenv("SPACE_ID", "somebody/demo")
+    assert strangers_share("127.0.0.1")
+
+
+def test_a_space_installs_every_version_that_is_asked_for_with_its_hash():
+    root = Path(__file__).parents[1]
+    asked = re.findall(r"^([\w-]+)\S*==(\S+)$", (root / "requirements.txt").read_text(), re.M)
+    locked = (root / "requirements-space.txt").read_text()
+    pinned = re.findall(r"^([\w-]+)==(\S+) \\\n    --hash=sha256:", locked, re.M)
+    assert len(asked) > 10 and set(asked) <= set(pinned)
+
+
+# Size and time
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_the_limit_is_refused_whether_its_length_was_told_or_not(declared):
+    async def pieces():
+        for _ in range(5):
+            yield b"x" * 1_000_000
+
+    content = b"x" * 5_000_000 if declared else pieces()
+    response = ask(RequestGuard(), "POST", headers=JSON, content=content)
+    assert response.status_code == 413 and "4,000,000 bytes" in said(response)
+    assert (
+        ask(RequestGuard(), "POST", headers=JSON, content=b"1" + b" " * 3_999_998).text == "3999999"
+    )
+
+
+@pytest.fixture
+def serving():
+    """Starts a server behind a guard; gives it, its thread and its address."""
+    started = []
+
+    def start(answer=length, guard: RequestGuard | None = None, drain=1, **options):
+        guard = guard or RequestGuard()
+        running = Server(app_of(guard, answer), guard, drain, **options)
+        listening = bound_socket("127.0.0.1", 0)
+        thread = threading.Thread(target=running.run, args=([listening],), daemon=True)
+        thread.start()
+        started.append((running, thread))
+        return running, thread, listening.getsockname()
+
+    yield start
+    for running, thread in started:
+        running.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: local", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET"]
+)
+def test_a_connection_that_stops_before_its_request_is_whole_is_closed(serving, monkeypatch, sent):
+    monkeypatch.setattr(request_guard, "HEAD_SECONDS", 0.1)
+    with socket.create_connection(serving()[2]) as connection:
+        connection.settimeout(30)
+        connection.sendall(sent)
+        while connection.recv(10_000):
+            pass
+
+
+def test_a_body_that_does_not_come_is_answered_with_408(serving, monkeypatch):
+    monkeypatch.setattr(request_guard, "BODY_SECONDS", 0.1)
+    head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(serving()[2]) as connection:
+        connection.settimeout(30)
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert b" 408 " in connection.recv(10_000)
+
+
+@pytest.mark.parametrize(
+    ("trusted", "told"), [("", "127.0.0.1"), (request_guard.PRIVATE_NETWORKS, "192.0.2.7")]
+)
+def test_the_visitors_address_is_what_a_trusted_proxy_says_and_nobody_else(serving, trusted, told):
+    async def who(request):
+        return PlainTextResponse(request.client.host)
+
+    host, port = serving(who, trusted_proxies=trusted)[2]
+    forwarded = {"X-Forwarded-For": "192.0.2.99, 192.0.2.7, 10.0.0.1"}
+    assert httpx.get(f"http://{host}:{port}/", headers=forwarded).text == told
+
+
+# The end
+
+
+def test_a_server_that_is_stopped_finishes_what_has_begun_and_refuses_the_rest(serving):
+    begun, go, finished = threading.Event(), threading.Event(), threading.Event()
+
+    async def slow(request):
+        begun.set()
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        return PlainTextResponse("the whole answer")
+
+    server, thread, (host, port) = serving(slow, drain=60, finish=finished.set)
+    url = f"http://{host}:{port}/"
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.post, url, json={}, timeout=60)
+        assert begun.wait(30)
+        server.handle_exit(signal.SIGTERM, None)
+        refused = httpx.post(url, json={})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+        assert not finished.is_set()
+        go.set()
+        assert asking.result(30).text == "the whole answer"
+    thread.join(30)
+    assert finished.is_set() and not thread.is_alive()
+
+
+def test_a_second_signal_ends_a_server_at_once(serving):
+    guard = RequestGuard()
+    guard.open = 1  # somebody never comes to an end
+    server, thread, _ = serving(guard=guard, drain=10_000)
+    server.handle_exit(signal.SIGINT, None)
+    thread.join(0.5)
+    assert thread.is_alive()
+    server.handle_exit(signal.SIGINT, None)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+# The page
+
+
+OPENING = {"data": "{}", "component_id": 1, "fn_name": "opened", "session_hash": "a"}
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory):
+    """A page that does not run, its guard, and the folder of its files."""
+    folder = tmp_path_factory.mktemp("guard")
+    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    return *page_application(service, folder), folder
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The URL of a page, and the folder of its files. Its figures need the key s3cret."""
+    service = Service(EMBEDDED, lambda pair, report: FakeSession())
+    service.start()
+    folder = tmp_path_factory.mktemp("page")
+    with page_server(service, folder, key="s3cret") as url:
+        list(service.states(EMBEDDED))
+        yield url, folder
+
+
+def routes_of(app, prefix: str = "") -> set[tuple[str, str]]:
+    """(method, path) of every route of an application and of its parts; "{}" for a parameter."""
+    found = set()
+    for route in app.routes:
+        part = getattr(route, "original_router", None) or getattr(route, "app", None)
+        path = prefix + re.sub("{.*?}", "{}", getattr(route, "path", ""))
+        if hasattr(part, "routes"):
+            found |= routes_of(part, path.rstrip("/"))
+        for method in getattr(route, "methods", None) or ():
+            found.add((method.replace("HEAD", "GET"), path))
+    return found
+
+
+NAMED = {*product(["GET"], routes.READS), *product(["POST"], routes.CALLS)}
+OPEN = {(method, re.sub("{.*?}", "{}", path)) for method, path in NAMED}
+
+
+def test_each_route_of_gradio_is_named_or_refused(application):
+    app, guard, folder = application
+    there = routes_of(app)
+    assert len(there) > 60 and len(there & OPEN) > 15
+    for method, path in there - OPEN:
+        for part in ("x", "static/img/logo.svg", f"{folder}/{'a' * 64}/specdemo-bench.json"):
+            scope = {"method": method, "path": path.replace("{}", part), "query_string": b""}
+            with pytest.raises(HTTPException) as refused:
+                guard.largest_body(scope)
+            assert refused.value.status_code == 404, (method, path)
+
+
+def test_security_md_names_the_open_routes():
+    text = (Path(__file__).parents[1] / "SECURITY.md").read_text("utf-8")
+    named = set(re.findall(r"`(GET|POST) (/\S*)`", text))
+    assert named == NAMED
+
+
+EVENT = {"data": [], "fn_index": 8, "session_hash": "a"}
+FILE = {"path": "http://192.0.2.1/big", "meta": {"_type": "gradio.FileData"}}
+ARGUMENTS = ["hi", 5, "auto", "auto", 0, 1, 0, 0, "exact"]
+WRONG_CALLS = [
+    ("call/v2/generate", {}, 400),
+    ("call/v2/generate", {"instruction": FILE}, 400),
+    ("call/v2/generate", {"instruction": "hi", "temprature": 1}, 400),
+    ("call/v2/_race", {"instruction": "hi"}, 404),
+    ("call/v2/generate/", {"instruction": "hi"}, 404),
+    ("call/generate", {"data": [FILE, *ARGUMENTS[1:]]}, 400),
+    ("call/generate", {"data": [[FILE], *ARGUMENTS[1:]]}, 400),
+    ("call/unknown", {"data": []}, 404),
+    ("call/generate", {"data": ["too few"]}, 400),
+    ("call/generate", [1], 400),
+    ("run/_race", {"data": [FILE] * 17}, 404),
+    ("api/generate", {"data": ARGUMENTS}, 404),
+    ("queue/join", {**EVENT, "fn_index": 9999}, 404),
+    ("queue/join", {**EVENT, "fn_index": ["x"]}, 400),
+    ("queue/join", {**EVENT, "fn_index": True}, 400),
+    ("queue/join", {**EVENT, "session_hash": None}, 400),
+    ("queue/join", {**EVENT, "session_hash": "../../etc"}, 400),
+    ("queue/join", {**EVENT, "data": {"path": "/etc/passwd"}}, 400),
+    ("cancel", {"session_hash": 1}, 400),
+    (
+        "component_server/",
+        {"data": "", "component_id": 99, "fn_name": "", "session_hash": "a"},
+        400,
+    ),
+    ("component_server/", {**OPENING, "component_id": 99}, 404),
+    ("component_server/", {**OPENING, "data": FILE}, 400),
+    ("component_server", OPENING, 404),
+    ("upload", {}, 404),
+    ("stream/x", {"data": []}, 404),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), WRONG_CALLS)
+def test_a_wrong_call_of_gradios_routes_is_refused_in_a_sentence(page, capfd, path, body, status):
+    response = httpx.post(f"{page[0]}/gradio_api/{path}", json=body)
+    assert response.status_code == status, response.text
+    told = response.json()
+    sentence = told.get("detail") or told["error"]["message"]
+    assert sentence.endswith(".") and "Traceback" not in capfd.readouterr().err
+
+
+def test_gradio_gets_the_fields_that_were_checked_and_no_others(application):
+    sent = {**EVENT, "event_data": FILE, "oauth_token": "x", "batched": True, "trigger_id": None}
+    scope = {"method": "POST", "path": "/gradio_api/queue/join", "headers": []}
+    read = application[1].validate_request(scope, json.dumps(sent).encode())
+    assert json.loads(read) == {**EVENT, "trigger_id": None}
+
+
+BAD_JSON = [
+    b"",
+    b"{",
+    b"\xff\xfe{\x00}\x00",
+    b'{"data": NaN}',
+    b'{"data": "\\ud800"}',
+    b"[" * 100_000,
+    b"1" * 10_000,
+    b'{"data": ["hi", 1e999, "auto", "auto", 0, 1, 0, 0, "exact"]}',
+]
+
+
+@pytest.mark.parametrize("body", BAD_JSON)
+def test_what_is_no_json_of_unicode_and_numbers_is_refused(page, body):
+    response = httpx.post(f"{page[0]}/gradio_api/call/generate", content=body, headers=JSON)
+    assert response.status_code == 400 and said(response)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "call/generate/none",
+        "call/v2/generate/none",
+        "queue/data?session_hash=none",
+        "proxy=http://127.0.0.1:78x12",
+        "file=http://192.0.2.1/big",
+        "file=/etc/passwd",
+        "file=/etc/passwd/../specdemo-bench.json",
+        "deep_link?session_hash=a",
+        "upload_progress?upload_id=a",
+        "..%2f..%2fetc%2fpasswd",
+        "/openapi.json",
+        "%67radio_api/login_check",
+        "info/",
+    ],
+)
+def test_what_is_not_open_is_not_found(page, path):
+    assert httpx.get(f"{page[0]}/gradio_api/{path}").status_code == 404
+
+
+def test_nobody_makes_the_page_give_others_another_address(page):
+    url = f"{page[0]}/gradio_api/info"
+    false = {"Host": "192.0.2.66", "X-Forwarded-Host": "evil.example", "X-Gradio-Server": "evil"}
+    httpx.get(url, headers=false)
+    told = httpx.get(url).text
+    assert page[0] in told and "192.0.2.66" not in told and "evil" not in told
+    assert "evil" not in httpx.get(f"{page[0]}/config", headers=false).text
+
+
+def test_nothing_can_be_uploaded(page):
+    url, folder = page
+    files = {"files": ("run.json", b"0" * 100)}
+    assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code in (404, 415)
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_status_alone(page):
+    url, key = page[0], {"Authorization": "Bearer s3cret"}
+    assert httpx.get(f"{url}/health").json() == {"status": "ready"}
+    assert httpx.get(f"{url}/health", headers=key).json()["active"] == 0
+    assert httpx.get(f"{url}/metrics").status_code == 401
+    assert "specdemo_visitors" in httpx.get(f"{url}/metrics", headers=key).text
+
+
+@pytest.mark.parametrize("path", ["config", "health", "gradio_api/info"])
+def test_no_page_of_another_name_reaches_the_pages_server(page, path):
+    response = httpx.get(f"{page[0]}/{path}", headers={"Host": "evil.example"})
+    assert response.status_code == 403
+
+
+def test_what_is_accepted_sends_small_writes_at_once():
+    with bound_socket("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY for these only
