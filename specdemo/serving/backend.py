@@ -180,6 +180,8 @@ class LocalBackend:
             except BaseException as error:
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
+                if getattr(error, "code", None) == "context_length_exceeded":
+                    error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
                 put(error)
             finally:
                 self._stops.discard(stop)
@@ -227,12 +229,7 @@ class LocalBackend:
         )
         text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
-            try:
-                first = next(events)
-            except BadInput as error:
-                if error.code == "context_length_exceeded":
-                    error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
-                raise
+            first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):
                 new = ""
