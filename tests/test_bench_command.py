@@ -38,27 +38,12 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tm
     assert "shorten it" in out and "None of the prompts could be run" in err
 
 
-def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
-    recording = str(tmp_path / "recording.json")
-    options = ["bench", "--limit", "1", "--max-new-tokens", "8", "--record", recording]
-    assert cli.main(options) == 0
-    capsys.readouterr()
-    assert cli.main(["bench", "--replay", recording, "--costs", "zen5-vnni", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    rows, agreement = found["speedups"], found["agreement"]
-    assert {row["source"] for row in agreement} >= {"n-grams", "draft"}
-    assert [row["temperature"] for row in rows] == [0.0, 0.7]
-    assert all(row["costs"] == "zen5-vnni" and row["speedup"] > 0.5 for row in rows)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
         (["bench", "--peers", "vllm"], "--peers"),
         (["bench", "--html", "/no/such/folder/b.html"], "--html"),
-        (["bench", "--replay", "none.json"], "--replay none.json cannot be read"),
-        (["bench", "--replay", "none.json", "--costs", "z80"], "--costs z80 is no cost table"),
         (["audit", "--top-k", "50"], "--top-k is 50"),
     ],
 )

@@ -9,7 +9,6 @@ import openvino as ov
 import pytest
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.replay import record
 from specdemo.engine.errors import ModelError
 from specdemo.engine.head import Head, fractions
 from specdemo.engine.messages import HeadStep, ModelSettings, Run
@@ -18,6 +17,7 @@ from specdemo.errors import BadInput
 from specdemo.models import heads, ir
 from specdemo.session import Session
 from specdemo.settings import Settings
+from tools.replay import record
 
 EXACT = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 

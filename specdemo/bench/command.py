@@ -23,7 +23,7 @@ from specdemo.cli import (
 )
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
-from specdemo.settings import CONFIG, ModelChoice, listed, option, whole
+from specdemo.settings import CONFIG, ModelChoice, option, whole
 from specdemo.terminal import printable, progress_bar, show, where
 from specdemo.trace import as_json
 
@@ -42,19 +42,6 @@ class BenchOptions(PromptOptions):
     reference: str | None = option(
         None, "only compare the target's choices with those of this pair", metavar="PAIR"
     )
-    record: str | None = option(None, "only record answers for --replay", metavar="FILE")
-    replay: str | None = option(
-        None, "decode recorded answers again over cost tables, without a clock", metavar="FILE"
-    )
-    costs: str | None = option(
-        None,
-        "for --replay, of cost_tables.json or a file like it",
-        metavar="NAME|FILE",
-        unset="all",
-    )
-    without: listed("head", "model", "ngrams", "table") | None = option(
-        None, "leave sources of draft tokens out of --replay", metavar="NAME[,NAME]"
-    )
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -72,8 +59,6 @@ def bench(
     out = sys.stderr if json_file == "-" else sys.stdout
     if asked.reference:
         result = _agreement(asked, choice, settings, out)
-    elif asked.record or asked.replay:
-        result = _replay(asked, choice, settings, out)
     else:
         result = _bench(asked, choice, settings, out)
     if json_file:
@@ -128,26 +113,6 @@ def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out
     measured.keep("agreement", {"pair": names["pair"]}, same)
     show("Tokens that both would choose", [names | found], out)
     return names | found
-
-
-def _replay(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
-    """Run `bench --record` and `bench --replay`. Gives the rows of both tables."""
-    from specdemo.bench import replay
-    from specdemo.session import Session
-
-    check_output(asked.record, "--record")
-    tables = replay.cost_tables(asked.costs)
-    records = replay.read_records(asked.replay) if asked.replay else []
-    loaded = load_pair(choice)
-    if asked.record:
-        with Session(loaded) as session:
-            recorded = list(replay.record(session, asked.read(), settings))
-        replay.write_records(recorded, asked.record)
-    rows = list(replay.replay_all(records, tables, loaded, asked.without or ()))
-    shares = list(replay.agreements(records, loaded.ngrams))
-    show("Speed-up by cost table", rows, out)
-    show("Share of tokens guessed rightly", shares, out)
-    return {"speedups": rows, "agreement": shares}
 
 
 @click.command()

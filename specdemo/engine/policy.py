@@ -13,7 +13,7 @@ import numpy as np
 
 TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
 """Cost of a forward by its number of tokens, relative to one token: about the means of
-bench/cost_tables.json. Costs of sizes beyond those that were seen are extrapolated with it."""
+tools/cost_tables.json. Costs of sizes beyond those that were seen are extrapolated with it."""
 
 MAX_DRAFT = 15
 """Tokens of the longest draft: 16 rows of verification with the token before it."""

@@ -1,5 +1,8 @@
 """Computes speed-ups without a clock: decodes recorded answers again with a table of costs.
 
+    python -m tools.replay --prompts PROMPTS --limit 60 --record FILE
+    python -m tools.replay --replay FILE --costs xeon-vnni --without model
+
 `record` answers prompts and stores the choices of target and draft at every position. `replay`
 decodes the answers with the engine's drafters and policy. Records replace the models, and a cost
 table replaces the clock. Choices outside the recorded answer are unknown and not needed.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,10 +20,13 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
+import click
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
-from specdemo.bench.prompts import BenchPrompt
+from specdemo.bench.prompts import BenchPrompt, PromptOptions
+from specdemo.cli import answer_options, check_output, load_pair, main, options_of, write_json
 from specdemo.engine import cache, decode
 from specdemo.engine.drafters import (
     FEW,
@@ -40,7 +47,9 @@ from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
 from specdemo.session import Session
-from specdemo.settings import Settings, sentence
+from specdemo.settings import CONFIG, ModelChoice, Settings, listed, option, sentence
+from specdemo.terminal import show
+from specdemo.trace import as_json
 
 COST_TABLES = Path(__file__).with_name("cost_tables.json")
 
@@ -390,3 +399,43 @@ class _Recorded:
 
     def state_of(self, at: int) -> None:
         return None
+
+
+@checked(frozen=True, slots=True, config=CONFIG)
+class ReplayOptions(PromptOptions):
+    record: str | None = option(None, "record answers for --replay", metavar="FILE")
+    replay: str | None = option(None, "decode these recorded answers again", metavar="FILE")
+    costs: str | None = option(
+        None, "of cost_tables.json or a file like it", metavar="NAME|FILE", unset="all"
+    )
+    without: listed(*SOURCES) | None = option(
+        None, "leave sources of draft tokens out", metavar="NAME[,NAME]"
+    )
+
+
+@click.command()
+@options_of(ReplayOptions, "asked", variables=False)
+@answer_options
+def command(
+    asked: ReplayOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+) -> None:
+    """Record answers, or decode recorded ones again over cost tables. Prints speed-ups, and the
+    share of tokens that each source guesses rightly."""
+    check_output(asked.record, "--record")
+    tables = cost_tables(asked.costs)
+    records = read_records(asked.replay) if asked.replay else []
+    loaded = load_pair(choice)
+    if asked.record:
+        with Session(loaded) as session:
+            write_records(list(record(session, asked.read(), settings)), asked.record)
+    rows = list(replay_all(records, tables, loaded, asked.without or ()))
+    shares = list(agreements(records, loaded.ngrams))
+    out = sys.stderr if json_file == "-" else sys.stdout
+    show("Speed-up by cost table", rows, out)
+    show("Share of tokens guessed rightly", shares, out)
+    if json_file:
+        write_json(as_json({"speedups": rows, "agreement": shares}), json_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(command=command, name="replay"))

@@ -8,8 +8,13 @@ from dataclasses import replace as changed
 
 import pytest
 
+from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.replay import (
+from specdemo.errors import BadInput
+from specdemo.session import Session
+from specdemo.settings import Settings
+from tools import replay as tool
+from tools.replay import (
     CostTable,
     Record,
     agreements,
@@ -19,9 +24,6 @@ from specdemo.bench.replay import (
     replay,
     write_records,
 )
-from specdemo.errors import BadInput
-from specdemo.session import Session
-from specdemo.settings import Settings
 
 LOOP = [5, 6, 7, 8] * 12
 
@@ -124,3 +126,28 @@ def test_a_recording_holds_the_answers_and_what_both_models_say(tiny_llama_pair)
     assert (greedy.temperature, sampled.temperature) == (0.0, 0.7)
     for found in (greedy, sampled):
         assert len(found.answer) == len(found.draft) and not found.head
+
+
+@pytest.mark.slow
+def test_answers_are_recorded_and_replayed_without_the_models(capsys, tmp_path):
+    recording = str(tmp_path / "recording.json")
+    options = ["--limit", "1", "--max-new-tokens", "8", "--record", recording]
+    assert cli.main(options, tool.command) == 0
+    capsys.readouterr()
+    options = ["--replay", recording, "--costs", "zen5-vnni", "--json", "-"]
+    assert cli.main(options, tool.command) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows, agreement = found["speedups"], found["agreement"]
+    assert {row["source"] for row in agreement} >= {"n-grams", "draft"}
+    assert [row["temperature"] for row in rows] == [0.0, 0.7]
+    assert all(row["costs"] == "zen5-vnni" and row["speedup"] > 0.5 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [([], "--replay none.json cannot be read"), (["--costs", "z80"], "z80 is no cost table")],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, options, says):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["--replay", "none.json", *options], tool.command) == cli.BAD_INPUT
+    assert says in capsys.readouterr().err
