@@ -241,7 +241,7 @@ machine.memory_bytes = lambda: 2**34
 runpy.run_path("app.py", run_name="__main__")
 """
 SETTLED = """before => {
-  const { root: { dataset }, run } = window.specdemo.stage;
+  const { root: { dataset }, run } = window.specdemo.race;
   return dataset.phase === 'error' || run !== before && dataset.settled === run;
 }"""
 
@@ -262,15 +262,15 @@ def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(page_url, 
     playwright = pytest.importorskip("playwright.sync_api")
 
     def race() -> dict:
-        before = page.evaluate("window.specdemo.stage.run")
+        before = page.evaluate("window.specdemo.race.run")
         page.get_by_role("button", name="Run", exact=True).click()
         page.wait_for_function(SETTLED, arg=before)
-        return page.evaluate("window.specdemo.stage.trace")
+        return page.evaluate("window.specdemo.race.trace")
 
     def press(button: str, then: str) -> None:
         page.get_by_role("button", name=button).click()
         playwright.expect(page.locator("#sd-arrival")).to_contain_text(then, timeout=240_000)
-        tops.add(round(page.locator("#sd-stage").bounding_box()["y"]))
+        tops.add(round(page.locator("#sd-view").bounding_box()["y"]))
 
     with playwright.sync_playwright() as run:
         browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -279,7 +279,7 @@ def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(page_url, 
         errors, tops = [], set()
         page.on("console", lambda one: errors.append(one.text) if one.type == "error" else None)
         page.goto(page_url + "?max_new_tokens=12")
-        page.wait_for_function("window.specdemo && window.specdemo.stage")
+        page.wait_for_function("window.specdemo && window.specdemo.race")
         assert race()["pair"]["name"] == "embedded"
         press("Pause", "Paused")
         server.bytes_per_second = 0

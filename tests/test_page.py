@@ -68,7 +68,7 @@ class Visit:
         self.errors: list[str] = []
         self.asked: set[str] = set()
         self.url = url
-        self.before = None  # the run that was on the stage when a question was asked
+        self.before = None  # the run that was shown when a question was asked
         self.page.on(
             "console", lambda one: self.errors.append(one.text) if one.type in TROUBLE else None
         )
@@ -76,13 +76,13 @@ class Visit:
         self.page.on("request", lambda request: self.asked.add(request.url))
         self.page.set_default_timeout(PATIENCE)
         self.page.goto(url + ("?" + query if query else ""))
-        self.page.wait_for_function("window.specdemo?.stage")
+        self.page.wait_for_function("window.specdemo?.race")
         if "max_new_tokens=" in query:
             wanted = query.split("max_new_tokens=")[1].split("&")[0]
             self.page.wait_for_function(LINK_HAS, arg=["max_new_tokens", wanted])
 
     def ask(self, question: str) -> None:
-        self.before = self.page.evaluate("window.specdemo.stage.run")
+        self.before = self.page.evaluate("window.specdemo.race.run")
         self.page.fill("#sd-question textarea", question)
         self.page.get_by_role("button", name="Run", exact=True).click()
 
@@ -90,16 +90,16 @@ class Visit:
         """Waits for the end of the run; gives the trace that the script holds."""
         self.page.wait_for_function(
             """before => {
-              const { root: { dataset }, run } = window.specdemo.stage;
+              const { root: { dataset }, run } = window.specdemo.race;
               return dataset.phase === 'error' || run !== before && dataset.settled === run;
             }""",
             arg=self.before,
         )
         assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
-        return self.page.evaluate("window.specdemo.stage.trace")
+        return self.page.evaluate("window.specdemo.race.trace")
 
     def open_file(self, path: Path) -> None:
-        self.before = self.page.evaluate("window.specdemo.stage.run")
+        self.before = self.page.evaluate("window.specdemo.race.run")
         self.page.locator(".sd-open").set_input_files(path)
 
     def text(self, selector: str) -> str:
@@ -233,7 +233,7 @@ def test_a_saved_run_replays_at_its_true_speed_and_its_text_never_becomes_markup
     assert again == json.loads(to_json(hostile_trace()))
     shown = page.evaluate("document.querySelector('.sd-text-spec').textContent")
     assert all(text in shown for text in HOSTILE)
-    assert page.locator(".sd-stage img, .sd-text script, .sd-text b").count() == 0
+    assert page.locator(".sd-view img, .sd-text script, .sd-text b").count() == 0
     assert page.evaluate("window.hacked") is None
     page.locator(".sd-seek").fill("0")
     expect(page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).to_have_count(1)
@@ -288,11 +288,11 @@ def fake(tmp_path):
 
 def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(browser, fake):
     tab = Visit(browser.new_context(), fake.url, "")
-    tab.page.wait_for_function("window.specdemo.stage.playing")
+    tab.page.wait_for_function("window.specdemo.race.playing")
     expect(tab.page.locator(".sd-note")).to_contain_text("Recorded on")
     question = tab.page.input_value("#sd-question textarea")
     assert question in tab.text(".sd-note")
-    tab.before = tab.page.evaluate("window.specdemo.stage.run")
+    tab.before = tab.page.evaluate("window.specdemo.race.run")
     tab.page.get_by_role("button", name="Run", exact=True).click()
     expect(tab.page.locator(".sd-note")).to_have_text(
         "Compiling the models. Your question is next."
@@ -307,7 +307,7 @@ def test_a_link_to_a_run_opens_on_a_server_that_never_saw_it(browser, visit, sav
     other = Visit(browser.new_context(), fake.url, "#" + saved.link().split("#")[1])
     assert other.finished()["instruction"] == HOSTILE[1]
     assert other.page.evaluate("window.hacked") is None
-    assert other.page.locator(".sd-stage img, .sd-text script").count() == 0
+    assert other.page.locator(".sd-view img, .sd-text script").count() == 0
     other.close()
 
 

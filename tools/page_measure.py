@@ -29,10 +29,10 @@ QUESTION = "Write a long story about a lighthouse keeper and the sea"
 SHIFTS = """window.shift = 0;
 new PerformanceObserver(list => list.getEntries().forEach(one => { window.shift += one.value; }))
   .observe({ type: 'layout-shift' });"""
-READY = "window.specdemo?.stage?.run && window.specdemo.link().includes('max_new_tokens')"
+READY = "window.specdemo?.race?.run && window.specdemo.link().includes('max_new_tokens')"
 SETTLED = """before => {
-  const { stage } = window.specdemo;
-  return stage.run !== before && stage.root.dataset.settled === stage.run;
+  const { race } = window.specdemo;
+  return race.run !== before && race.root.dataset.settled === race.run;
 }"""
 
 
@@ -67,12 +67,12 @@ def open_page(context, url: str, **settings):
 
 def race(page, question: str = QUESTION) -> dict:
     """Asks the question and returns the trace."""
-    before = page.evaluate("window.specdemo.stage.run")
+    before = page.evaluate("window.specdemo.race.run")
     page.fill("#sd-question textarea", question)
     page.get_by_role("button", name="Run", exact=True).click()
     # The default, a check at every frame, would make the browser draw sixty times a second.
     page.wait_for_function(SETTLED, arg=before, polling=250)
-    return page.evaluate("window.specdemo.stage.trace")
+    return page.evaluate("window.specdemo.race.trace")
 
 
 def work(page) -> list[tuple[str, float]]:
@@ -111,7 +111,7 @@ def main() -> None:
             context = browser.new_context()
             page = open_page(context, url, max_new_tokens=8)
             first = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-            played = page.evaluate("window.specdemo.stage.playSince")
+            played = page.evaluate("window.specdemo.race.playSince")
             paints.append(f"{page.evaluate(first):.0f} and {played:.0f}")
             context.close()
         print(f"first paint, recorded race plays, in a fresh browser, ms: {', '.join(paints)}")

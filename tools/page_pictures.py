@@ -32,10 +32,10 @@ def main() -> None:
         clip = page.locator(".sd-race").bounding_box()
         clip["height"] = 800 - clip["y"]
         shots = []
-        page.evaluate("window.specdemo.stage.start()")
+        page.evaluate("window.specdemo.race.start()")
         since, playing = time.monotonic(), True
         while playing:
-            playing = page.evaluate("window.specdemo.stage.playing")
+            playing = page.evaluate("window.specdemo.race.playing")
             shots.append((time.monotonic() - since, page.screenshot(clip=clip)))
             time.sleep(max(0.0, FRAME * len(shots) - (time.monotonic() - since)))
     write_gif(shots)

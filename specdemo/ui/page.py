@@ -27,7 +27,7 @@ HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
 <p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
 </header>"""
 
-SCRIPTS = "tokens.js", "keep.js", "stage.js"
+SCRIPTS = "tokens.js", "share.js", "race_view.js"
 RECORDED = STATIC / "recorded.json"
 """The run that the page plays before the first question; `tools/page_record.py` makes it."""
 
@@ -131,8 +131,8 @@ class RaceTab:
         self.inputs = {name: self.inputs[name] for name in choice.NAMES}
         plain = {"apply_default_css": False}
         plain["js_on_load"] = "window.specdemo.mount(element, server)"
-        opened = {"elem_id": "sd-stage", "server_functions": [runs.opened]}
-        gr.HTML(html_template=_static("stage.html"), **opened, **plain)
+        opened = {"elem_id": "sd-view", "server_functions": [runs.opened]}
+        gr.HTML(html_template=_static("race.html"), **opened, **plain)
         plain["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
         self.channel = gr.HTML("", html_template="", visible="hidden", **plain)
 

@@ -89,7 +89,7 @@ class Channel:
 
 
 def failed(error: Exception) -> str:
-    """An envelope that shows one sentence and leaves the rest of the stage as it is."""
+    """An envelope that shows one sentence and leaves the rest of the page as it is."""
     return Channel().envelope("error", error_sentence(error))
 
 

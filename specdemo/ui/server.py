@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STOP_LOOP = b"""<head><script>{
   const frame = requestAnimationFrame;
   window.requestAnimationFrame = (draw) =>
-    window.specdemo?.stage && String(draw).includes("performance.now()") ? 0 : frame(draw);
+    window.specdemo?.race && String(draw).includes("performance.now()") ? 0 : frame(draw);
 }</script>"""
 """Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 5 % of a
 core. This ends the loop once the page is there. Gradio adds its own `head` too late for it."""

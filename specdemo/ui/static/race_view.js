@@ -1,4 +1,4 @@
-/* The stage: receives envelopes (see runs.py), shows a race as it runs, and replays it. The work
+/* The view of a race: receives envelopes (see runs.py), shows a race as it runs, and replays it. The work
    per envelope depends on its new items, not on those shown before. */
 const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
@@ -40,7 +40,7 @@ const drawFigures = (find, trace, [head, ...rows]) => {
   if (head) find(".sd-what-if .sd-rows").replaceChildren(table(head, rows));
 };
 
-class Stage {
+class RaceView {
   constructor(root, server) {
     Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "" });
     this.live = this.playing = false;
@@ -229,27 +229,27 @@ const fresh = ({ events }, items, from) => (from > events.length ? []
 
 const failure = (note) => JSON.stringify({ phase: "error", note });
 const page = location.origin + location.pathname;
-let stage = null, query = "";
+let race = null, query = "";
 
 /* Shows a run before the first question: the run of the link, else the recorded one. */
 const openFirst = async () => {
   const [, packed] = location.hash.match(/^#run=(.*)/) ?? [];
   const text = packed && await unpack(packed).catch(() => null);
-  const envelope = packed && (text === null ? failure(DAMAGED) : await stage.envelope(text));
+  const envelope = packed && (text === null ? failure(DAMAGED) : await race.envelope(text));
   const opened = envelope && JSON.parse(envelope).phase !== "error";
-  if (!opened && !stage.run) stage.receive(RECORDED);
-  if (envelope) stage.receive(envelope);
+  if (!opened && !race.run) race.receive(RECORDED);
+  if (envelope) race.receive(envelope);
   const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (!still && !opened) stage.start();
+  if (!still && !opened) race.start();
 };
 
 window.specdemo = {
   mount(element, server) {
-    stage = window.specdemo.stage = new Stage(element.querySelector(".sd-stage"), server);
+    race = window.specdemo.race = new RaceView(element.querySelector(".sd-view"), server);
     openFirst();
     addEventListener("hashchange", openFirst);
   },
-  receive(text) { if (text) stage?.receive(text); },
+  receive(text) { if (text) race?.receive(text); },
   settings(names, values) {
     query = new URLSearchParams(names.map((name, at) => [name, values[at] ?? ""])).toString();
   },
@@ -257,7 +257,7 @@ window.specdemo = {
   link() { return page + (query ? "?" + query : ""); },
   /* A link with the whole run, and with question and settings if the run answers that question. */
   async share() {
-    const { trace } = stage, same = trace.instruction === new URLSearchParams(query).get("question");
+    const { trace } = race, same = trace.instruction === new URLSearchParams(query).get("question");
     return (same ? window.specdemo.link() : page) + "#run=" + await pack(trace);
   },
 };

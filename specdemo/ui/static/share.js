@@ -22,14 +22,14 @@ const unpack = async (text) => {
   return new TextDecoder("utf-8", { fatal: true }).decode(whole);
 };
 
-const copyLink = async (stage) => {
-  const box = stage.find(".sd-link-text"), link = await window.specdemo.share();
+const copyLink = async (race) => {
+  const box = race.find(".sd-link-text"), link = await window.specdemo.share();
   const long = link.length > LONGEST_LINK;
   box.value = long ? window.specdemo.link() : link;
   box.hidden = false;
   box.select();
   const copied = await navigator.clipboard?.writeText(box.value).then(() => true, () => false);
-  stage.say("kept", (copied ? "Copied." : "Copy it from the box.") + (long
+  race.say("kept", (copied ? "Copied." : "Copy it from the box.") + (long
     ? " It holds the question only, since the run is too long for a link. Download the run instead."
     : ""));
 };
