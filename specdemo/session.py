@@ -14,6 +14,7 @@ from typing import Any
 from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine, PairFiles
+from specdemo.engine.policy import Costs
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import NextToken, Request
 from specdemo.engine.rounds import Round
@@ -25,7 +26,7 @@ from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, Trace
+from specdemo.trace import Baseline, BaselineToken, Certificate, ForwardCosts, Trace
 
 ACTIVE_REQUESTS = 16
 """Requests that run at once by default."""
@@ -184,6 +185,7 @@ class Session(Answering):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine.describe(),
             shared_with=handle.most_others,
+            costs=_costs(target.policy.costs, len(request.tokens) + len(request.answer) // 2),
         )
         if question.baseline and not handle.stopped:
             yield from self.baseline(trace, stop, on_wait)
@@ -251,6 +253,12 @@ class Session(Answering):
             loaded.ngrams,
             **options,
         )
+
+
+def _costs(costs: Costs, context: int) -> ForwardCosts | None:
+    """The cost model after `context` tokens; None before anything was measured."""
+    _, *seconds = costs.verifications(context=context)
+    return ForwardCosts(tuple(seconds), costs.draft_step) if seconds[0] else None
 
 
 def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> Round:

@@ -76,6 +76,16 @@ class PairInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ForwardCosts:
+    """The engine's cost model at the end of a run, in seconds on that machine: `target` of a target
+    forward of 1, 2, ... tokens at the run's mean context, `draft_step` of one step of the draft
+    model or head (0 without one)."""
+
+    target: tuple[float, ...]
+    draft_step: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
@@ -101,6 +111,7 @@ class Trace:
     created: str = ""
     machine: str = ""
     shared_with: int = 0
+    costs: ForwardCosts | None = None
     schema: Literal[1] = 1
 
     @property
@@ -213,13 +224,18 @@ def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
     return Summary(*(None if None in column else by(column) for column in columns))
 
 
+def judged(round_: Round) -> tuple[DraftToken, ...]:
+    """The draft tokens of a round that the target examined: those up to the first rejected one."""
+    corrected = round_.emitted is not None and round_.emitted.kind == "correction"
+    return round_.drafted[: round_.accepted + corrected]
+
+
 def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
     """(accepted, examined) of the first, second, ... draft token of a round, over all traces."""
     accepted, examined = Counter[int](), Counter[int]()
     for round_ in (round_ for trace in traces for round_ in trace.rounds):
-        corrected = round_.emitted is not None and round_.emitted.kind == "correction"
         accepted.update(range(round_.accepted))
-        examined.update(range(round_.accepted + corrected))
+        examined.update(range(len(judged(round_))))
     return [(accepted[at], examined[at]) for at in range(len(examined))]
 
 

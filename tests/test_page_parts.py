@@ -4,20 +4,24 @@ inputs and links, and the choice of models."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
+from pathlib import Path
 
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench.costs import expected_speedup, measured_costs
+from specdemo.bench.costs import measured_speed, predicted_speed
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import registry
 from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import PairInfo, Trace
+from specdemo.trace import BaselineToken, ForwardCosts, PairInfo, Trace
 from specdemo.ui import choice, page, runs, wording
 from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
+PREDICTED_RUNS = Path(__file__).parent / "data" / "predicted_runs.json"
 
 *_, TRACE = FakeSession().race("question " * 9, Settings())
 """Nine tokens at 0.01 s each, every other one an accepted draft token; the baseline took 0.02 s for
@@ -61,12 +65,43 @@ def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds):
     assert words["tone"] == "stopped" and words["sentence"] and "identity" not in words
 
 
-def test_what_if_is_theorem_3_8_over_the_costs_of_the_run():
-    head, *rows = wording.what_if(TRACE)
-    assert len(head) == len(rows[0]) == 7
-    expected = expected_speedup(0.6, 1, measured_costs([TRACE]), 0.001)
-    assert rows[2][:2] == ["60%", f"{expected:.2f}"]
-    assert wording.what_if(dataclasses.replace(TRACE, baseline=None)) == []
+def test_the_curve_tells_the_cost_table_and_the_speed_up_that_it_predicts():
+    assert wording.curve(TRACE) is None, "a run of an earlier version has no cost table"
+    costs = ForwardCosts((0.018, 0.0108, 0.012, 0.015), 0.001)
+    told = wording.curve(dataclasses.replace(TRACE, costs=costs))
+    assert told["sentence"] == "Checking 2 tokens takes 0.6 times as long as making one."
+    # Each round drafts one token, half are accepted, and costs 1 ms and a forward of 2 tokens.
+    assert told["predicted"] == pytest.approx(1.5 * 0.02 / 0.0118)
+    assert told["by_rate"][50] == pytest.approx(told["predicted"], abs=1e-3)
+    assert told["by_rate"][0] == pytest.approx(1 * 0.02 / 0.0118, abs=1e-3)
+    assert told["by_rate"][100] == pytest.approx(2 * 0.02 / 0.0118, abs=1e-3)
+    assert told["measured"] == pytest.approx(2.0)
+    said = "They differ because a round yielded 1.00 tokens, not 1.50 tokens as predicted."
+    assert told["differs"] == said
+
+
+def test_the_speed_up_of_ten_embedded_runs_is_predicted_within_a_tenth():
+    for kept in json.loads(PREDICTED_RUNS.read_text("utf-8")):
+        trace = recorded_run(kept)
+        ratio = predicted_speed(trace).speedup / measured_speed(trace).speedup
+        assert 0.9 < ratio < 1.1, kept["question"]
+
+
+def recorded_run(kept: dict) -> Trace:
+    """A run that tools/page_record.py kept without its texts."""
+    rounds = [Round((), EmittedToken(0, "first"), 0.0, 0.0, 0.0)]
+    for sources, accepted, kind, *milliseconds in kept["rounds"]:
+        tokens = [DraftToken(0, None, 0.5, at < accepted, of) for at, of in enumerate(sources)]
+        seconds = (ms / 1000 for ms in milliseconds)
+        rounds.append(Round(tuple(tokens), kind and EmittedToken(0, kind), *seconds))
+    count, spent = kept["baseline"]
+    shown = [BaselineToken(0, spent / 1000 * at / count) for at in range(count + 1)]
+    return changed(
+        {"tokens": tuple(shown)},
+        rounds=tuple(rounds),
+        outside_seconds=kept["outside"] / 1000,
+        costs=ForwardCosts(tuple(ms / 1000 for ms in kept["target"]), 0.0),
+    )
 
 
 # Runs and pairs

@@ -111,7 +111,7 @@ def main() -> None:
             context = browser.new_context()
             page = open_page(context, url, max_new_tokens=8)
             first = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-            played = page.evaluate("window.specdemo.race.playSince")
+            played = page.evaluate("performance.getEntriesByName('sd-play')[0].startTime")
             paints.append(f"{page.evaluate(first):.0f} and {played:.0f}")
             context.close()
         print(f"first paint, recorded race plays, in a fresh browser, ms: {', '.join(paints)}")

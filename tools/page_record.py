@@ -1,15 +1,21 @@
-"""Records the race that the page plays before the first question: specdemo/ui/static/recorded.json.
+"""Records races of the embedded pair, on a quiet machine.
 
-`python tools/page_record.py`, on a quiet machine. Runs the embedded pair five times and keeps the
-run of median speed-up, as it was measured.
+`python tools/page_record.py` records the race that the page plays before the first question,
+specdemo/ui/static/recorded.json: the one of median speed-up of five, as it was measured.
+`--predictions` compares predicted and measured speed-up on ten prompts of the benchmark, and keeps
+the runs for the tests, without texts: tests/data/predicted_runs.json.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from contextlib import closing
 
 from page_measure import ROOT
 
+from specdemo.bench.costs import measured_speed, predicted_speed
+from specdemo.bench.prompts import read_prompts, spread
 from specdemo.models.load import load_pair
 from specdemo.models.registry import find_pair
 from specdemo.session import Session
@@ -19,6 +25,7 @@ from specdemo.ui.page import RECORDED
 
 WARM_UP = "Name three colours of the rainbow"
 QUESTION = "Write a Python function that reverses a string"
+PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
 
 def race() -> Trace:
@@ -29,7 +36,49 @@ def race() -> Trace:
     return trace
 
 
+def without_texts(trace: Trace) -> dict:
+    """A run as its times in milliseconds and, for each round after the first, the sources of the
+    draft tokens and how many were accepted."""
+    baseline = trace.baseline.tokens
+
+    def ms(seconds: float) -> float:
+        return round(1000 * seconds, 3)
+
+    return {
+        "question": trace.instruction,
+        "target": [ms(seconds) for seconds in trace.costs.target],
+        "outside": ms(trace.outside_seconds),
+        "baseline": [len(baseline) - 1, ms(baseline[-1].shown_at - baseline[0].shown_at)],
+        "rounds": [
+            [
+                [token.source for token in one.drafted],
+                one.accepted,
+                one.emitted.kind if one.emitted else None,
+                *map(ms, (one.draft_seconds, one.verify_seconds, one.shown_at - first.shown_at)),
+            ]
+            for first in trace.rounds[:1]
+            for one in trace.decoding_rounds
+        ],
+    }
+
+
+def predictions() -> None:
+    with closing(Session(load_pair(find_pair("embedded")))) as session:
+        list(session.race(WARM_UP, Settings()))
+        kept = []
+        for prompt in spread(read_prompts(), 10):
+            *_, trace = session.race(prompt.instruction, Settings())
+            predicted, measured = predicted_speed(trace).speedup, measured_speed(trace).speedup
+            print(f"{predicted:.2f} predicted, {measured:.2f} measured: {prompt.id}")
+            kept.append(json.dumps(without_texts(trace), separators=(",", ":")))
+    PREDICTED.parent.mkdir(exist_ok=True)
+    PREDICTED.write_text("[\n" + ",\n".join(kept) + "\n]\n", encoding="utf-8")
+
+
 def main() -> None:
+    if "--predictions" in sys.argv:
+        predictions()
+        return
     traces = sorted((race() for _ in range(5)), key=lambda trace: summarize(trace).speedup)
     for trace in traces:
         print(f"{summarize(trace).speedup:.2f} times, identical: {trace.identical}")

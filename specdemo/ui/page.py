@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import time
@@ -24,10 +23,10 @@ from specdemo.ui.service import LIMITS, Service, visitor_of
 STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>Draft tokens, proposed and verified as you watch, against autoregressive decoding.</p>
+<p>A small draft guesses ahead, the model checks it all in one step: same answer, sooner.</p>
 </header>"""
 
-SCRIPTS = "tokens.js", "share.js", "race_view.js"
+SCRIPTS = "tokens.js", "share.js", "slow_motion.js", "curve.js", "examples.js", "race_view.js"
 RECORDED = STATIC / "recorded.json"
 """The run that the page plays before the first question; `tools/page_record.py` makes it."""
 
@@ -48,11 +47,14 @@ THEME = gr.themes.Base(
 )
 """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
 
+DOES_NOT_PAY = "Invent twenty names for a new planet"
+"""The example on which drafting gained least of those that were measured (docs/results)."""
+
 EXAMPLES = (
     "Write a Python function that reverses a string",
     "Count from one to fifty in words",
     "Explain the difference between fission and fusion",
-    "Why is the sky blue?",
+    DOES_NOT_PAY,
 )
 
 
@@ -81,9 +83,8 @@ def build(
             with gr.Tab("Benchmark", id="benchmark"):
                 measuring = benchmark.Tab(service, running, offer, tab.inputs)
             with gr.Tab("How it works", id="how"):
-                drawn = base64.b64encode((STATIC / "round.svg").read_bytes()).decode()
-                picture = f"data:image/svg+xml;base64,{drawn}"
-                gr.HTML(picture, html_template=_static("explain.html"), apply_default_css=False)
+                looks = {"html_template": _static("explain.html"), "apply_default_css": False}
+                gr.HTML(DOES_NOT_PAY, **looks, js_on_load="window.specdemo.explain()")
         tab.connect(blocks, status, measuring)
         if arrival:
             arrival.connect(blocks, status, tab.inputs["pair"])
@@ -175,7 +176,11 @@ class RaceTab:
         page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
-        remember = f"(...values) => window.specdemo.settings({json.dumps(choice.NAMES)}, values)"
+        known = [
+            (name, name != "question" and one.label, self._defaults[name])
+            for name, one in self.inputs.items()
+        ]
+        remember = f"(...values) => window.specdemo.settings({json.dumps(known)}, values)"
         # "multiple": the default drops a change that comes while another one is handled.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)

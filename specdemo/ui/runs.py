@@ -25,7 +25,7 @@ from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
-from specdemo.ui.wording import error_sentence, origin, queue_place, verdict, what_if
+from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
 
 
 class Running:
@@ -82,9 +82,9 @@ class Channel:
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, its verdict and the table of `what_if`."""
+        """The last envelope of a run: the whole trace, its verdict and the curve of its costs."""
         self.rounds, self.baseline = [], []
-        told = {"verdict": verdict(trace), "what_if": what_if(trace)}
+        told = {"verdict": verdict(trace), "curve": curve(trace)}
         return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.costs import expected_speedup, measured_costs
-from specdemo.engine.policy import MAX_DRAFT
+from specdemo.bench.costs import Speed, measured_speed, predicted_speed
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.terminal import where
 from specdemo.trace import Trace, summarize
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 NOTICEABLE = 0.03
 """A speed-up within this of 1 is called neither faster nor slower."""
+
+AGREED = 0.05
+"""Prediction and measurement that differ by less need no explanation."""
 
 
 def verdict(trace: Trace) -> dict[str, str]:
@@ -72,19 +75,43 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}" + ("" if number == 1 else "s")
 
 
-def what_if(trace: Trace) -> list[list[str]]:
-    """A table of the speed-ups that other acceptance rates and draft lengths would give at the
-    costs of this run, header row first; empty without draft tokens or a baseline. A draft step
-    costs this run's mean seconds per draft token, over all sources."""
-    costs, summary = measured_costs([trace]), summarize(trace)
-    if costs is None or not summary.drafted:
-        return []
-    step = summary.draft_seconds / summary.drafted
-    lengths = 1, 2, 3, 5, 8, MAX_DRAFT
-    return [["Acceptance rate", *(f"draft length {length}" for length in lengths)]] + [
-        [f"{rate:.0%}", *(f"{expected_speedup(rate, one, costs, step):.2f}" for one in lengths)]
-        for rate in (0.2, 0.4, 0.6, 0.8, 1.0)
-    ]
+def curve(trace: Trace) -> dict[str, Any] | None:
+    """What the page says about the run's cost model: how much longer it takes to check the median
+    number of `tokens` than to make one, as a `sentence`; the `predicted` speed-up, at the run's
+    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`.
+    None without a cost model; without draft tokens or a baseline some figures are None."""
+    if trace.costs is None:
+        return None
+    sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
+    tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
+    ratio = trace.costs.target[tokens - 1] / trace.costs.target[0]
+    predicted, measured = predicted_speed(trace), measured_speed(trace)
+    at_rates = (predicted_speed(trace, at / 100) for at in range(101))
+    return {
+        "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
+        "tokens": tokens,
+        "predicted": predicted and predicted.speedup,
+        "measured": measured and measured.speedup,
+        "differs": difference(predicted, measured) if predicted and measured else "",
+        "rate": summarize(trace).acceptance_rate,
+        "by_rate": [round(one.speedup, 3) for one in at_rates] if predicted else [],
+    }
+
+
+def difference(predicted: Speed, measured: Speed) -> str:
+    """What makes prediction and measurement differ most, if they do noticeably."""
+    if abs(predicted.speedup / measured.speedup - 1) <= AGREED:
+        return ""
+    named = {
+        "tokens_per_round": ("a round yielded", "{:.2f} tokens"),
+        "round_seconds": ("a round took", "{:.3g} ms"),
+    }
+    ratios = {name: getattr(measured, name) / getattr(predicted, name) for name in named}
+    name = max(ratios, key=lambda name: abs(math.log(ratios[name])))
+    words, form = named[name]
+    scale = 1 if name == "tokens_per_round" else 1000
+    got, expected = (form.format(scale * getattr(one, name)) for one in (measured, predicted))
+    return f"They differ because {words} {got}, not {expected} as predicted."
 
 
 def origin(trace: Trace) -> str:

@@ -4,6 +4,7 @@ const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
 const RUNNING = ["speculative", "plain", "waiting", "loading"];
+const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
 
 const table = (head, rows) => {
@@ -13,8 +14,8 @@ const table = (head, rows) => {
   return whole;
 };
 
-/* Tables: what proposed the tokens, where the time went, and which speed-ups other drafts give. */
-const drawFigures = (find, trace, [head, ...rows]) => {
+/* Tables: what proposed the tokens, and where the time went. */
+const drawFigures = (find, trace) => {
   const { rounds, baseline, summary, prefill_seconds: prefill } = trace;
   const { tokens, accepted } = summary, sources = {};
   for (const token of rounds.flatMap((round) => round.drafted)) {
@@ -36,26 +37,20 @@ const drawFigures = (find, trace, [head, ...rows]) => {
   }
   find(".sd-spent").replaceChildren(table(
     ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
-  find(".sd-what-if").hidden = !head;
-  if (head) find(".sd-what-if .sd-rows").replaceChildren(table(head, rows));
 };
 
 class RaceView {
   constructor(root, server) {
-    Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "" });
-    this.live = this.playing = false;
-    this.view = Infinity;   // seconds of the race that are shown
+    Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "", live: false });
     this.find = (name) => root.querySelector(name);
     this.spec = new Runner(this.find(".sd-lane-spec"), this.find(".sd-text-spec"));
     this.plain = new Runner(this.find(".sd-lane-plain"), this.find(".sd-text-plain"));
     this.runners = [this.spec, this.plain];
     this.strip = this.find(".sd-strip");
+    this.player = this.find(".sd-player");
     this.about = new About(this.find(".sd-about"), this.spec);
+    this.motion = new SlowMotion(this);
     const on = (name, event, act) => this.find(".sd-" + name).addEventListener(event, act);
-    on("play", "click", () => (this.playing ? this.play(false) : this.start()));
-    on("seek", "input", ({ target: { value } }) => {
-      this.jump(value >= 1000 ? Infinity : value / 1000 * this.duration);
-    });
     on("link", "click", () => copyLink(this));
     on("download", "click", () => keepFile(this));
     on("open", "change", async ({ target }) => {
@@ -85,6 +80,7 @@ class RaceView {
     this.root.dataset.phase = phase;
     // With this class style.css shows the Stop button in place of the Run button.
     document.documentElement.classList.toggle("sd-running", RUNNING.includes(phase));
+    if (RUNNING.includes(phase) && phase !== "loading") this.motion.play(false);
     if (failed && this.live) {
       this.live = false;
       this.tell({ tone: "stopped", headline: "No answer", sentence: "" });
@@ -103,7 +99,8 @@ class RaceView {
 
   reset({ run, phase, limit }) {
     Object.assign(this, { run, live: phase !== "opened", total: limit || 1, trace: null });
-    this.play(false);
+    this.motion.play(false);
+    this.motion.drawn = null;
     delete this.root.dataset.settled;
     this.accepted = this.examined = 0;
     for (const runner of this.runners) runner.clear();
@@ -111,7 +108,9 @@ class RaceView {
     this.about.pick(null);
     this.find(".sd-shown").hidden = false;
     this.find(".sd-link-text").hidden = true;
-    for (const [name, text] of [["kept", ""], ["accept", "-"], ["tpr", "-"]]) this.say(name, text);
+    for (const [name, text] of [["kept", ""], ["accept", "-"], ["tpr", "-"], ["caption", ""]]) {
+      this.say(name, text);
+    }
     this.tell({ tone: "running", headline: "Racing", sentence: "First with drafts, then one token "
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }
@@ -145,7 +144,7 @@ class RaceView {
       add(emitted.kind, emitted, { rejected });
     }
     const { accepted, examined } = this;
-    spec.add(time, nodes, { column, round, accepted, examined });
+    spec.add(time, nodes, { column, round, accepted, examined, drafted, emitted });
   }
 
   get duration() { return Math.max(this.spec.length, this.plain.length); }
@@ -153,7 +152,6 @@ class RaceView {
   /* Shows both runs as they were `t` seconds after their first tokens; Infinity shows everything. */
   show(t) {
     const { spec, plain, duration } = this, time = Math.min(t, duration);
-    this.view = t;
     for (const runner of this.runners) runner.show(time, this.total);
     if (spec.last) {
       const { accepted, examined, round, tokens } = spec.last;
@@ -162,57 +160,36 @@ class RaceView {
     }
     this.find(".sd-answer-plain").classList.toggle("sd-later", !plain.tokens);
     sketch(this.find, this.runners, this.total, !this.live);
+    if (!this.live) this.motion.draw(t);
     // Last, since it makes the browser compute the layout.
-    if (this.live || this.playing) this.scroll(1e6);
+    if (this.live || t < Infinity) this.scroll(1e6);
     if (this.live) return;
     const seek = this.find(".sd-seek");
     seek.value = duration ? Math.round(1000 * time / duration) : 1000;
-    seek.setAttribute("aria-valuetext",
-      `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`);
-    this.say("time", seconds(time));
+    const place = `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`;
+    seek.setAttribute("aria-valuetext", place);
+    this.say("time", place);
   }
 
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
-  settle({ trace, verdict, what_if: ifs }) {
+  settle({ trace, verdict, curve }) {
     const { spec, plain } = this;
-    Object.assign(this, { trace, live: false });
+    const watched = this.live && verdict.tone !== "stopped";
+    Object.assign(this, { trace, verdict, curve, live: false });
     // The lanes of a finished race end at its last token; those of a stopped one at the limit.
     if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, plain.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not earlier: during a race, drawing the columns would take time from it.
     this.strip.append(...spec.events.map((one) => one.column));
-    drawFigures(this.find, trace, ifs);
-    this.jump(Infinity);
+    drawFigures(this.find, trace);
+    drawCurve(this.find, trace, curve);
+    drawExamples(this);
+    this.motion.jump(Infinity);
     const ends = this.runners.map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
     this.find(".sd-sketch").setAttribute("aria-label",
       `Tokens against seconds: speculative ${ends[0]}, baseline ${ends[1]}`);
-  }
-
-  /* Updates every 30 ms, half as often as a browser draws: models may be loading meanwhile. */
-  play(on) {
-    this.playing = on;
-    this.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay the race";
-    clearInterval(this.timer);
-    if (on) this.timer = setInterval(() => this.tick(), 30);
-  }
-
-  /* Plays from the shown moment, or from the start if that is the end. */
-  start() {
-    this.playSince = performance.now() - 1000 * (this.view < this.duration ? this.view : 0);
-    this.play(true);
-  }
-
-  tick() {
-    const t = (performance.now() - this.playSince) / 1000;
-    if (t < this.duration) this.show(t);
-    else this.jump(Infinity);
-  }
-
-  jump(t) {
-    this.play(false);
-    this.show(t);
-    if (t === Infinity) this.scroll(0);
+    if (watched) this.motion.start(RESULT_FIRST);
   }
 
   /* Scrolls the texts and the strip to their starts (0) or to their ends (a large number). */
@@ -229,7 +206,7 @@ const fresh = ({ events }, items, from) => (from > events.length ? []
 
 const failure = (note) => JSON.stringify({ phase: "error", note });
 const page = location.origin + location.pathname;
-let race = null, query = "";
+let race = null, query = [];
 
 /* Shows a run before the first question: the run of the link, else the recorded one. */
 const openFirst = async () => {
@@ -239,8 +216,7 @@ const openFirst = async () => {
   const opened = envelope && JSON.parse(envelope).phase !== "error";
   if (!opened && !race.run) race.receive(RECORDED);
   if (envelope) race.receive(envelope);
-  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (!still && !opened) race.start();
+  if (!opened) race.motion.start();
 };
 
 window.specdemo = {
@@ -250,14 +226,27 @@ window.specdemo = {
     addEventListener("hashchange", openFirst);
   },
   receive(text) { if (text) race?.receive(text); },
-  settings(names, values) {
-    query = new URLSearchParams(names.map((name, at) => [name, values[at] ?? ""])).toString();
+  explain() { openExamples(race); },
+  /* The inputs as [name, label, default value], and their present values. */
+  settings(inputs, values) {
+    query = inputs.map(([name], at) => [name, values[at] ?? ""]);
+    const differ = inputs.map(([, label, usual], at) => [label, values[at], usual])
+      .filter(([label, value, usual]) => label && String(value ?? "") !== String(usual ?? ""))
+      .map(([label, value]) => `${label.toLowerCase()} ${value}`);
+    const button = document.querySelector("#sd-settings button");
+    const note = button?.querySelector(".sd-differ") ?? make("span", "sd-differ");
+    note.textContent = differ.join(", ");
+    button?.firstElementChild.after(note);
   },
-  /* A link with the question and the settings. */
-  link() { return page + (query ? "?" + query : ""); },
+  /* A link with the speed of the slow motion and, unless left out, the question and settings. */
+  link(inputs = query) {
+    const { chosen } = race.motion;
+    const asked = String(new URLSearchParams([...inputs, ...(chosen ? [["speed", chosen]] : [])]));
+    return page + (asked ? "?" + asked : "");
+  },
   /* A link with the whole run, and with question and settings if the run answers that question. */
   async share() {
-    const { trace } = race, same = trace.instruction === new URLSearchParams(query).get("question");
-    return (same ? window.specdemo.link() : page) + "#run=" + await pack(trace);
+    const { trace } = race, same = trace.instruction === Object.fromEntries(query).question;
+    return window.specdemo.link(same ? query : []) + "#run=" + await pack(trace);
   },
 };

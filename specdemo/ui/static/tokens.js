@@ -122,7 +122,7 @@ class About {
       if (step === undefined || last < 0) return;
       event.preventDefault();
       const from = this.active ? this.facts.get(this.active).position : step === 1 ? -1 : 0;
-      this.pick(this.box.children[Math.max(0, Math.min(last, from + step))]);
+      this.pick(this.box.querySelectorAll(".sd-tok")[Math.max(0, Math.min(last, from + step))]);
       this.active.scrollIntoView({ block: "nearest" });
     });
   }

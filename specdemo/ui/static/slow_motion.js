@@ -1,0 +1,206 @@
+/* Shows a finished race again, slowly or step by step. Everything drawn follows from `view`, the
+   seconds of the race that are shown: both clocks run in the race's own time. */
+const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
+const READABLE = 4;         // rounds that the slow replay shows slowly enough to read
+const SLOW_SECONDS = [8, 7];   // of watching: these rounds, and the rest of the race
+const GUESSING = [.25, .6];    // share of a round in which its draft tokens appear
+const GUESSED = .8;            // share of a round at which a step shows all of them
+
+const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
+const STEP = "one step of the target";
+const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎").replace(/ /g, "␣"));
+
+/* What just happened, in a sentence, once the target has checked round `event`. */
+const roundWords = ({ drafted, emitted, nodes }) => {
+  if (emitted?.kind === "first") return "The target model read the question and gave the first token.";
+  const gave = counted(nodes.length, "token"), right = drafted.filter((one) => one.accepted).length;
+  if (!drafted.length) return `The draft guessed nothing, which would not have paid: ${gave} for ${STEP}.`;
+  const guessed = `The draft guessed ${counted(drafted.length, "token")}, `;
+  if (emitted?.kind === "bonus") {
+    const all = right === 1 ? "it was right" : "all were right";
+    return `${guessed}${all}, and the check gave one more: ${gave} for ${STEP}.`;
+  }
+  const found = right === 0 ? "none was right" : right === 1 ? "1 was right" : `${right} were right`;
+  const wrong = emitted && drafted[right];
+  const word = ({ text }) => quoted(text.trim() || text);
+  const instead = wrong ? ` It put ${word(emitted)} for ${word(wrong)}.` : "";
+  return `${guessed}${found}: ${gave} for ${STEP}.${instead}`;
+};
+
+class SlowMotion {
+  constructor(view) {
+    Object.assign(this, { race: view, view: Infinity, playing: false, speed: "slow" });
+    this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const { find } = view, on = (name, act) => find(".sd-" + name).addEventListener("click", act);
+    on("play", () => this.toggle());
+    on("back", () => this.step(-1));
+    on("next", () => this.step(1));
+    on("speeds", ({ target, detail }) => {
+      if (!target.dataset.speed) return;
+      this.choose(this.chosen = target.dataset.speed);
+      const address = new URL(location);
+      address.searchParams.set("speed", this.chosen);
+      history.replaceState(history.state, "", address);
+      if (detail) find(".sd-player").focus();   // after a click the keys belong to the player
+    });
+    find(".sd-seek").addEventListener("input", ({ target: { value } }) => {
+      this.jump(value >= 1000 ? Infinity : value / 1000 * view.duration);
+    });
+    find(".sd-strip").addEventListener("click", ({ target }) => {
+      const column = target.closest(".sd-round");
+      if (column) this.goTo([...column.parentNode.children].indexOf(column));
+    });
+    addEventListener("keydown", (event) => this.key(event));
+    const asked = new URLSearchParams(location.search).get("speed");
+    if (Object.hasOwn(SPEEDS, asked)) this.chosen = asked;
+    this.choose(this.still ? "steps" : this.chosen ?? "slow");
+  }
+
+  choose(speed) {
+    this.speed = this.race.player.dataset.speed = speed;
+    for (const button of this.race.find(".sd-speeds").children) {
+      button.ariaPressed = String(button.dataset.speed === speed);
+    }
+    if (speed === "steps") this.play(false);
+    else if (this.race.trace && !this.playing) this.start();
+  }
+
+  /* Space and arrow keys, unless the focus is on something that uses them itself. */
+  key(event) {
+    const { target, key } = event, { race } = this, { top, bottom } = race.player.getBoundingClientRect();
+    const other = target.closest("input, textarea, select, a, [role=listbox], [role=tab], [role=region]");
+    const button = target.closest("button"), seen = bottom > top && top < innerHeight && bottom > 0;
+    if (other || !seen || !race.trace || event.ctrlKey || event.altKey || event.metaKey) return;
+    if (button && (key === " " || !race.player.contains(button))) return;
+    if (key === " ") this.toggle();
+    else if (key === "ArrowRight") this.step(1);
+    else if (key === "ArrowLeft") this.step(-1);
+    else return;
+    event.preventDefault();
+  }
+
+  toggle() {
+    if (this.speed === "steps") this.step(1);
+    else if (this.playing) this.play(false);
+    else this.start();
+  }
+
+  /* The moments at which something changes: the draft of each round, and its verdict. */
+  get moments() {
+    const { spec } = this.race, moments = [0];
+    spec.events.forEach(({ drafted }, at) => {
+      const begin = spec.spent(at), end = spec.spent(at + 1);
+      if (at && drafted.length) moments.push(begin + GUESSED * (end - begin));
+      if (at) moments.push(end);
+    });
+    return [...moments, Infinity];
+  }
+
+  step(by) {
+    const { moments, view } = this;
+    this.jump(by > 0 ? moments.find((one) => one > view + 1e-9) ?? 0
+      : moments.findLast((one) => one < view - 1e-9) ?? Infinity);
+  }
+
+  /* Shows the draft of round number `at` (from 0) before its verdict. */
+  goTo(at) {
+    const { spec } = this.race, begin = spec.spent(at), end = spec.spent(at + 1);
+    this.choose("steps");
+    this.jump(spec.events[at].drafted.length ? begin + GUESSED * (end - begin) : end);
+    this.race.player.focus({ preventScroll: true });
+  }
+
+  /* Seconds of the race that pass while one second of watching does, at most 1. */
+  get rate() {
+    if (this.speed !== "slow") return SPEEDS[this.speed];
+    const { spec, duration } = this.race;
+    const first = spec.spent(Math.min(READABLE + 1, spec.events.length));
+    const early = this.view < first;
+    return Math.min(1, early ? first / SLOW_SECONDS[0] : (duration - first) / SLOW_SECONDS[1]);
+  }
+
+  /* Draws every 30 ms, half as often as a browser does: models may be loading meanwhile. */
+  play(on) {
+    this.playing = on;
+    this.race.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay";
+    clearInterval(this.timer);
+    if (on) this.timer = setInterval(() => this.tick(), 30);
+  }
+
+  /* Plays from the shown moment, or from the start if that is the end; after `wait` milliseconds. */
+  start(wait = 0) {
+    if (this.still || this.speed === "steps") return;
+    clearTimeout(this.timer);
+    if (wait) {
+      this.timer = setTimeout(() => this.start(), wait);
+      return;
+    }
+    if (this.view >= this.race.duration) this.view = 0;
+    this.since = performance.now();
+    performance.mark("sd-play");
+    this.play(true);
+    this.race.show(this.view);
+  }
+
+  tick() {
+    const now = performance.now(), { duration } = this.race;
+    this.view += (now - this.since) / 1000 * this.rate;
+    this.since = now;
+    if (this.view < duration) this.race.show(this.view);
+    else this.jump(Infinity);
+  }
+
+  jump(time) {
+    this.play(false);
+    this.race.show(time);
+    if (time === Infinity) this.race.scroll(0);
+  }
+
+  /* Draws what is no token of the answer at this moment: draft tokens before the verdict in grey,
+     or the token that the last verdict rejected, struck through. */
+  draw(time) {
+    const { spec } = this.race, { events, shown } = spec, next = events[shown], last = events[shown - 1];
+    let ghosts = [], look = "guess", place = null;
+    this.view = time;
+    if (time < Infinity && next && last) {
+      const begin = spec.spent(shown), share = (time - begin) / (spec.spent(shown + 1) - begin || 1);
+      const done = Math.min(1, Math.max(0, (share - GUESSING[0]) / (GUESSING[1] - GUESSING[0])));
+      ghosts = next.drafted.slice(0, Math.ceil(done * next.drafted.length));
+    }
+    if (time < Infinity && !ghosts.length && last?.emitted?.kind === "correction") {
+      [ghosts, look, place] = [last.drafted.filter((one) => !one.accepted).slice(0, 1), "struck",
+        last.nodes.at(-1)];
+    }
+    const key = `${shown} ${look} ${ghosts.length}`;
+    if (key !== this.drawn) {
+      this.drawn = key;
+      for (const node of spec.box.querySelectorAll(".sd-ghost")) node.remove();
+      const nodes = ghosts.map(({ text }) => make("span", `sd-ghost sd-${look}`,
+        look === "struck" ? visible(text) : text));
+      for (const node of nodes) node.ariaHidden = "true";
+      if (place) place.before(...nodes);
+      else spec.box.append(...nodes);
+      for (const node of spec.box.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
+      if (time < Infinity) for (const node of last?.nodes ?? []) node.classList.add("sd-now");
+    }
+    // While it plays a caption stays until the next verdict: it takes a moment to read.
+    const guessing = look === "guess" && ghosts.length && !this.playing;
+    this.race.say("caption", guessing
+      ? `The draft guesses ${counted(ghosts.length, "token")} ahead, which the target model has not `
+        + "checked yet." : this.words(time));
+  }
+
+  words(time) {
+    const { spec, plain } = this.race, { events, shown } = spec, steps = events.length - 1;
+    if (!events.length) return "";
+    if (shown < events.length || shown === events.length && time <= spec.length + 1e-9
+      && time < Infinity) return roundWords(spec.last);
+    const done = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
+    if (!plain.tokens) return `${done}.`;
+    if (plain.shown < plain.events.length) {
+      return `Done: ${done}. Without a draft every token takes a step: ${plain.shown} so far.`;
+    }
+    return `${done} in ${seconds(spec.length)}; without a draft ${counted(plain.tokens - 1, "step")} in `
+      + `${seconds(plain.length)}.`;
+  }
+}
