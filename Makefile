@@ -13,7 +13,7 @@ ARGS ?=
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
-	@echo "make check   style and unit tests, without models, browser or training"
+	@echo "make check   style, types and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
 	@echo "make test-hostile   attackers, floods and faults, ten minutes"
 	@echo "make bench   figures of this machine in results/"
@@ -41,12 +41,14 @@ demo: setup
 check: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 test: $(DEV_STAMP)
 	@sh .ci/chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
 test-hostile: $(DEV_STAMP)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from specdemo.engine.rounds import Round
 from specdemo.settings import Settings
@@ -37,7 +37,7 @@ class Question:
     on_wait: OnWait | None = None
 
 
-class Answering(AbstractContextManager):
+class Answering(AbstractContextManager[Any]):
     """Answers instructions, many at a time (thread safe)."""
 
     @abstractmethod
@@ -64,6 +64,9 @@ class Answering(AbstractContextManager):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from specdemo.engine.rounds import Round
 from specdemo.models.load import load_pair
 from specdemo.models.registry import chosen_pair
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings, parse
 from specdemo.terminal import progress_bar
-from specdemo.trace import Round, Trace, summarize
+from specdemo.trace import Trace, summarize
 
 STYLES = {
     "accepted": "background: #00785a33",
@@ -87,7 +88,7 @@ class Answer:
         return f'<div style="white-space: pre-wrap">{tokens}</div><small>{figures}</small>'
 
 
-class Pipeline(AbstractContextManager["Pipeline"]):
+class Pipeline(AbstractContextManager[Any]):
     """A loaded pair (thread safe). `generate`, `stream` and `race` take a prompt, which is put into
     the model's chat template, or a list of token ids, which is used as it is.
 
@@ -121,6 +122,9 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     def close(self) -> None:
         """End running answers and release the models."""
         self.session.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

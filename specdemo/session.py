@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from specdemo.answering import Answering, OnWait, Question
+from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
-from specdemo.engine.engine import CacheUse, Engine, PairFiles
+from specdemo.engine.engine import CacheUse, Engine
 from specdemo.engine.policy import Costs
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import NextToken, Request

@@ -19,26 +19,18 @@ MAX_NEW_TOKENS = 4096
 CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
-def whole(least: int, most: int | None = None) -> Any:
-    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
-
-
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """Turns 5.0 into 5: in JSON Schema both are integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def real(least: float, most: float) -> Any:
-    return Annotated[float, Field(ge=least, le=most)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+SPLIT = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
+"""For a tuple: text is split at commas."""
 
 
-def listed(*names: str) -> Any:
-    """The type of a tuple of some of `names`; text is split at commas."""
-    split = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
-    return Annotated[tuple[Literal[names], ...], split]
-
-
-def _line(value: Any) -> str:
+def _line(value: object) -> str:
     if value is not None and not (isinstance(value, str) and value.strip().isprintable()):
         raise ValueError("it must be one line of printable text")
     return (value or "").strip()
@@ -59,9 +51,11 @@ class Settings:
     """How to answer. `draft_tokens` None means an adaptive draft length ("auto" in JSON, in links
     and on the page)."""
 
-    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(100, "longest answer, tokens")
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
+        100, "longest answer, tokens"
+    )
     draft_tokens: Annotated[
-        whole(1, MAX_DRAFT) | None,
+        Annotated[Whole, Field(ge=1, le=MAX_DRAFT)] | None,
         BeforeValidator(lambda value: None if value == "auto" else value),
     ] = option(
         None,
@@ -72,12 +66,16 @@ class Settings:
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: real(0, 5) = option(0.0, "0 takes the likeliest token; above, tokens are sampled")
+    temperature: Annotated[float, Field(ge=0, le=5)] = option(
+        0.0, "0 takes the likeliest token; above, tokens are sampled"
+    )
     top_p: Annotated[float, Field(gt=0, le=1)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
-    top_k: whole(0, 1_000_000) = option(0, "sample among so many likeliest tokens; 0 for all")
-    seed: whole(0, 2**63 - 1) = option(0, "seed of the sampling")
+    top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(
+        0, "sample among so many likeliest tokens; 0 for all"
+    )
+    seed: Annotated[Whole, Field(ge=0, le=2**63 - 1)] = option(0, "seed of the sampling")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )

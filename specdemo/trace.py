@@ -218,10 +218,11 @@ def summarize(trace: Trace) -> Summary:
     )
 
 
-def combined(items: Iterable[Summary], by: Callable = sum) -> Summary:
+def combined(items: Iterable[Summary], by: Callable[[Any], Any] = sum) -> Summary:
     """A Summary of `by` (sum, median_low) of each figure; None if one is None, 0 without items."""
     columns = zip(*map(dataclasses.astuple, items), strict=True)
-    return Summary(*(None if None in column else by(column) for column in columns))
+    figures: list[Any] = [None if None in column else by(column) for column in columns]
+    return Summary(*figures)
 
 
 def judged(round_: Round) -> tuple[DraftToken, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 import numpy as np
@@ -47,7 +47,7 @@ from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
 from specdemo.session import Session
-from specdemo.settings import CONFIG, ModelChoice, Settings, listed, option, sentence
+from specdemo.settings import CONFIG, SPLIT, ModelChoice, Settings, option, sentence
 from specdemo.terminal import show
 from specdemo.trace import as_json
 
@@ -408,7 +408,7 @@ class ReplayOptions(PromptOptions):
     costs: str | None = option(
         None, "of cost_tables.json or a file like it", metavar="NAME|FILE", unset="all"
     )
-    without: listed(*SOURCES) | None = option(
+    without: Annotated[tuple[Literal[*SOURCES], ...], SPLIT] | None = option(
         None, "leave sources of draft tokens out", metavar="NAME[,NAME]"
     )
 

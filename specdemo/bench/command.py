@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import click
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import PromptOptions
@@ -23,7 +24,7 @@ from specdemo.cli import (
 )
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
-from specdemo.settings import CONFIG, ModelChoice, option, whole
+from specdemo.settings import CONFIG, ModelChoice, Whole, option
 from specdemo.terminal import printable, progress_bar, show, where
 from specdemo.trace import as_json
 
@@ -32,13 +33,15 @@ if TYPE_CHECKING:
     from specdemo.bench.peers import Peer
     from specdemo.models.load import LoadedPair
     from specdemo.session import Session
-    from specdemo.settings import Settings
+    from specdemo.settings import Settings, Whole
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchOptions(PromptOptions):
     html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
-    repeats: whole(1, 99) = option(1, "runs of each prompt; medians count", metavar="R")
+    repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
+        1, "runs of each prompt; medians count", metavar="R"
+    )
     reference: str | None = option(
         None, "only compare the target's choices with those of this pair", metavar="PAIR"
     )
@@ -46,7 +49,9 @@ class BenchOptions(PromptOptions):
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class AuditOptions(PromptOptions):
-    draws: whole(0) = option(4000, "sampled answers of each kind; 0 leaves sampling out")
+    draws: Annotated[Whole, Field(ge=0)] = option(
+        4000, "sampled answers of each kind; 0 leaves sampling out"
+    )
 
 
 @click.command()

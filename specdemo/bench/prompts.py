@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.settings import CONFIG, listed, option, sentence, whole
+from specdemo.settings import CONFIG, SPLIT, Whole, option, sentence
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 
@@ -62,8 +62,12 @@ class PromptOptions:
     prompts: str | None = option(
         None, "JSONL with id, task and instruction", metavar="FILE", unset="a small set of its own"
     )
-    limit: whole(1) | None = option(None, "run only N prompts, spread evenly over the tasks")
-    peers: listed("openvino-genai", "llama-cpp", "transformers") | None = option(
+    limit: Annotated[Whole, Field(ge=1)] | None = option(
+        None, "run only N prompts, spread evenly over the tasks"
+    )
+    peers: (
+        Annotated[tuple[Literal["openvino-genai", "llama-cpp", "transformers"], ...], SPLIT] | None
+    ) = option(
         None,
         "also run openvino-genai and llama-cpp, or on torch devices transformers",
         metavar="NAME[,NAME]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any, Self
 
 from .errors import CacheFull
 
@@ -41,8 +42,10 @@ class BlockPool:
             self.free.append(block)
 
 
-class Sequence(AbstractContextManager):
+class Sequence(AbstractContextManager[Any]):
     """The tokens whose keys and values are in the cache, and the blocks that hold them."""
+
+    cache: Any  # keys and values of a TorchModel
 
     def __init__(self, pool: BlockPool, block_size: int):
         self._pool = pool
@@ -75,6 +78,9 @@ class Sequence(AbstractContextManager):
         """Give all blocks back and empty the sequence. A second call does nothing."""
         self.tokens.clear()
         self.trim_blocks()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

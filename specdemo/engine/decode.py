@@ -20,7 +20,7 @@ from .drafters import AdaptiveDrafter
 from .guard import Guard
 from .messages import Draft, Forward, Logits, Prompt, Reply, Run, prefill_chunks
 from .policy import Policy
-from .rounds import DraftToken, EmittedToken, Round
+from .rounds import DraftToken, EmittedToken, Kind, Round
 from .sampling import (
     REACH,
     RESIDUAL,
@@ -188,8 +188,8 @@ def verify(
             probabilities.append(logits.probability(at, drafted))
         if token != drafted:
             break
-    known = margin if sampling.greedy else None
-    return Verdict(at, token, tuple(probabilities), logits.probability(at, token), known, least)
+    shown = margin if sampling.greedy else None
+    return Verdict(at, token, tuple(probabilities), logits.probability(at, token), shown, least)
 
 
 def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
@@ -223,7 +223,7 @@ def settle(
     )
     if stopped is not None:
         return Round(drafted, None, draft.seconds, seconds, 0.0), accepted[:kept]
-    kind = "plain" if not drafted else "bonus" if kept == len(drafted) else "correction"
+    kind: Kind = "plain" if not drafted else "bonus" if kept == len(drafted) else "correction"
     emitted = EmittedToken(verdict.token, kind, verdict.token_probability, margin=verdict.margin)
     return Round(drafted, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
 

@@ -179,10 +179,10 @@ class Engine:
     def _open_draft(self, target: Target) -> None:
         """Compile the draft head or model."""
         files, step = self._files, self._known.draft_step
-        if self._has_head:
+        if self._has_head and files.head:
             self._draft = Head(files.head, self.core)
             step = step or self._draft.step_seconds()
-        else:
+        elif files.draft:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             ir = isinstance(files.draft, Path)
             device, vocabulary = files.draft_device, target.model.vocabulary_size

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -75,15 +75,26 @@ class Logits(NamedTuple):
         """Rows `begin` to `end`, as views."""
         if begin == 0 and end == len(self.rows):
             return self
-        return Logits(*(None if one is None else one[begin:end] for one in self))
+        state = None if self.state is None else self.state[begin:end]
+        return Logits(self.rows[begin:end], self.log_sum[begin:end], state)
 
     def last(self) -> Logits:
         """A copy of the last row, which stays valid after later forwards."""
-        return Logits(*(None if one is None else one[-1:].copy() for one in self))
+        state = None if self.state is None else self.state[-1:].copy()
+        return Logits(self.rows[-1:].copy(), self.log_sum[-1:].copy(), state)
 
     def state_of(self, at: int) -> np.ndarray | None:
         """A copy of the state of row `at`, or None."""
         return None if self.state is None else self.state[at].copy()
+
+
+class Runner(Protocol):
+    """What runs forwards: a Model, or a draft head (`head.Head`)."""
+
+    least_tokens: int
+    seconds: float
+
+    def forward(self, batch: list[Any]) -> list[Logits]: ...
 
 
 class Model(Protocol):
@@ -99,7 +110,9 @@ class Model(Protocol):
     pool: BlockPool
     block_size: int
     vocabulary_size: int
-    compiling: Iterable[None]
+
+    @property
+    def compiling(self) -> Iterable[None]: ...
 
     @property
     def block_bytes(self) -> int:
@@ -129,7 +142,7 @@ class HeadStep:
 
     hidden: np.ndarray
     state: np.ndarray | None
-    tokens: tuple[int]
+    tokens: tuple[int, ...]
     unpadded: bool = False
 
 

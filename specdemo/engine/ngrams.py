@@ -86,7 +86,7 @@ class Ngrams:
             chances[token] = chances.get(token, 0.0) + left * probability
         if not chances:
             return None
-        best = max(chances, key=chances.get)
+        best = max(chances, key=lambda token: chances[token])
         chance = chances[best]
         from_table = usual is not None and best == token and 2 * left * probability > chance
         logit = math.log(max(chance, 1e-9) / max(1 - chance, 1e-9))

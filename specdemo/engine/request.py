@@ -7,18 +7,23 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 from .cache import Sequence
 from .decode import Decoding, Limits, certify, decode, prefill
 from .drafters import make_drafter
 from .guard import Guard
 from .head import Head
-from .messages import Forward, Model, Prompt, Reply, Run
+from .messages import Forward, Model, Prompt, Reply, Run, Runner
 from .ngrams import NgramTable
 from .policy import MAX_DRAFT, Policy
 from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
-from .sampling import Distribution, Sampling, distribution
+from .rounds import Round
+from .sampling import Sampling, distribution
+
+Work = Generator[Forward | Round, Any, Any]
+"""What a request does: it yields Forwards, which expect a Reply, and Rounds; and its result."""
 
 
 @dataclass
@@ -85,7 +90,7 @@ class Request:
     difference: int | None = None
     certificate_seconds: float | None = None
 
-    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Decoding:
+    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
         """Decode, with `draft` if the drafter uses it. Yields Forwards and Rounds; returns the
         finish reason."""
         since = perf_counter()
@@ -125,7 +130,7 @@ class Request:
             return reason
         finally:
             sequence.release()
-            if reading is not None:
+            if reading is not None and isinstance(draft, PrefixCache):
                 reading.truncate(common(self.tokens, tuple(reading.tokens)))
                 draft.keep(reading)
 
@@ -144,7 +149,7 @@ class Request:
         return prompt, sequence
 
     def _timed(
-        self, decoding: Decoding, named: Mapping[str, Model | Head], since: float, policy: Policy
+        self, decoding: Decoding, named: Mapping[str, Runner], since: float, policy: Policy
     ) -> Decoding:
         """Run `decoding` and set `shown_at` of its rounds, in seconds from `since`."""
         begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
@@ -152,9 +157,9 @@ class Request:
         try:
             while True:
                 event = decoding.send(reply)
-                if type(event) is Forward:
+                if isinstance(event, Forward):
                     reply = yield event
-                    if event.model == "target":
+                    if event.model == "target" and reply is not None:
                         policy.others = reply.others
                 else:
                     self.inference = sum(model.seconds for model in named.values()) - begun
@@ -171,9 +176,7 @@ class Request:
 class NextToken(Request):
     """Gives the target model's distribution of the token after the prompt and `answer`."""
 
-    def work(
-        self, target: Target, draft: PrefixCache | Head | None = None
-    ) -> Generator[Forward, Reply, Distribution]:
+    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
         prompt, sequence = yield from self._prompt(target.prefixes)
         with sequence:
             logits = prompt.logits
@@ -183,9 +186,9 @@ class NextToken(Request):
             return distribution(logits.rows[0], self.sampling)
 
 
-def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Model | Head]:
+def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Runner]:
     """The models by their names in Forwards: "target" and, with `draft`, "draft"."""
-    named = {"target": target.model}
+    named: dict[str, Runner] = {"target": target.model}
     if draft is not None:
         named["draft"] = draft.model if isinstance(draft, PrefixCache) else draft
     return named

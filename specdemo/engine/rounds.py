@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Kind = Literal["first", "correction", "bonus", "plain"]
+
 
 @dataclass(frozen=True, slots=True)
 class DraftToken:
@@ -27,7 +29,7 @@ class EmittedToken:
     sampled."""
 
     id: int
-    kind: Literal["first", "correction", "bonus", "plain"]
+    kind: Kind
     target_probability: float | None = None
     text: str = ""
     margin: float | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -14,7 +14,7 @@ from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .errors import Busy, RequestFailed
-from .messages import Forward, Model, Reply
+from .messages import Forward, Reply, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
@@ -66,12 +66,12 @@ class Handle:
     merged with others up to `merged_tokens` tokens; larger ones run by themselves."""
 
     work: Generator[Any, Reply | None, Any]
-    models: Mapping[str, Model]
+    models: Mapping[str, Runner]
     blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
     merged_tokens: int = MERGED_TOKENS
     stop: threading.Event = field(default_factory=threading.Event)
-    waiting: Callable[[Handle], Waiting] | None = None
-    queue: SimpleQueue = field(default_factory=SimpleQueue)
+    waiting: Callable[[Handle], Waiting] = lambda request: Waiting(0, None)
+    queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     pending: Forward | None = None
     most_others: int = 0
     admitted_at: float = 0.0
@@ -80,15 +80,21 @@ class Handle:
     result: Any = None
 
     @property
-    def model(self) -> Model:
-        return self.models[self.pending.model]
+    def forward(self) -> Forward:
+        """The pending forward; there is one."""
+        assert self.pending is not None
+        return self.pending
+
+    @property
+    def model(self) -> Runner:
+        return self.models[self.forward.model]
 
     @property
     def tokens(self) -> int:
         """Tokens of the pending forward."""
-        return len(self.pending.run.tokens)
+        return len(self.forward.run.tokens)
 
-    def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Iterator[Any]:
+    def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Generator[Any]:
         """The events of the request; raises its error. Until it is admitted, `on_wait` is called
         about every `every` seconds. Leaving the iteration sets `stop`. Once `stop` is set, the
         remaining events are dropped, and the request gives back all that it holds."""
@@ -275,7 +281,7 @@ class Scheduler:
         model = batch[0].model
         begun = perf_counter()
         try:
-            logits = model.forward([request.pending.run for request in batch])
+            logits = model.forward([request.forward.run for request in batch])
         except Exception as error:
             if len(batch) == 1:
                 return self._end(batch[0], error)
@@ -284,7 +290,7 @@ class Scheduler:
             return
         seconds = perf_counter() - begun
         asked = total = sum(request.tokens for request in batch)
-        if not (len(batch) == 1 and batch[0].pending.run.unpadded):
+        if not (len(batch) == 1 and batch[0].forward.run.unpadded):
             total = max(total, model.least_tokens)
         for request, part in zip(batch, logits, strict=True):
             others, request.pending = asked - request.tokens, None

@@ -16,16 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import httpx
 import numpy as np
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.cli import json_option, options_of, write_json
 from specdemo.errors import RequestFailed
-from specdemo.settings import CONFIG, Line, option, real, whole
+from specdemo.settings import CONFIG, Line, Whole, option
 from specdemo.terminal import show
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,12 +39,12 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 class LoadOptions:
     """The options of `specdemo load`."""
 
-    visitors: whole(1, 64) = option(
+    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
         16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
     )
-    seconds: real(1, 600) = option(30.0, "how long each level lasts")
+    seconds: Annotated[float, Field(ge=1, le=600)] = option(30.0, "how long each level lasts")
     pair: Line = option("embedded", "what the server loads")
-    max_new_tokens: whole(1, 2000) = option(100, "length of the answers")
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(100, "length of the answers")
 
 
 def ask(

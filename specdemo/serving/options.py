@@ -7,10 +7,12 @@ config file.
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, option, real, whole
+from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, Whole, option
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -18,7 +20,7 @@ class ServerOptions(ModelChoice):
     """The options of both servers, the page's and the API's: the models, and who may ask."""
 
     host: Line = option("127.0.0.1", "address to listen on")
-    port: whole(1, 65535) = option(8000, "port to listen on")
+    port: Annotated[Whole, Field(ge=1, le=65535)] = option(8000, "port to listen on")
     share: bool = False
     shared: bool | None = option(
         None,
@@ -40,7 +42,7 @@ class ServerOptions(ModelChoice):
         off="no-learn-ngrams",
         unset="on unless strangers share the server",
     )
-    cache_mb: whole(1, 1_000_000) = option(
+    cache_mb: Annotated[Whole, Field(ge=1, le=1_000_000)] = option(
         1024, "megabytes of KV cache at most, and one full context at least; taken as it is used"
     )
 
@@ -59,25 +61,31 @@ class ServerOptions(ModelChoice):
 class ServeOptions(ServerOptions):
     """The options of the API's server. `gateways` is the number of processes that serve the API."""
 
-    max_new_tokens: whole(1, MAX_NEW_TOKENS) = option(
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
         512, "tokens of a chat answer whose request names no limit"
     )
     no_ray: bool = option(False, "one engine in this process, without Ray")
-    replicas: whole(1) = option(1, "replicas, each with the pair and an engine of its own")
-    max_replicas: whole(1) | None = option(None, "the most replicas that the load may bring")
-    cpus_per_replica: whole(1) | None = option(
+    replicas: Annotated[Whole, Field(ge=1)] = option(
+        1, "replicas, each with the pair and an engine of its own"
+    )
+    max_replicas: Annotated[Whole, Field(ge=1)] | None = option(
+        None, "the most replicas that the load may bring"
+    )
+    cpus_per_replica: Annotated[Whole, Field(ge=1)] | None = option(
         None, "cores of each replica", unset="1; with --no-ray all of the machine"
     )
-    ongoing: whole(1) = option(8, "requests that each replica runs at once", name="max_ongoing")
-    waiting: whole(0) = option(
+    ongoing: Annotated[Whole, Field(ge=1)] = option(
+        8, "requests that each replica runs at once", name="max_ongoing"
+    )
+    waiting: Annotated[Whole, Field(ge=0)] = option(
         64,
         "requests that may wait for each replica; more are refused with status 429",
         name="max_waiting",
     )
-    drain_seconds: real(0, 86_400) = option(
+    drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    gateways: whole(1) = 1
+    gateways: Annotated[Whole, Field(ge=1)] = 1
 
 
 def key_from_environment() -> str | None:

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.models.templates import Message
-from specdemo.settings import MAX_NEW_TOKENS, Settings, whole
+from specdemo.settings import MAX_NEW_TOKENS, Settings, Whole
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = "temperature", "top_p", "top_k", "seed"
-Limit = whole(1, MAX_NEW_TOKENS)
+Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 UNSUPPORTED = (
@@ -57,8 +57,8 @@ Sampling = create_model(
 
 class CommonRequest(Sampling):
     model: str
-    n: whole(1, 1) | None = None
-    best_of: whole(1, 1) | None = None
+    n: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None

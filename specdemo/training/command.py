@@ -11,7 +11,7 @@ from pydantic import Field, FilePath
 from pydantic.dataclasses import dataclass
 
 from specdemo.cli import options_of
-from specdemo.settings import CONFIG, Line, option, whole
+from specdemo.settings import CONFIG, Line, Whole, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -33,7 +33,9 @@ class TrainSettings:
     only: Literal["ngrams"] | None = option(
         None, "make an n-gram table of what the target answers, and no draft", unset="both"
     )
-    tokens: whole(1000) = option(400_000, "answer tokens of text that the target writes")
+    tokens: Annotated[Whole, Field(ge=1000)] = option(
+        400_000, "answer tokens of text that the target writes"
+    )
     minutes: Annotated[float, Field(gt=0, le=100_000)] | None = option(
         None,
         "how long to train, beside the writing and reading of text",

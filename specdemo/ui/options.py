@@ -1,13 +1,15 @@
 """`specdemo page` and its options, beside those of every server; `app.py` is the same command."""
 
 import os
+from typing import Annotated
 
 import click
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.cli import CONTEXT, options_of
 from specdemo.serving.options import ServerOptions
-from specdemo.settings import CONFIG, Line, option, real, whole
+from specdemo.settings import CONFIG, Line, Whole, option
 
 ON_SPACE = "SPACE_ID" in os.environ
 
@@ -23,7 +25,7 @@ class PageOptions(ServerOptions):
         metavar="URL",
     )
     host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
-    port: whole(1, 65535) = option(7860, "port to listen on")
+    port: Annotated[Whole, Field(ge=1, le=65535)] = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
     trusted_proxy: tuple[str, ...] = option(
         (),
@@ -31,14 +33,18 @@ class PageOptions(ServerOptions):
         metavar="ADDRESS",
         unset="a Space's own",
     )
-    drain_seconds: real(0, 3600) = option(
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = option(
         20, "how long answers that have begun may take to finish when the server is stopped"
     )
-    visitors: whole(1, 64) = option(16, "requests that share the models at once; more wait")
+    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
+        16, "requests that share the models at once; more wait"
+    )
     exclusive: bool = option(
         False, "run requests one at a time, so that no figure is of a shared machine"
     )
-    max_new_tokens: whole(1, 2000) = option(100, "where the page's setting of that name starts")
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
+        100, "where the page's setting of that name starts"
+    )
 
 
 @click.command(context_settings=CONTEXT)
