@@ -4,6 +4,7 @@ every failure."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import importlib
 import io
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specdemo.settings import ModelChoice
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
 
 COMMANDS = {
     "pairs": ("specdemo.commands.models", "List the pairs: sizes, what fits, what is here."),
@@ -82,6 +84,7 @@ def main(
     name: str = "specdemo",
 ) -> int:
     """Run one command. Returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # "?" for a character that the encoding lacks
             stream.reconfigure(errors="replace")
@@ -96,11 +99,25 @@ def main(
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
         said, code = str(error), getattr(error, "exit_code", FAILURE)
-        if not isinstance(error, SpecdemoError):
+        if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
+            said = f"the output cannot be written: {error.strerror}"
+        elif not isinstance(error, SpecdemoError):
             kind = type(error).__name__
             said = f"unexpected {kind}: {said[:300]} (SPECDEMO_DEBUG=1 shows where)"
     click.echo(f"{name}: {' '.join(said.split())}", err=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens the null device for standard streams that are closed: writing to one would fail, and a
+    file opened later would get its number, and with it what is written to the stream."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def json_option(command: Callable) -> Callable:
@@ -224,8 +241,11 @@ def check_output(destination: str | None, option: str) -> str | None:
     """`destination`: None, '-', or a writable file. Raises BadInput naming `option`. Checked first,
     so that the result of a long measurement is not lost."""
     if destination not in (None, "-"):
+        new = not os.path.lexists(destination)
         try:
             open(destination, "a").close()  # permissions are not enough: the disk may be read only
+            if new:
+                os.unlink(destination)  # an interrupted command leaves no empty file
         except OSError as error:
             message = f"{option} {destination} cannot be written: {error.strerror}."
             raise BadInput(message) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
@@ -123,6 +124,27 @@ def test_a_place_for_output_is_checked_and_not_overwritten(tmp_path):
     assert (tmp_path / "old.json").read_text() == "old"
     with pytest.raises(BadInput, match="--html .* cannot be written"):
         cli.check_output(str(tmp_path), "--html")
+
+
+def test_a_command_that_is_interrupted_leaves_no_empty_file(tmp_path):
+    assert cli.check_output(str(tmp_path / "new.json"), "--json") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_end_no_command_and_reach_no_file(tmp_path, closed):
+    command = [sys.executable, "-m", "specdemo", "pairs", "--json", str(tmp_path / "pairs.json")]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], cwd=ROOT)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "pairs.json").read_text())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_behind_the_output_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "specdemo", "pairs"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    said = "specdemo: the output cannot be written: No space left on device"
+    assert (done.returncode, done.stderr.strip()) == (1, said)
 
 
 @click.command()

@@ -12,7 +12,7 @@ from conftest import specdemo
 from hub_server import BIN, COMMIT, XML, Repository, decoder_files
 
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
-from specdemo.models import hub, machine, registry, sources
+from specdemo.models import export, hub, ir, machine, registry, sources
 from specdemo.models.integrity import Check
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.progress import Progress
@@ -197,6 +197,51 @@ def test_too_little_disk_or_memory_is_said_before_the_first_byte(
     with pytest.raises(FetchError, match=f"[GM]B {words}"):
         fetch()
     assert server.served == []
+
+
+def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * 10**9)
+    (tmp_path / ir.MODEL).write_text("<net/>")
+    with open(tmp_path / ir.WEIGHTS, "wb") as weights:
+        weights.truncate(10 * 10**9)  # takes no disk
+    with pytest.raises(FetchError, match=r"needs 11.0 GB of memory and this machine has 8.0 GB"):
+        load_own(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed (signal 9), which usually means that memory ran out"),
+        ("raise OSError(28, 'No space left on device')", "is full; free some space"),
+        ("raise ValueError('no such layer')", "no such layer"),
+    ],
+)
+def test_a_conversion_that_fails_says_why(tmp_path, monkeypatch, program, words):
+    (tmp_path / "conversion.py").write_text(f"import os\n{program}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert words in export.run_module("conversion", [], tmp_path)
+
+
+def test_a_conversion_that_fills_the_disk_leaves_nothing_and_the_next_one_is_whole(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    (tmp_path / "own").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "own" / name).write_text("{}")
+
+    def converted(module: str, arguments: list[str], work: Path) -> str:
+        (out := Path(arguments[-1])).mkdir()
+        (out / ir.MODEL).write_text("<net/>")
+        return reasons.pop()
+
+    monkeypatch.setattr(export, "run_module", converted)
+    reasons = ["", "the disk is full."]
+    with pytest.raises(FetchError, match="could not export .*the disk is full"):
+        fetch(str(tmp_path / "own"))
+    [exported] = (tmp_path / "home").iterdir()
+    assert [path.name for path in exported.iterdir()] == ["lock"]
+    assert (fetch(str(tmp_path / "own")).folder / ir.MODEL).is_file()
 
 
 @pytest.mark.parametrize(

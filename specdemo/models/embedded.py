@@ -8,6 +8,7 @@ or nothing. The folders' names contain fingerprints of their sources.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import zipfile
 from pathlib import Path
@@ -50,9 +51,10 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             if not draft.folder.is_dir():
                 _make_draft(target.folder, draft.folder, scratch, report)
     except OSError as error:
+        space = "free some disk space or " if error.errno == errno.ENOSPC else ""
         raise FetchError(
             f"The embedded pair could not be written to {home} ({error.strerror or error}); "
-            "free some disk space or set SPECDEMO_HOME to another folder, then try again."
+            f"{space}set SPECDEMO_HOME to another folder, then try again."
         ) from error
     return target, draft
 

@@ -24,6 +24,7 @@ from specdemo.models import ir
 from specdemo.models.machine import file_size, require_space
 from specdemo.models.progress import Progress, Report, silent
 
+FULL_BYTES = 1_000_000  # with fewer left the disk is full, and the log may not say so
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
@@ -136,8 +137,11 @@ def run_module(
         finally:
             child.kill()
             child.wait()
-    code, lines = child.returncode, log.read_text(encoding="utf-8", errors="replace").splitlines()
+    code, text = child.returncode, log.read_text(encoding="utf-8", errors="replace")
     if code < 0:
         return f"the process was killed (signal {-code}), which usually means that memory ran out."
+    if code and ("No space left" in text or shutil.disk_usage(work).free < FULL_BYTES):
+        return f"the disk of {work.parent} is full; free some space and try again."
+    lines = text.splitlines()
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}.")
     return last[:300] if code else ""

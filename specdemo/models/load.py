@@ -15,7 +15,7 @@ from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, measured, ngrams, sources
 from specdemo.models.hub import Snapshot
 from specdemo.models.integrity import Check
-from specdemo.models.machine import on_torch
+from specdemo.models.machine import file_size, on_torch, require_memory
 from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Report, silent
 from specdemo.models.registry import NO_DRAFT, Pair
@@ -69,6 +69,8 @@ def load_pair(
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
     models = fetch_pair(pair, choice, progress)
+    weights = sum(file_size(one.folder / ir.WEIGHTS) for one in models)
+    require_memory(weights + sources.WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([one.folder for one in models])
     try:
         return _opened(pair, choice, check, *models)
