@@ -173,12 +173,20 @@ class State:
     line: str
 
 
+def variant(one: ModelChoice, other: ModelChoice) -> bool:
+    """Whether both are the same models, on whatever device and with whatever KV cache."""
+    free = {"device": "CPU", "draft_device": "CPU", "kv_cache": "auto"}
+    return dataclasses.replace(one, **free) == dataclasses.replace(other, **free)
+
+
 class Service:
     """Answers with one pair at a time. Another pair is fetched and loaded while the first answers,
-    and then replaces it; requests that run at that moment end on the first.
+    and then replaces it; requests that run at that moment end on the first. A second variant of the
+    pair, with another device or KV cache, does not replace the first: visitors who differ in these
+    do not wait for each other. The variant that was used least recently gives way to a third one.
 
     `fetch` gets a pair's files and returns whether there is memory to load the pair beside the
-    first. If there is not, the first is closed before.
+    others. If there is not, these are closed before.
     """
 
     def __init__(
@@ -190,12 +198,12 @@ class Service:
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
-        self._session: Session | None = None
-        self._here: State | None = None  # the "ready" state of the pair of `_session`
+        # What is loaded, with its "ready" state; used last, last.
+        self._loaded: dict[ModelChoice, tuple[State, Session]] = {}
         self._load_number = 0
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
-        self.metrics = Metrics(lambda: self._session, lambda: self.gate.visitors)
+        self.metrics = Metrics(lambda: self._latest[1], lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     @property
@@ -237,23 +245,33 @@ class Service:
         self._become(state, session, number)
 
     def _become(self, state: State, session: Session | None, number: int) -> None:
-        """Set the state of load `number`; unless it failed, `session` replaces the old session. The
-        old session, or `session` if the load was given up, is closed once no request uses it."""
+        """Set the state of load `number`; unless it failed, `session` replaces the sessions that it
+        is no variant of. These, or `session` if the load was given up, are closed once no request
+        uses them."""
         with self._changed:
-            old = session
+            old = [session] if session else []
             if number == self._load_number:
-                old, self.state = None, state
+                old, self.state = [], state
                 if state.kind != "failed":
-                    old, self._session = self._session, session
-                    self._here = state if session else None
+                    same = [pair for pair in self._loaded if session and variant(pair, state.pair)]
+                    gone = self._loaded.keys() - same[-1:] | {state.pair}
+                    old = [self._loaded.pop(pair)[1] for pair in gone & self._loaded.keys()]
+                if session and state.kind == "ready":
+                    self._loaded[state.pair] = state, session
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._users[old])
-        if old:
-            old.close()
+            self._changed.wait_for(lambda: not any(self._users[one] for one in old))
+        for one in old:
+            one.close()
+
+    @property
+    def _latest(self) -> tuple[State | None, Session | None]:
+        """The state and the session that were used last, Nones if nothing is loaded."""
+        return next(reversed(list(self._loaded.values())), (None, None))
 
     def _answers(self, pair: ModelChoice) -> State | None:
         """The state "ready" if `pair` is loaded, else None."""
-        return self._here if self._here and self._here.pair == pair else None
+        state, _ = self._loaded.get(pair, (None, None))
+        return state if state and state.kind == "ready" else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """Yields the states until `pair` is ready. Starts to load it if needed; the load of another
@@ -282,9 +300,11 @@ class Service:
             yield here
         finally:
             with self._changed:
-                if self._here and self.state.pair == pair and self.state != self._here:
+                here, _ = self._latest
+                ready = here and here.kind == "ready"
+                if ready and self.state.pair == pair and not self._answers(pair):
                     self._load_number += 1
-                    self.state = self._here
+                    self.state = here
                     self._changed.notify_all()
 
     @contextmanager
@@ -295,14 +315,15 @@ class Service:
             with self._changed:
                 if not self._answers(pair):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
-                session = self._session
+                state, session = self._loaded[pair] = self._loaded.pop(pair)
                 self._users[session] += 1
             try:
                 yield LimitedSession(session, self.metrics, self.gate.limits)
             except DamagedModel as error:
                 with self._changed:
-                    if self._session is session:  # the next request loads the pair again
-                        self.state, self._here = State("failed", pair, str(error)), None
+                    if self._loaded.get(pair) == (state, session):
+                        self.state = State("failed", pair, str(error))
+                        self._loaded[pair] = self.state, session  # the next request replaces it
                 raise
             finally:
                 with self._changed:
@@ -314,17 +335,18 @@ class Service:
         """Cancel the running answers, which end within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
-            session, self._session, self._here = self._session, None, None
-        if session is not None:
+            sessions = [session for _, session in self._loaded.values()]
+            self._loaded = {}
+        for session in sessions:
             session.close()
 
     def health(self) -> dict[str, object]:
         """The figures of /health: "status" is "ready", "loading" or "failed"."""
-        session = self._session
+        state, session = self._latest
         load = session.load if session else None
         caches = session.cache_blocks() if session else {}
         return {
-            "status": "ready" if self._here else self.state.kind,
+            "status": state.kind if state else self.state.kind,
             "visitors": self.gate.visitors,
             "active": getattr(load, "active", 0),
             "queue": getattr(load, "waiting", 0),
