@@ -12,6 +12,7 @@ from fakes import FakeSession, page_server
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Baseline, BaselineToken, ForwardCosts, to_json
+from specdemo.ui.page import DOES_NOT_PAY
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -209,6 +210,9 @@ def test_how_it_works_takes_its_examples_from_the_run_and_leads_back_to_it(opene
     page.get_by_role("button", name="Watch this round").click()
     expect(page.locator(".sd-text-spec")).to_be_visible()
     assert drawn(page) == STEPS[3][0]
+    page.get_by_role("tab", name="How it works").click()
+    page.get_by_role("button", name="Ask the question that does not pay").click()
+    expect(page.locator(".sd-note")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
 
 
 def test_settings_that_differ_from_the_defaults_are_named_beside_their_title(opened):

@@ -23,7 +23,7 @@ from specdemo.ui.service import LIMITS, Service, visitor_of
 STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>A small draft guesses ahead, the model checks it all in one step: same answer, sooner.</p>
+<p>A draft guesses ahead, the model checks it in one step: the same answer, sooner.</p>
 </header>"""
 
 SCRIPTS = "tokens.js", "share.js", "slow_motion.js", "curve.js", "examples.js", "race_view.js"

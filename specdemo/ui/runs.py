@@ -154,5 +154,5 @@ def _race(
             yield channel.envelope(phase, note)
             sent = time.monotonic()
     stopped = stop.is_set() or event.finish_reason == "cancelled"
-    phase, note = ("stopped", "Stopped.") if stopped else ("done", "Measured just now.")
+    phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(event, "Measured"))
     yield channel.finished(event, phase, note)

@@ -114,11 +114,12 @@ def difference(predicted: Speed, measured: Speed) -> str:
     return f"They differ because {words} {got}, not {expected} as predicted."
 
 
-def origin(trace: Trace) -> str:
-    """The machine, the date and the question of a run that was measured before."""
-    place = f" on {trace.machine.partition(',')[0]}" if trace.machine else ""
+def origin(trace: Trace, when: str = "Recorded") -> str:
+    """The machine, the date, the pair and the question of a run."""
+    place = f" on {trace.machine}" if trace.machine else ""
     day = f", {trace.created[:10]}" if trace.created else ""
-    return f"Recorded{place}{day}: “{' '.join(trace.instruction.split())[:80]}”"
+    question = " ".join(trace.instruction.split())[:80]
+    return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
 
 
 def queue_place(waiting: Waiting) -> str:

@@ -2,14 +2,15 @@
 const CHIPS = 3;   // draft tokens of the diagram before the rejected one
 
 const showTab = (name) => {
-  [...document.querySelectorAll('[role="tab"]')].find((tab) => tab.textContent.trim() === name)?.click();
+  const tabs = [...document.querySelectorAll('[role="tab"]')];
+  tabs.find((tab) => tab.textContent.trim() === name).click();
 };
 
 /* One round as a diagram: the draft, the check of all its tokens at once, and the verdict. */
 const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
-  const wrong = drafted.findIndex((token) => !token.accepted);
+  const wrong = drafted.findIndex((token) => !token.accepted), bonus = emitted?.kind === "bonus";
   const from = Math.max(0, (wrong < 0 ? drafted.length : wrong) - CHIPS);
-  const shown = drafted.slice(from, from + CHIPS + 3), bonus = emitted?.kind === "bonus";
+  const shown = drafted.slice(from, from + CHIPS + 3);
   const word = (text) => visible(text.trim() || text);
   const chip = (look, text) => make("span", `sd-chip sd-${look}`, word(text));
   const label = (number, text) => {
@@ -17,8 +18,11 @@ const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
     node.prepend(make("b", "", number));
     return node;
   };
-  const arrows = () => shown.map(() => make("span", "sd-arrow", "↓"));
-  const gap = (wide) => make("span", wide ? "sd-gap sd-wide" : "sd-gap");
+  const row = (first, ...others) => {
+    first.classList.add("sd-start");
+    return [first, ...others];
+  };
+  const arrows = () => row(...shown.map(() => make("span", "sd-arrow", "↓")));
   const verdicts = shown.map((token, at) => {
     if (token.accepted) return chip("accepted", token.text);
     if (from + at > wrong) return chip("unseen", token.text);
@@ -26,19 +30,17 @@ const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
     node.prepend(make("s", "", word(token.text)), " ");
     return node;
   });
-  figure.style.setProperty("--sd-columns", shown.length + (bonus ? 1 : 0));
   const target = make("span", "sd-target", `target model, one step, ${milliseconds(spent)}`);
-  target.style.gridColumn = `span ${shown.length}`;
+  target.style.gridColumnEnd = `span ${shown.length}`;
+  figure.style.setProperty("--sd-columns", shown.length + (bonus ? 1 : 0));
   figure.replaceChildren(
     label(1, "The draft guesses, one token after the other"),
-    ...shown.map((token) => chip("guess", token.text)), ...(bonus ? [gap()] : []),
-    gap(true), ...arrows(), ...(bonus ? [gap()] : []),
-    label(2, "The target model checks all of them at once"), target, ...(bonus ? [gap()] : []),
-    gap(true), ...arrows(), ...(bonus ? [make("span", "sd-arrow", "↘")] : []),
+    ...row(...shown.map((token) => chip("guess", token.text))), ...arrows(),
+    label(2, "The target model checks all of them at once"), ...row(target), ...arrows(),
+    ...(bonus ? [make("span", "sd-arrow", "↘")] : []),
     label(3, wrong < 0 ? "All are right, and the check gives one more"
       : "What it would have written stays; the rest goes"),
-    ...verdicts, ...(bonus ? [chip("bonus", emitted.text)] : []),
-  );
+    ...row(...verdicts), ...(bonus ? [chip("bonus", emitted.text)] : []));
 };
 
 /* Does nothing before both the run and the tab are there. */
@@ -73,14 +75,12 @@ const drawExamples = ({ trace, verdict, curve, motion }) => {
   };
 };
 
-/* Called when the tab is there. */
+/* Called when the tab is there. The last example question is the one that does not pay. */
 const openExamples = (race) => {
-  document.querySelector(".sd-ask-it").onclick = ({ target: { dataset: { question } } }) => {
+  document.querySelector(".sd-ask-it").onclick = () => {
     showTab("Race");
-    const box = document.querySelector("#sd-question textarea");
-    box.value = question;
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-    setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio reads it later
+    document.querySelector("#sd-examples button:last-child").click();
+    setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
   };
   drawExamples(race);
 };

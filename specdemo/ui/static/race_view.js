@@ -1,5 +1,5 @@
-/* The view of a race: receives envelopes (see runs.py), shows a race as it runs, and replays it. The work
-   per envelope depends on its new items, not on those shown before. */
+/* Receives envelopes (see runs.py), shows a race as it runs and as it was. The work per envelope
+   depends on its new items, not on those shown before. */
 const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
@@ -31,10 +31,8 @@ const drawFigures = (find, trace) => {
   const { draft_seconds: draft, verify_seconds: verify } = summary;
   const outside = Math.max(0, summary.decode_seconds - draft - verify);
   const spent = [["speculative", ...[prefill, draft, verify, outside].map(seconds)]];
-  if (baseline) {
-    const decoding = summary.baseline_decode_seconds ?? 0;
-    spent.push(["baseline", seconds(baseline.prefill_seconds), "-", seconds(decoding), "-"]);
-  }
+  const [first, decoding] = [baseline?.prefill_seconds, summary.baseline_decode_seconds ?? 0];
+  if (baseline) spent.push(["baseline", seconds(first), "-", seconds(decoding), "-"]);
   find(".sd-spent").replaceChildren(table(
     ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
 };
@@ -108,9 +106,8 @@ class RaceView {
     this.about.pick(null);
     this.find(".sd-shown").hidden = false;
     this.find(".sd-link-text").hidden = true;
-    for (const [name, text] of [["kept", ""], ["accept", "-"], ["tpr", "-"], ["caption", ""]]) {
-      this.say(name, text);
-    }
+    for (const name of ["kept", "caption", "time"]) this.say(name, "");
+    for (const name of ["accept", "tpr"]) this.say(name, "-");
     this.tell({ tone: "running", headline: "Racing", sentence: "First with drafts, then one token "
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }

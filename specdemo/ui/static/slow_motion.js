@@ -87,13 +87,15 @@ class SlowMotion {
 
   /* The moments at which something changes: the draft of each round, and its verdict. */
   get moments() {
-    const { spec } = this.race, moments = [0];
-    spec.events.forEach(({ drafted }, at) => {
-      const begin = spec.spent(at), end = spec.spent(at + 1);
-      if (at && drafted.length) moments.push(begin + GUESSED * (end - begin));
-      if (at) moments.push(end);
-    });
-    return [...moments, Infinity];
+    const { spec } = this.race;
+    return [0, ...spec.events.slice(1).flatMap(({ drafted }, at) => (
+      drafted.length ? [this.guessed(at + 1), spec.spent(at + 2)] : [spec.spent(at + 2)])), Infinity];
+  }
+
+  /* When all draft tokens of round number `at` (from 0) are drawn, before its verdict. */
+  guessed(at) {
+    const { spec } = this.race, begin = spec.spent(at);
+    return begin + GUESSED * (spec.spent(at + 1) - begin);
   }
 
   step(by) {
@@ -102,11 +104,11 @@ class SlowMotion {
       : moments.findLast((one) => one < view - 1e-9) ?? Infinity);
   }
 
-  /* Shows the draft of round number `at` (from 0) before its verdict. */
+  /* Shows round number `at` before its verdict, or after it if nothing was drafted. */
   goTo(at) {
-    const { spec } = this.race, begin = spec.spent(at), end = spec.spent(at + 1);
+    const { spec } = this.race;
     this.choose("steps");
-    this.jump(spec.events[at].drafted.length ? begin + GUESSED * (end - begin) : end);
+    this.jump(spec.events[at].drafted.length ? this.guessed(at) : spec.spent(at + 1));
     this.race.player.focus({ preventScroll: true });
   }
 
@@ -175,7 +177,7 @@ class SlowMotion {
     if (key !== this.drawn) {
       this.drawn = key;
       for (const node of spec.box.querySelectorAll(".sd-ghost")) node.remove();
-      const nodes = ghosts.map(({ text }) => make("span", `sd-ghost sd-${look}`,
+      const nodes = ghosts.map(({ text }) => make("span", "sd-ghost sd-" + look,
         look === "struck" ? visible(text) : text));
       for (const node of nodes) node.ariaHidden = "true";
       if (place) place.before(...nodes);
