@@ -17,8 +17,8 @@ from specdemo.models.sources import source_of
 from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.training import data, head, run
-from specdemo.training.command import TrainSettings
 from specdemo.training.data import Conversation
+from specdemo.training.settings import TrainSettings
 
 
 @pytest.fixture(scope="module", autouse=True)

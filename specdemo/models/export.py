@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import specdemo
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models import ir
 from specdemo.models.machine import file_size, require_space
@@ -117,7 +116,7 @@ def run_module(
 
     `watch` is called about five times a second. The child is killed if this function raises.
     """
-    package_root = str(Path(specdemo.__file__).parent.parent)
+    package_root = str(Path(__file__).parents[2])
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

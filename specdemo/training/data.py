@@ -29,7 +29,7 @@ from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
 from specdemo.session import ACTIVE_REQUESTS, Session
 from specdemo.settings import Settings
-from specdemo.training.command import TrainSettings
+from specdemo.training.settings import TrainSettings
 
 _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 _FORMS = jinja2.Environment(

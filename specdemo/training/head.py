@@ -17,8 +17,8 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from specdemo.models import heads
-from specdemo.training.command import TrainSettings
 from specdemo.training.data import Rows
+from specdemo.training.settings import TrainSettings
 
 TOKENS = 4096  # a head drafts only these most frequent tokens
 DEPTH = 5  # tokens of a chain

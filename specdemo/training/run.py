@@ -22,8 +22,8 @@ from specdemo.models.sources import source_of
 from specdemo.settings import ModelChoice
 from specdemo.terminal import progress_bar
 from specdemo.training import data
-from specdemo.training.command import TrainSettings
 from specdemo.training.data import Conversation
+from specdemo.training.settings import TrainSettings
 
 OWN = 3  # with --text, how often each answer that the target wrote counts in training
 PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued

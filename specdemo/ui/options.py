@@ -1,13 +1,11 @@
-"""`specdemo page` and its options, beside those of every server; `app.py` is the same command."""
+"""The options of `specdemo page`, beside those of every server."""
 
 import os
 from typing import Annotated
 
-import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.cli import CONTEXT, options_of
 from specdemo.serving.options import ServerOptions
 from specdemo.settings import CONFIG, Line, Whole, option
 
@@ -45,12 +43,3 @@ class PageOptions(ServerOptions):
     max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
         100, "where the page's setting of that name starts"
     )
-
-
-@click.command(context_settings=CONTEXT)
-@options_of(PageOptions, "options")
-def page(options: PageOptions) -> None:
-    """Serve the page: a question, both runs against the clock, the verdict."""
-    from specdemo.ui import server
-
-    server.main(options)
