@@ -18,7 +18,7 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
-from specdemo.models.neox import compressed
+from specdemo.models.weights import compressed
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
 CONTEXT = 45

@@ -9,7 +9,7 @@ import pytest
 
 from specdemo import cli
 from specdemo.models import ir, machine, rehearsal
-from specdemo.models.neox import Shape, write_made_up
+from specdemo.models.decoder import FAMILIES, Shape, write_made_up
 from specdemo.models.registry import PAIRS, find_pair
 from specdemo.models.rehearsal import rehearse, rehearse_pair, shape_of
 from specdemo.models.sources import EMBEDDED_TARGET
@@ -24,7 +24,8 @@ def few_forwards(monkeypatch) -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("llama", [False, True], ids=["NeoX", "Llama"])
 def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
-    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, tied=llama, llama=llama)
+    family = FAMILIES["llama" if llama else "gptneox"]
+    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, tied=llama, family=family)
     write_made_up(shape, bits, tmp_path)
     figures = rehearse("tiny", tmp_path)
     assert len(figures.step_seconds) == 2

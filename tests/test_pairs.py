@@ -23,9 +23,9 @@ from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import machine, measured, ngrams, registry, sources
+from specdemo.models.decoder import Shape, write_made_up
 from specdemo.models.load import chosen_draft, load_pair
 from specdemo.models.measured import Raced, Tuned
-from specdemo.models.neox import Shape, write_made_up
 from specdemo.models.ngrams import LearningTable, NGramTable
 from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
 from specdemo.models.sources import Source

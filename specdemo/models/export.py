@@ -1,8 +1,7 @@
 """Exports PyTorch checkpoints and GGUF files to OpenVINO IR.
 
-`neox` converts GPT-NeoX checkpoints in this process. openvino_genai converts GGUF files (see
-`convert`) and optimum-intel all other checkpoints, both in child processes: a child returns its
-memory when it ends, and a crash in it becomes an error here.
+`decoder` builds what it has a family for. optimum-intel exports other checkpoints in a child
+process: it returns its memory when it ends, and a crash in it becomes an error here.
 """
 
 from __future__ import annotations
@@ -30,19 +29,28 @@ _NEEDED = ("torch", "transformers", "optimum", "nncf")
 def export(
     source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
 ) -> None:
-    """Export the checkpoint in `source` to IR in the new folder `out`, complete or not at all.
+    """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
+    folder `out`, complete or not at all.
 
-    `weight_format` is int8, int4 or fp16. Raises BadInput if `source` has no checkpoint or `out`
-    exists, MissingPackage if optimum-intel is needed and a package of it is missing, FetchError if
-    the export fails.
+    `weight_format` is int8, int4 or fp16. Raises BadInput if `source` has no model that can be
+    exported or `out` exists, MissingPackage if optimum-intel is needed and a package of it is
+    missing, FetchError if the export fails.
     """
-    from specdemo.models import neox
+    from specdemo.models import checkpoints, decoder, gguf_file, vocabulary
+    from specdemo.models.weights import FileWeights
 
-    require_checkpoint(source)
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    name, config = name or str(source), ir.read_json(source / "config.json")
-    shape, bits = neox.shape_of(config), neox.BITS[weight_format]
+    name, bits = name or str(source), decoder.BITS[weight_format]
+    before = ir.fingerprint(source)
+    if source.is_file():
+        file = gguf_file.read(source)
+        shape, tensors = gguf_file.decoder(file)
+    else:
+        require_checkpoint(source)
+        config = ir.read_json(source / "config.json")
+        if shape := checkpoints.shape_of(config):
+            shape, tensors = checkpoints.decoder(source, shape)
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
         raise MissingPackage(
@@ -54,19 +62,24 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name}")
     report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
-    group = fitting_group_size(config)
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
             if shape:
-                neox.convert(source, shape, made, bits, group, report, name)
+                decoder.write(shape, bits, FileWeights(tensors, report, name), made)
             else:
+                group = fitting_group_size(config)
                 arguments = optimum_arguments(source, made, weight_format, group)
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
+            if source.is_file():
+                vocabulary.write(file, made)
+                (made / ir.SOURCE).symlink_to(source.absolute())
             # The exporters do not write these files, or write them in another form.
             for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
                 shutil.copyfile(kept, made / kept.name)
+            if ir.fingerprint(source) != before:
+                raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
     except OSError as error:
         raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
@@ -90,13 +103,6 @@ def fitting_group_size(config: dict[str, Any]) -> int:
     widths = [config[name] for name in names if isinstance(config.get(name), int)]
     fitting = (size for size in (128, 64, 32) if widths and all(one % size == 0 for one in widths))
     return next(fitting, -1)
-
-
-def convert_gguf(gguf: Path, out: Path) -> None:
-    """Convert a GGUF file to IR (int8 weights, one scale per row) and tokenizer.json in the new
-    folder `out`. Raises FetchError."""
-    if why := run_module("specdemo.models.convert", [str(gguf), str(out)], out.parent):
-        raise FetchError(f"openvino_genai could not convert {gguf.name} to OpenVINO IR: {why}")
 
 
 def require_checkpoint(folder: Path) -> None:

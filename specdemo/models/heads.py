@@ -26,7 +26,7 @@ from openvino import opset13 as ops
 
 from specdemo.engine.graph import raw_bytes
 from specdemo.models import ir
-from specdemo.models.neox import compressed
+from specdemo.models.weights import compressed
 
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")

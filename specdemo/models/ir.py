@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from specdemo.errors import FetchError
+from specdemo.errors import BadInput, FetchError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
 HEAD = "openvino_head.xml"
 """A draft head (`heads`)."""
+SOURCE = "source.gguf"
+"""The GGUF file that the IR was made of, or a link to it."""
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
@@ -38,3 +43,26 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FetchError(f"{path} is damaged; fetch it again.") from error
     return data if isinstance(data, dict) else {}
+
+
+def fingerprint(source: Path) -> str:
+    """A hash of names, sizes and modification times of the files in a folder, or of the parts of a
+    GGUF file. Raises BadInput."""
+    total = hashlib.sha256(str(source.resolve()).encode())
+    for path in gguf_parts(source) if source.is_file() else sorted(source.glob("*")):
+        status = path.stat()
+        total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return total.hexdigest()[:16]
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """The files of a model that is split into -00001-of-0000N.gguf; of others, the file itself.
+    Raises BadInput if one is missing."""
+    found = _PART.search(path.name)
+    if not found:
+        return [path]
+    stem, count = path.name[: found.start()], int(found[1])
+    files = [path.with_name(f"{stem}-{at:05}-of-{found[1]}.gguf") for at in range(1, count + 1)]
+    if lacking := [one.name for one in files if not one.is_file()]:
+        raise BadInput(f"{path.name} is one part of {count}; {lacking[0]} is not beside it.")
+    return files

@@ -20,7 +20,7 @@ from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Report, silent
 from specdemo.models.registry import NO_DRAFT, Pair
 from specdemo.models.sources import Source
-from specdemo.models.templates import CHATML, DOLLY, PLAIN, Template, chat_template
+from specdemo.models.templates import DOLLY, PLAIN, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
@@ -99,6 +99,13 @@ def _opened(
     has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
     # A folder may hold nothing but a draft head.
     model = None if has_head and not (draft.folder / ir.MODEL).is_file() else draft
+    ids, *limits = ir.read_config(target.folder)
+    if model:
+        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
+        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
+        limits.append(ir.read_config(model.folder)[1])
+    end = tokenizer.token_id("### End")  # only Dolly has this token
+    table = ngrams.made_path(pair.target.name, target.revision)
     loaded = LoadedPair(
         info=PairInfo(
             name=pair.name,
@@ -110,44 +117,31 @@ def _opened(
         target_xml=_model(target, choice.device),
         draft_xml=_model(model, choice.draft_device) if model else None,
         tokenizer=tokenizer,
-        template=CHATML,
-        stop_ids=embedded.STOP_IDS,
-        context_limit=embedded.CONTEXT_LIMIT,
+        template=chat_template(target.folder) or (PLAIN if end is None else DOLLY),
+        stop_ids=ids | ({end} - {None}),
+        # Beyond the context of either model, learned positions fail and rotary ones are untrained.
+        context_limit=min(filter(None, limits), default=2048),
         device=choice.device,
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
+        ngrams=ngrams.load(embedded.DRAFT / "ngrams.npz" if pair.embedded else table),
         head_xml=draft.folder / ir.HEAD if has_head else None,
         check=check,
     )
-    if pair.embedded:
-        loaded.ngrams = ngrams.load(embedded.DRAFT / "ngrams.npz")
-        if not on_torch(choice.device):
-            profile = embedded.TYPICAL.read_bytes()
-            loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
-        return loaded
-    ids, *limits = ir.read_config(target.folder)
-    if model:
-        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
-        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
-        if pair.draft.repo:  # the embedded target has no config.json
-            limits.append(ir.read_config(model.folder)[1])
-    end = tokenizer.token_id("### End")  # only Dolly has this token
-    loaded.template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
-    loaded.stop_ids = ids | ({end} - {None})
-    # Beyond the context of either model, learned positions fail and rotary ones are untrained.
-    loaded.context_limit = min(filter(None, limits), default=2048)
-    loaded.ngrams = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
+    if pair.embedded and not on_torch(choice.device):
+        profile = embedded.TYPICAL.read_bytes()
+        loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
     return loaded
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:
-    """The IR or checkpoint for the engine. The embedded target's checkpoint is its GGUF file."""
+    """The IR or checkpoint for the engine. A GGUF file is a checkpoint too."""
     if not on_torch(device):
         return model.folder / ir.MODEL
     # Only the operator can set this, no request.
     variable = os.environ.get("SPECDEMO_TRUST_REMOTE_CODE", "")
     trusted = variable.strip().lower() in ("1", "true", "yes")
-    gguf = model.folder / embedded.SOURCE
+    gguf = model.folder / ir.SOURCE
     return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
 
 

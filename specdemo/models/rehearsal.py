@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import statistics
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -17,7 +18,7 @@ from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
 from specdemo.models import embedded, ir, machine
-from specdemo.models.neox import BITS, Shape, write_made_up
+from specdemo.models.decoder import BITS, FAMILIES, Shape, write_made_up
 from specdemo.models.progress import Progress, Report, silent
 from specdemo.models.registry import PAIRS, Pair
 from specdemo.models.sources import EMBEDDED_TARGET, WORKING_BYTES, Source
@@ -31,15 +32,16 @@ EXACT = ModelSettings(
 )
 """The properties that a Session uses for models of these sizes."""
 
+_NEOX = partial(Shape, rotary=0.25, family=FAMILIES["gptneox"])
 SHAPES = {
-    "dolly-v2-3b": Shape(2560, 32, 32, 50280),
-    "dolly-v2-7b": Shape(4096, 32, 32, 50280),
-    "dolly-v2-12b": Shape(5120, 36, 40, 50280),
-    "pythia-1b": Shape(2048, 16, 8, 50304),
-    "pythia-410m": Shape(1024, 24, 16, 50304),
-    "pythia-160m": Shape(768, 12, 12, 50304),
-    "pythia-70m": Shape(512, 6, 8, 50304),
-    "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, rotary=1.0, tied=True, llama=True),
+    "dolly-v2-3b": _NEOX(2560, 32, 32, 50280),
+    "dolly-v2-7b": _NEOX(4096, 32, 32, 50280),
+    "dolly-v2-12b": _NEOX(5120, 36, 40, 50280),
+    "pythia-1b": _NEOX(2048, 16, 8, 50304),
+    "pythia-410m": _NEOX(1024, 24, 16, 50304),
+    "pythia-160m": _NEOX(768, 12, 12, 50304),
+    "pythia-70m": _NEOX(512, 6, 8, 50304),
+    "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, tied=True),
 }
 
 

@@ -15,7 +15,7 @@ from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 4  # changes with the exporters, so that older exports are not used
+_EXPORT_VERSION = 5  # changes with the exporters, so that older exports are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,11 @@ EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
 def source_of(text: str, option: str, weight_format: str) -> Source:
     """The folder or Hub repository that the user named with `option`. Raises BadInput."""
     path = Path(text).expanduser()
-    if path.is_dir():
-        return Source(str(path), path.resolve().name, export=weight_format)
+    if path.is_dir() or path.is_file() and path.suffix == ".gguf":
+        name = path.resolve().name.removesuffix(".gguf")
+        return Source(str(path), name, export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
-        raise BadInput(f"{option} {text!r} is neither a folder here nor a Hub repository.")
+        raise BadInput(f"{option} {text!r} is no folder or GGUF file here, and no Hub repository.")
     return Source(text, hub.split(text)[0], export=weight_format)
 
 
@@ -69,14 +70,14 @@ def prepare(
 
 def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
     """The folder that runs: `found` itself, or its export, made first if it is missing."""
-    if source.export == AS_IT_IS and source.repo:
+    if source.export == AS_IT_IS and found.folder.is_dir() and source.repo:
         require_checkpoint(found.folder)
     elif not _runs_as_it_is(found.folder):
         folder = _exported(source, found)
         with machine.exclusive_scratch(folder.parent) as scratch:
             if not folder.is_dir():
                 made = scratch / "made"
-                export(found.folder, made, source.export or "int8", report, name=source.name)
+                export(found.folder, made, _format(source), report, name=source.name)
                 integrity.put(made, folder)
         return Snapshot(folder, found.revision)
     return found
@@ -87,24 +88,23 @@ def _runs_as_it_is(folder: Path) -> bool:
 
 
 def _local(source: Source) -> Snapshot | None:
-    """The model's folder on this disk, or None. The revision of a user's own folder is a hash of
-    the names, sizes and modification times of its files."""
+    """The model's folder or GGUF file on this disk, or None."""
     if not source.repo:
         found = embedded.here()
         return found and found[0]
-    folder = Path(source.repo)
-    if not folder.is_dir():
-        return hub.cached(source.repo)
-    total = hashlib.sha256(str(folder.resolve()).encode())
-    for path in sorted(folder.glob("*")):
-        status = path.stat()
-        total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    return Snapshot(folder, total.hexdigest()[:16])
+    path = Path(source.repo)
+    return Snapshot(path, ir.fingerprint(path)) if path.exists() else hub.cached(source.repo)
 
 
 def _exported(source: Source, checkpoint: Snapshot) -> Path:
     """The folder of the cached export of a checkpoint, which may not be there yet."""
     parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
     key = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    name = f"{Path(source.name).name}-{source.export or 'int8'}-{key}"
+    name = f"{Path(source.name).name}-{_format(source)}-{key}"
     return machine.cache_home() / "exported" / name
+
+
+def _format(source: Source) -> str:
+    """The weight format that a checkpoint is exported to. Torch reads a GGUF file itself, but the
+    tokenizer comes from its export."""
+    return "int8" if source.export in ("", AS_IT_IS) else source.export

@@ -1,0 +1,197 @@
+"""Weights of a decoder for `decoder`: tensors of a model's files, read and quantized piece by piece
+on all processors, or made-up ones."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import gguf
+import numpy as np
+import openvino as ov
+from gguf import GGMLQuantizationType
+from openvino import opset13 as ops
+
+from specdemo.engine.graph import raw_bytes
+from specdemo.errors import FetchError
+from specdemo.models.machine import processors
+from specdemo.models.progress import Meter, Report
+
+GROUP = 128  # weights that share a scale, for 4 bits
+_PIECE = 1 << 20  # weights that a thread converts at once
+_SHIFT = 4096  # bytes of noise between the starts of two made-up matrices
+_STEP = 2.7e-4  # scale of made-up 8-bit weights: standard deviation 0.02, as in a new model
+
+
+class Weights(Protocol):
+    """Where a graph's weights come from."""
+
+    def vector(self, name: str, *shape: int) -> np.ndarray:
+        """The tensor `name`, float32, of this shape."""
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor [rows, columns] or [rows] in a file, from the byte `begin`. `order`: which of the
+    file's rows these are, None for all. `transposed`: the file has its columns as rows."""
+
+    path: Path
+    begin: int
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    order: np.ndarray | None = None
+    transposed: bool = False
+
+    def rows(self, order: np.ndarray) -> Tensor:
+        """The tensor of these rows."""
+        return replace(self, shape=(len(order), *self.shape[1:]), order=order)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in the file, of all rows. Raises ValueError for sizes that the type cannot have."""
+        return math.prod(gguf.quant_shape_to_byte_shape(self.shape, self.type))
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError."""
+        order = np.arange(first, end) if self.order is None else self.order[first:end]
+        low, high = int(order.min()), int(order.max()) + 1
+        width = math.prod(self.shape[1:])
+        if self.transposed:
+            low, high, width = 0, width, self.shape[0]
+        [size] = gguf.quant_shape_to_byte_shape((width,), self.type)
+        with open(self.path, "rb", buffering=0) as file:
+            raw = os.pread(file.fileno(), (high - low) * size, self.begin + low * size)
+        if len(raw) != (high - low) * size:
+            raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
+        stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
+        if self.transposed:
+            return gguf.dequantize(stored, self.type)[:, order].T
+        return gguf.dequantize(stored if self.order is None else stored[order - low], self.type)
+
+
+def _group(columns: int) -> int:
+    """4-bit weights that share a scale: the largest of 128, 64 and 32 of a row, or the row."""
+    group = math.gcd(GROUP, columns)
+    return group if group >= 32 else columns
+
+
+class FileWeights:
+    """Tensors of a model's files by name. Raises FetchError if one is missing, has another shape or
+    cannot be read."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
+        self._tensors = dict(tensors)
+        total = sum(math.prod(one.shape) for one in tensors.values())
+        self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
+        self._pool = ThreadPoolExecutor(processors())
+
+    def unused(self) -> list[str]:
+        """Names of the tensors that no vector or matrix was made of."""
+        return list(self._tensors)
+
+    def vector(self, name: str, *shape: int) -> np.ndarray:
+        return self._taken(name, shape).read(0, shape[0]).reshape(shape)
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        tensor = self._taken(name, (rows, columns))
+        group = _group(columns) if bits == 4 else columns
+        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
+        flat = raw_bytes(stored)
+        scales = np.empty((rows, columns // group, 1), np.float16)
+        # Pieces end at whole bytes: a row of 4-bit weights may not.
+        step = max(_PIECE // columns // 2 * 2, 2)
+
+        def convert(first: int) -> int:
+            end = min(first + step, rows)
+            weights = tensor.read(first, end)
+            begin, size = first * columns * bits // 8, -(-weights.size * bits // 8)
+            if bits == 16:
+                packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
+            else:
+                packed, scales[first:end] = quantized(weights.reshape(end - first, -1, group), bits)
+            flat[begin : begin + size] = packed
+            return weights.size
+
+        for count in self._pool.map(convert, range(0, rows, step)):
+            self._meter.update(count)
+        if bits == 16:
+            stored.shape = ov.Shape([rows, columns])
+            half = ov.op.Constant(stored, shared_memory=True)
+            return ops.convert(half, "f32", name=f"{name}/half").output(0)
+        return compressed(stored, scales)
+
+    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._tensors.pop(name, None)
+        if tensor is None or tensor.shape != shape:
+            found = f"it is {list(tensor.shape)}" if tensor else "there is none"
+            raise FetchError(
+                f"The model's tensors do not go with its configuration: {name} should be "
+                f"{list(shape)}, and {found}."
+            )
+        return tensor
+
+
+class MadeUp:
+    """Random weights in the format of the Hub's IR (unsigned integers with a zero point). Every
+    matrix is a slice of the same noise, with its own start. So all take the memory of one, and no
+    two are equal: OpenVINO would store equal ones once. `largest`: bytes of the largest matrix."""
+
+    def __init__(self, matrices: int, largest: int) -> None:
+        self._random = np.random.default_rng(0)
+        self._noise = self._random.integers(0, 256, largest + matrices * _SHIFT, np.uint8)
+        self._used = 0
+
+    def vector(self, _name: str, *shape: int) -> np.ndarray:
+        return self._random.normal(1, 0.02, shape).astype(np.float32)
+
+    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        data = self._noise[self._used : self._used + rows * columns * bits // 8]
+        self._used += _SHIFT
+        group = _group(columns) if bits == 4 else columns
+        kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
+        integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
+        return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
+
+
+def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
+    """A float32 matrix [rows, columns] from integers [rows, groups, group] with zero point `zero`
+    and a float16 scale per group; a single group is a whole row. Does not copy the integers."""
+    rows, groups, group = integers.shape
+    if groups == 1:
+        scales = scales[:, 0]
+        integers.shape = ov.Shape([rows, group])
+    values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
+    if zero:
+        zeros = ops.constant(np.full(scales.shape, zero, np.uint8))
+        values = ops.subtract(values, ops.convert(zeros, "f16"))
+    weights = ops.multiply(values, ops.constant(scales))
+    if groups > 1:
+        weights = ops.reshape(weights, [rows, groups * group], False)
+    return ops.convert(weights, "f32").output(0)
+
+
+def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Integers of `bits` (flat uint8, two 4-bit ones per byte) and scales (float16 [rows, groups,
+    1]) of float32 weights [rows, groups, group], symmetric around 0. As in nncf, the weight of
+    largest magnitude in a group becomes the most negative integer."""
+    limit = 2 ** (bits - 1)
+    lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
+    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / limit
+    smallest = np.finfo(np.float32).eps
+    scales = np.where(np.abs(scales) < smallest, smallest, scales)
+    values = np.divide(weights, scales)
+    np.rint(values, out=values)
+    np.clip(values, -limit, limit - 1, out=values)
+    packed = values.astype(np.int8).reshape(-1).view(np.uint8)
+    if bits == 4:
+        packed = (packed[::2] & 15) | (packed[1::2] << 4)
+    return packed, scales.astype(np.float16)
