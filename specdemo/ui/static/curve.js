@@ -47,11 +47,11 @@ const drawCurve = (find, { rounds, costs }, curve) => {
   const { sentence, tokens, predicted, measured, differs, rate, by_rate: speedups } = curve;
   drawChart(find(".sd-chart"), costs.target, rounds.slice(1), tokens);
   find(".sd-cost-sentence").textContent = find(".sd-chart").ariaLabel = sentence;
-  find(".sd-predicted").textContent = predicted ? predicted.toFixed(2) : "-";
-  find(".sd-measured").textContent = measured ? measured.toFixed(2) : "-";
-  find(".sd-differs").textContent = differs;
-  find(".sd-other-rate").hidden = !predicted;
+  find(".sd-prediction").hidden = !predicted;
   if (!predicted) return;
+  find(".sd-predicted").textContent = predicted.toFixed(2);
+  find(".sd-measured").textContent = measured?.toFixed(2) ?? "-";
+  find(".sd-differs").textContent = differs;
   const slider = find(".sd-rate-slider"), tell = () => {
     const share = `${slider.value} %`;
     slider.setAttribute("aria-valuetext", `${share}: ${factor(speedups[slider.value])}`);

@@ -1,10 +1,9 @@
 /* Shows a finished race again, slowly or step by step. Everything drawn follows from `view`, the
    seconds of the race that are shown: both clocks run in the race's own time. */
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
-const READABLE = 4;         // rounds that the slow replay shows slowly enough to read
-const SLOW_SECONDS = [8, 7];   // of watching: these rounds, and the rest of the race
+const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
+const SENTENCE_SECONDS = .8;   // a round that passes quicker gets no sentence of its own
 const GUESSING = [.25, .6];    // share of a round in which its draft tokens appear
-const GUESSED = .8;            // share of a round at which a step shows all of them
 
 const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
 const STEP = "one step of the target";
@@ -81,7 +80,7 @@ class SlowMotion {
 
   toggle() {
     if (this.speed === "steps") this.step(1);
-    else if (this.playing) this.play(false);
+    else if (this.playing) this.jump(this.view);
     else this.start();
   }
 
@@ -95,7 +94,7 @@ class SlowMotion {
   /* When all draft tokens of round number `at` (from 0) are drawn, before its verdict. */
   guessed(at) {
     const { spec } = this.race, begin = spec.spent(at);
-    return begin + GUESSED * (spec.spent(at + 1) - begin);
+    return begin + .8 * (spec.spent(at + 1) - begin);
   }
 
   step(by) {
@@ -195,8 +194,12 @@ class SlowMotion {
   words(time) {
     const { spec, plain } = this.race, { events, shown } = spec, steps = events.length - 1;
     if (!events.length) return "";
-    if (shown < events.length || shown === events.length && time <= spec.length + 1e-9
-      && time < Infinity) return roundWords(spec.last);
+    if (shown < events.length || time <= spec.length + 1e-9) {
+      const pace = spec.length / steps / this.rate;   // seconds of watching a round
+      if (!this.playing || !shown || pace > SENTENCE_SECONDS) return roundWords(spec.last);
+      return `With the draft ${counted(spec.last.tokens, "token")} in ${counted(shown - 1, "step")} of `
+        + `the target so far, without it ${counted(plain.last?.tokens ?? 0, "token")}.`;
+    }
     const done = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
     if (!plain.tokens) return `${done}.`;
     if (plain.shown < plain.events.length) {
