@@ -124,6 +124,7 @@ class SlowMotion {
   play(on) {
     this.playing = on;
     this.race.find(".sd-play").textContent = on ? "❚❚ Pause" : "▶ Replay";
+    this.race.find(".sd-caption").ariaLive = on ? "off" : "polite";
     clearInterval(this.timer);
     if (on) this.timer = setInterval(() => this.tick(), 30);
   }
