@@ -91,20 +91,20 @@ def main(
     try:
         return command.main(arguments, name, standalone_mode=False) or 0
     except click.Abort:
-        said, code = "interrupted", INTERRUPTED
+        message, code = "interrupted", INTERRUPTED
     except click.ClickException as error:
         hint = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
-        said, code = error.format_message().rstrip(".") + hint, error.exit_code
+        message, code = error.format_message().rstrip(".") + hint, error.exit_code
     except Exception as error:
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
-        said, code = str(error), getattr(error, "exit_code", FAILURE)
+        message, code = str(error), getattr(error, "exit_code", FAILURE)
         if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
-            said = f"the output cannot be written: {error.strerror}"
+            message = f"the output cannot be written: {error.strerror}"
         elif not isinstance(error, SpecdemoError):
             kind = type(error).__name__
-            said = f"unexpected {kind}: {said[:300]} (SPECDEMO_DEBUG=1 shows where)"
-    click.echo(f"{name}: {' '.join(said.split())}", err=True)
+            message = f"unexpected {kind}: {message[:300]} (SPECDEMO_DEBUG=1 shows where)"
+    click.echo(f"{name}: {' '.join(message.split())}", err=True)
     return code
 
 

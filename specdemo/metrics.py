@@ -125,8 +125,8 @@ class Record(AbstractContextManager):
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
             self._metrics.whole.observe(seconds)
         prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
-        said = "%s %s prompt=%s tokens=%s seconds=%.2f"
-        log.info(said, kind, outcome, prompt, tokens, seconds)
+        line = "%s %s prompt=%s tokens=%s seconds=%.2f"
+        log.info(line, kind, outcome, prompt, tokens, seconds)
 
 
 def log_requests() -> None:

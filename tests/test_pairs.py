@@ -25,7 +25,7 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import machine, measured, ngrams, registry, sources
 from specdemo.models.decoder import Shape, write_made_up
 from specdemo.models.load import chosen_draft, load_pair
-from specdemo.models.measured import Raced, Tuned
+from specdemo.models.measured import DraftResult, TuningResult
 from specdemo.models.ngrams import LearningTable, NGramTable
 from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
 from specdemo.models.sources import Source
@@ -71,8 +71,10 @@ def test_where_no_draft_is_here_the_first_one_is_fetched(here):
 @pytest.mark.parametrize(("winner", "used"), [(DRAFTS[1], [DRAFTS[1]]), (NO_DRAFT, [])])
 def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winner, used):
     here |= set(DRAFTS[:2])
-    rows = [Raced(draft, speed, 1.0, 0.5, 0.2, 0.0) for draft, speed in ((winner, 2), ("x", 1))]
-    measured.keep("tuned", {"pair": "dolly-3b"}, Tuned("2026-01-01", tuple(rows)))
+    rows = [
+        DraftResult(draft, speed, 1.0, 0.5, 0.2, 0.0) for draft, speed in ((winner, 2), ("x", 1))
+    ]
+    measured.keep("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
     asked = replace(CHOICE, draft=DRAFTS[2])
     assert chosen_draft(chosen_pair(asked), asked)[0].name == DRAFTS[2]

@@ -12,7 +12,7 @@ from specdemo.bench.costs import measured_costs
 from specdemo.bench.prompts import WARM_UP, read_prompts, spread
 from specdemo.errors import RequestFailed
 from specdemo.models import measured
-from specdemo.models.measured import Raced, Tuned
+from specdemo.models.measured import DraftResult, TuningResult
 from specdemo.models.registry import NO_DRAFT, find_pair
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
@@ -29,10 +29,10 @@ def tune(
     prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
     prompts: int,
     stop: threading.Event | None = None,
-) -> Iterator[str | Raced | Tuned]:
+) -> Iterator[str | DraftResult | TuningResult]:
     """Answer built-in prompts, with and without speculative decoding, for each draft of the pair
     `pair` and for n-grams only. `prepare` yields progress before a session is opened. Yields
-    progress, a Raced per draft, and last the Tuned, which is stored.
+    progress, a DraftResult per draft, and last the TuningResult, which is stored.
 
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
     """
@@ -53,7 +53,7 @@ def tune(
                     raise RequestFailed(f"Tuning {pair} was stopped; nothing of it is kept.")
                 traces.append(trace)
         total = combined(map(summarize, traces[1:]))
-        row = Raced(
+        row = DraftResult(
             draft=draft,
             speedup=total.speedup,
             tokens_per_second=total.tokens_per_second,
@@ -63,7 +63,7 @@ def tune(
         )
         rows.append(row)
         yield row
-    tuned = Tuned(datetime.now(UTC).date().isoformat(), tuple(rows))
+    tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(rows))
     measured.keep("tuned", {"pair": pair}, tuned)
     yield tuned
 
@@ -72,7 +72,7 @@ def named(draft: str) -> str:
     return "n-grams only" if draft == NO_DRAFT else draft
 
 
-def table(rows: list[Raced]) -> Table:
+def table(rows: list[DraftResult]) -> Table:
     """The rows with readable names."""
     shown = [asdict(row) | {"draft": named(row.draft)} for row in rows]
     return [{name.replace("_", " "): value for name, value in row.items()} for row in shown]

@@ -14,7 +14,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from .errors import ModelError
 
-JOINED_BYTES = 4 << 20
+FUSED_BYTES = 4 << 20
 """Bytes of weights up to which products are joined. For larger ones the start of a product costs
 little, and the joined weights would be a second copy of those read from the file."""
 
@@ -46,7 +46,7 @@ def weight_group(model: ov.Model) -> float:
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
-    `join_products`. Raises ModelError for any other graph."""
+    `fuse_matmuls`. Raises ModelError for any other graph."""
     try:
         paged_attention_transformation(model, False, False)
         shape_head(model, vocabulary, 0)
@@ -57,7 +57,7 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
         ) from error
     if hidden is not None:
         add_hidden(model, hidden)
-    join_products(model)
+    fuse_matmuls(model)
 
 
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
@@ -150,7 +150,7 @@ def _head(model: ov.Model) -> ov.Node:
     return node
 
 
-def join_products(model: ov.Model) -> int:
+def fuse_matmuls(model: ov.Model) -> int:
     """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
     into one, in place; gives the number of joined products. Sums and their order stay the same, so
     the bits do too. In a small model the start of a product takes as long as the product."""
@@ -202,7 +202,7 @@ def _stacked(constants: list[ov.Node]) -> ov.Node | None:
         return None
     # A row of 4-bit elements can end inside a byte.
     split = any(one.byte_size % one.shape[0] for one in tensors)
-    if split or sum(one.byte_size for one in tensors) > JOINED_BYTES:
+    if split or sum(one.byte_size for one in tensors) > FUSED_BYTES:
         return None
     shape = [sum(one.shape[0] for one in tensors), tensors[0].shape[1]]
     stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))

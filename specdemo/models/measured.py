@@ -27,7 +27,7 @@ VERSION = 6  # changes when figures get another meaning, such as the confidence 
 
 
 @dataclass(frozen=True, slots=True)
-class Raced:
+class DraftResult:
     """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
     autoregressive decoding. `draft_seconds`: of a step of the draft model."""
 
@@ -40,11 +40,11 @@ class Raced:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuningResult:
     """The figures of all drafts of a pair, and the date of the measurement (ISO 8601)."""
 
     date: str
-    rows: tuple[Raced, ...]
+    rows: tuple[DraftResult, ...]
 
     @property
     def winner(self) -> str:
@@ -53,7 +53,7 @@ class Tuned:
 
 _KINDS = {
     "profile": TypeAdapter(Profile),
-    "tuned": TypeAdapter(Tuned),  # of a pair
+    "tuned": TypeAdapter(TuningResult),  # of a pair
     "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
     "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another pair, share of equal choices
 }

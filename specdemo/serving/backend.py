@@ -300,10 +300,10 @@ class ReplicaBackend:
         all of them: a call to one would wait if that replica is full."""
         try:
             asked = self._engine.broadcast("report")
-            told = await asked.results_async(timeout_s=5.0, return_exceptions=True)
+            reports = await asked.results_async(timeout_s=5.0, return_exceptions=True)
         except self._none:
             return []
-        return [one for one in told if isinstance(one, dict)]
+        return [one for one in reports if isinstance(one, dict)]
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""

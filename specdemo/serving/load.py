@@ -121,8 +121,8 @@ def settle(url: str) -> None:
     """Wait until the server's /health reports no request, at most 30 s."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        told = httpx.get(f"{url}/health", timeout=10).json()
-        if not any(told.get(name) for name in ("active", "queue", "visitors")):
+        health = httpx.get(f"{url}/health", timeout=10).json()
+        if not any(health.get(name) for name in ("active", "queue", "visitors")):
             return
         time.sleep(0.1)
 
@@ -194,9 +194,9 @@ def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
 
 def _ready(url: str) -> bool:
     try:
-        told = httpx.get(f"{url}/health", timeout=5).json()
+        health = httpx.get(f"{url}/health", timeout=5).json()
     except (httpx.HTTPError, ValueError):
         return False
-    if told["status"] == "failed":
+    if health["status"] == "failed":
         raise RequestFailed("The server could not load its models.")
-    return told["status"] == "ready" and not told.get("preparing")
+    return health["status"] == "ready" and not health.get("preparing")

@@ -98,17 +98,17 @@ def given(path: Path, loaded: LoadedPair) -> tuple[list[Conversation], list[str]
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-            asked, said = str(row["u"]), str(row.get("a", ""))
+            asked, answered = str(row["u"]), str(row.get("a", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInput(
                 f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
                 "answer may be missing)."
             ) from error
-        if not said:
+        if not answered:
             unanswered.append(asked)
             continue
-        answer = tuple(loaded.tokenizer.encode(said, special=False)[:LONGEST])
-        conversations.append(Conversation(GIVEN, True, asked, said, answer))
+        answer = tuple(loaded.tokenizer.encode(answered, special=False)[:LONGEST])
+        conversations.append(Conversation(GIVEN, True, asked, answered, answer))
     return conversations, unanswered
 
 
@@ -168,19 +168,21 @@ class Rows:
     ends: np.ndarray
 
 
-def read_rows(loaded: LoadedPair, said: Sequence[Conversation], folder: Path) -> Rows:
+def read_rows(loaded: LoadedPair, conversations: Sequence[Conversation], folder: Path) -> Rows:
     """The rows of all answers; `folder` keeps their states. Raises ModelError."""
     folder.mkdir(exist_ok=True)
     files, read = [], None
-    for start in tqdm(range(0, len(said), GROUP), desc="Reading the target's states"):
+    for start in tqdm(range(0, len(conversations), GROUP), desc="Reading the target's states"):
         files.append(folder / f"{start:07d}.npy")
         if not files[-1].is_file():
             read = read or _reader(loaded)
             partial = folder / "partial.npy"
-            np.save(partial, np.concatenate([*map(read, said[start : start + GROUP])]))
+            np.save(partial, np.concatenate([*map(read, conversations[start : start + GROUP])]))
             os.replace(partial, files[-1])
-    prompts = [tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in said]
-    answers = [one.answer for one in said]
+    prompts = [
+        tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in conversations
+    ]
+    answers = [one.answer for one in conversations]
     lengths = [len(answer) for answer in answers]
     return Rows(
         np.concatenate([np.load(file, mmap_mode="r") for file in files]),

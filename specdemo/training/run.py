@@ -49,16 +49,16 @@ def train_draft(settings: TrainSettings) -> str:
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
-    said, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
-    said += data.written(loaded, work / "text", settings, unanswered)
-    said = [one for one in said if one.answer]
-    table = ngrams.count((one.answer for one in said), loaded.tokenizer.vocabulary_size)
+    conversations, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
+    conversations += data.written(loaded, work / "text", settings, unanswered)
+    conversations = [one for one in conversations if one.answer]
+    table = ngrams.count((one.answer for one in conversations), loaded.tokenizer.vocabulary_size)
     table.save(out / "ngrams.npz")
     if settings.only:
         table.save(ngrams.made_path(loaded.info.target, loaded.info.target_revision))
-        tokens = sum(len(one.answer) for one in said)
+        tokens = sum(len(one.answer) for one in conversations)
         return f"{out} holds an n-gram table of {tokens:,} tokens, in use now"
-    found = _make_head(settings, loaded, said)
+    found = _make_head(settings, loaded, conversations)
     return (
         f"{out} holds the draft head: agreement with the target on {found['tokens']:,} held-back "
         f"tokens {found['agreement']:.3f}; its card is {out / 'card.json'}"
@@ -66,24 +66,24 @@ def train_draft(settings: TrainSettings) -> str:
 
 
 def _make_head(
-    settings: TrainSettings, loaded: LoadedPair, said: Sequence[Conversation]
+    settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation]
 ) -> dict[str, Any]:
     """Train, evaluate and write the head. Gives the evaluation as the card holds it."""
     from specdemo.training import head
 
     out, work = settings.out, settings.out / "work"
-    rows = data.read_rows(loaded, said, work / "states")
+    rows = data.read_rows(loaded, conversations, work / "states")
     embedding, output = heads.tables(loaded.target_xml)
     network = head.DraftHead(embedding, output, rows, settings)
-    held, learned = _split(said)
-    generated = np.array([one.kind != data.GIVEN for one in said])
+    held, learned = _split(conversations)
+    generated = np.array([one.kind != data.GIVEN for one in conversations])
     counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
-    lengths = [len(one.answer) for one in said]
+    lengths = [len(one.answer) for one in conversations]
     starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
     progress = head.train(network, rows, starts, settings, work / "state.pt")
     judged = np.flatnonzero(np.repeat(held, lengths))
     judged = judged[judged + 1 < rows.ends[judged]]
-    kinds = np.repeat([one.kind for one in said], lengths)[judged]
+    kinds = np.repeat([one.kind for one in conversations], lengths)[judged]
     found = _agreement(network.guesses(rows, judged), kinds)
     own = heads.Head(network.quantized(rows), network.frequent, data.THIRDS)
     own.save(out / "head.npz")
@@ -94,7 +94,7 @@ def _make_head(
         "target_revision": loaded.info.target_revision,
         "recipe": {name: one for name, one in asdict(settings).items() if name not in hidden},
         "text": {
-            "conversations": len(said),
+            "conversations": len(conversations),
             "answer_tokens": len(rows.tokens),
             "given": settings.text and settings.text.name,
         },
@@ -105,13 +105,13 @@ def _make_head(
     return found
 
 
-def _split(said: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
+def _split(conversations: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
     """Which conversations are held back and which are learned, bool [conversations] each. Every
     16th greedy instruction is held back, at most 120; conversations with other instructions are
     learned. Raises BadInput if none are left to learn."""
-    greedy = np.array([one.greedy for one in said], bool)
-    aside = {one.instruction for one in [one for one in said if one.greedy][::16][:120]}
-    held = np.array([one.instruction in aside for one in said], bool)
+    greedy = np.array([one.greedy for one in conversations], bool)
+    aside = {one.instruction for one in [one for one in conversations if one.greedy][::16][:120]}
+    held = np.array([one.instruction in aside for one in conversations], bool)
     if held.all():
         raise BadInput("--tokens or --text: there is too little text to hold any back.")
     return held & greedy, ~held

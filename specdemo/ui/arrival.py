@@ -90,7 +90,7 @@ class Arrival:
             self.progress = progress
 
         # A fast download would take processor time from the first answer.
-        while (told := self._service.health())["status"] == "loading" or told["preparing"]:
+        while (health := self._service.health())["status"] == "loading" or health["preparing"]:
             report(self.progress)
             time.sleep(0.2)
         fetch_pair(self.pair, self._offer.first, report)
@@ -103,14 +103,14 @@ class Arrival:
     @property
     def line(self) -> str:
         """The state and the progress, as HTML."""
-        said, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
+        text, bar = STATES[self.state][1].format(self.pair.title) + ".", ""
         if self.state == "failed":
-            said += f" {self.error}"
+            text += f" {self.error}"
         elif self.progress and self.state in ("fetching", "paused"):
-            said += f" {self.progress.line}"
+            text += f" {self.progress.line}"
             share = self.progress.done / self.progress.total if self.progress.total else 0
             bar = f'<progress aria-label="Fetched" value="{share:.3f}"></progress>'
-        return f"<span>{html.escape(said)}</span>{bar}"
+        return f"<span>{html.escape(text)}</span>{bar}"
 
     def lay_out(self) -> None:
         """Adds the line to the layout being built, with a button unless the server is shared."""

@@ -113,7 +113,7 @@ class Tab:
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench import tune
-        from specdemo.models.measured import Raced
+        from specdemo.models.measured import DraftResult
 
         if self._offer.fixed:
             raise BadInput("This server is shared: its owner chooses the draft, by `tune`.")
@@ -123,12 +123,12 @@ class Tab:
         def prepare(chosen: ModelChoice) -> Iterator[str]:
             return (state.line for state in self._service.states(chosen, stop))
 
-        rows: list[Raced] = []
+        rows: list[DraftResult] = []
         sessions = partial(self._service.session, visitor=visitor)
         for event in tune.tune(pair.pair, sessions, prepare=prepare, prompts=limit, stop=stop):
             if isinstance(event, str):
                 yield {self.progress: progress_html(len(rows), len(rows) + 1, event)}
-            elif isinstance(event, Raced):
+            elif isinstance(event, DraftResult):
                 rows.append(event)
                 yield {self.table: table_html("Drafts", tune.table(rows))}
         words = f"{pair.pair} drafts by {tune.named(event.winner)} from now on."
