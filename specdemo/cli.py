@@ -41,7 +41,6 @@ COMMANDS = {
     "serve": ("specdemo.serving.server", "Serve an OpenAI-compatible API, with replicas."),
     "machine": ("specdemo.commands.models", "Show what was measured of models on this machine."),
     "tune": ("specdemo.commands.models", "Race a pair's drafts here, and keep the fastest."),
-    "rehearse": ("specdemo.commands.models", "Measure memory and time with made-up weights."),
 }
 """By name of a command: the module of its click command (named with `_` for `-`), and its help."""
 

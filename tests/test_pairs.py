@@ -15,7 +15,6 @@ import pytest
 from tiny_models import ir_folder
 
 from specdemo import cli
-from specdemo.bench.agreement import agreement
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.tune import tune
 from specdemo.engine import numerics
@@ -33,6 +32,7 @@ from specdemo.serving import backend, options
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import benchmark, choice, runs, service
+from tools.agreement import agreement
 
 CHOICE = ModelChoice("dolly-3b")
 DRAFTS = [draft.name for draft in find_pair("dolly-3b").drafts]
@@ -142,9 +142,9 @@ def test_agreement_is_less_for_fewer_bits(tiny_llama_pair, tiny_home):
     assert 0.2 < found["agreement"] < 1 and found["identical"] < 2
 
 
-def test_bench_keeps_an_agreement_and_pairs_shows_it(tiny_pair, capsys):
+def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys):
     options = ["--limit", "1", "--max-new-tokens", "8", "--json", "-"]
-    assert cli.main(["bench", "--pair", "tiny", "--reference", "tiny", *options]) == 0
+    assert cli.main(["--pair", "tiny", "--reference", "tiny", *options], tool.command) == 0
     assert json.loads(capsys.readouterr().out)["agreement"] == 1.0
     assert cli.main(["pairs"]) == 0
     assert "chooses as tiny on 100.0 %" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from tiny_models import write_neox_tokenizer  # noqa: E402
 
 from specdemo.models.decoder import write_made_up  # noqa: E402
 from specdemo.models.registry import find_pair  # noqa: E402
-from specdemo.models.rehearsal import shape_of  # noqa: E402
+from tools.rehearse import shape_of  # noqa: E402
 
 
 def served(path: Path) -> bytes | memoryview:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -42,9 +42,6 @@ class BenchOptions(PromptOptions):
     repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
         1, "runs of each prompt; medians count", metavar="R"
     )
-    reference: str | None = option(
-        None, "only compare the target's choices with those of this pair", metavar="PAIR"
-    )
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -62,10 +59,7 @@ def bench(
 ) -> None:
     check_output(asked.html, "--html")
     out = sys.stderr if json_file == "-" else sys.stdout
-    if asked.reference:
-        result = _agreement(asked, choice, settings, out)
-    else:
-        result = _bench(asked, choice, settings, out)
+    result = _bench(asked, choice, settings, out)
     if json_file:
         write_json(as_json(result), json_file)
 
@@ -101,23 +95,6 @@ def _opened(
         loaded.check.require()
         properties = session.target_properties(settings.numerics)
         yield loaded, session, list(peers_of(asked.peers or (), loaded, properties))
-
-
-def _agreement(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
-    """Compare two target models. Loads no draft, because a draft changes no answer."""
-    from specdemo.bench.agreement import agreement
-    from specdemo.models import measured
-    from specdemo.models.registry import NO_DRAFT
-
-    prompts = asked.read()
-    loaded = load_pair(replace(choice, draft=NO_DRAFT if choice.pair else ""))
-    compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
-    found = agreement(compared, loaded, prompts, settings)
-    names = {"pair": loaded.info.name, "reference": compared.info.name}
-    same = names["reference"], found["agreement"]
-    measured.keep("agreement", {"pair": names["pair"]}, same)
-    show("Tokens that both would choose", [names | found], out)
-    return names | found
 
 
 @click.command()

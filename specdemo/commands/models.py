@@ -1,4 +1,4 @@
-"""The commands about models: `pairs`, `fetch`, `export`, `machine`, `tune` and `rehearse`."""
+"""The commands about models: `pairs`, `fetch`, `export`, `machine` and `tune`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdemo.models.progress import Progress, size
 from specdemo.terminal import Table, progress_bar, show
 
 
-def _report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
+def write_report(figures: Any, json_file: str | None, tables: Mapping[str, Table]) -> None:
     """Write `figures` as JSON to `json_file`, if any. Unless standard output gets the JSON, print
     the tables, each below its title, with sizes and lists as text."""
     if json_file:
@@ -52,7 +52,7 @@ def pairs(json_file: str | None) -> None:
         }
         for pair in PAIRS
     ]
-    _report(rows, json_file, {"The pairs on this machine": rows})
+    write_report(rows, json_file, {"The pairs on this machine": rows})
 
 
 @click.command()
@@ -106,7 +106,7 @@ def machine(forget: bool, json_file: str | None) -> None:
             )
             costs = sorted(target.costs.items())
             tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]
-    _report(figures, json_file, tables)
+    write_report(figures, json_file, tables)
 
 
 @click.command()
@@ -127,47 +127,4 @@ def tune(pair: str, limit: int, json_file: str | None) -> None:
         f"{pair} on {machine.describe()}": tuning.table(event.rows),
         f"{pair} drafts by {tuning.named(event.winner)} from now on.": [],
     }
-    _report(figures | dataclasses.asdict(event), json_file, tables)
-
-
-@click.command()
-@click.argument("pair", help="A pair that `specdemo pairs` lists.")
-@json_option
-def rehearse(pair: str, json_file: str | None) -> None:
-    from specdemo.bench.costs import CostTable, expected_speedup
-    from specdemo.models import machine, measured
-    from specdemo.models.registry import find_pair
-    from specdemo.models.rehearsal import PROMPT, rehearse_pair
-
-    chosen = find_pair(pair, option="PAIR")
-    with progress_bar() as bar:
-        models = rehearse_pair(chosen, bar)
-    drafts = models[1 : 1 + len(chosen.drafts)]
-    prospects, taken, stepped = [], [], []
-    for one in models:
-        measured.keep("steps", {"model": one.model}, one.step_seconds)
-        taken.append(dataclasses.asdict(one))
-        verify = dict(enumerate(one.step_seconds, start=1))
-        stepped.append({"model": one.model, **{str(n): 1000 * s for n, s in verify.items()}})
-        for draft in drafts if one not in drafts else ():
-            costs = CostTable(verify[1], draft.step_seconds[0], verify)
-            row = {"target": one.model, "draft": draft.model}
-            for rate in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
-                lengths = range(1, len(verify))
-                row[f"{rate:g}"] = max(expected_speedup(rate, k, costs) for k in lengths)
-            prospects.append(row)
-    figures = {
-        "machine": machine.describe(),
-        "weights": "made up",
-        "pair": chosen.name,
-        "models": taken,
-        "prospects": prospects,
-    }
-    title = f"{chosen.name} on {machine.describe()}: made-up weights in the real shapes, f32 "
-    title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
-    tables = {
-        title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],
-        "milliseconds a forward of n tokens": stepped,
-        "speed-up by acceptance rate": prospects,
-    }
-    _report(figures, json_file, tables)
+    write_report(figures | dataclasses.asdict(event), json_file, tables)

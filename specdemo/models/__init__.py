@@ -1,4 +1,2 @@
-"""Finds, fetches and exports models: registry of pairs, downloads, embedded pair, tokenizers.
-
-Only `rehearsal` runs a model.
-"""
+"""Finds, fetches and exports models: registry of pairs, downloads, embedded pair, tokenizers. Runs
+none."""

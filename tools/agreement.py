@@ -1,16 +1,28 @@
-"""Measures how often a target model chooses the same tokens as a larger version of it."""
+"""Measures how often a target model chooses the same tokens as a larger version of it.
+
+python -m tools.agreement --pair dolly-3b-int4 --reference dolly-3b
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from specdemo.bench.prompts import BenchPrompt
+import click
+from pydantic.dataclasses import dataclass
+
+from specdemo.bench.prompts import BenchPrompt, PromptOptions
+from specdemo.cli import answer_options, load_pair, main, options_of, write_json
 from specdemo.engine.messages import Forward, Reply, Run
 from specdemo.engine.request import Request, Target
+from specdemo.models import measured
 from specdemo.models.load import LoadedPair, require_same_vocabulary
+from specdemo.models.registry import NO_DRAFT
 from specdemo.session import Session
-from specdemo.settings import Settings
+from specdemo.settings import CONFIG, ModelChoice, Settings, option
+from specdemo.terminal import show
+from specdemo.trace import as_json
 
 TOGETHER = 16  # tokens per forward
 
@@ -56,3 +68,31 @@ def agreement(
             identical += all(same)
     figures = {"prompts": len(answers), "tokens": tokens, "agreed": agreed, "identical": identical}
     return figures | {"agreement": agreed / tokens}
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class AgreementOptions(PromptOptions):
+    reference: str = option("", "the pair whose target answers", metavar="PAIR")
+
+
+@click.command()
+@options_of(AgreementOptions, "asked", variables=False)
+@answer_options
+def command(
+    asked: AgreementOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+) -> None:
+    """Count the tokens that two target models choose alike. Loads no draft, because a draft changes
+    no answer. `specdemo pairs` and the page show the share."""
+    prompts = asked.read()
+    loaded = load_pair(replace(choice, draft=NO_DRAFT if choice.pair else ""))
+    compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
+    found = agreement(compared, loaded, prompts, settings)
+    names = {"pair": loaded.info.name, "reference": compared.info.name}
+    measured.keep("agreement", {"pair": names["pair"]}, (names["reference"], found["agreement"]))
+    show("Tokens that both would choose", [names | found], sys.stderr)
+    if json_file:
+        write_json(as_json(names | found), json_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(command=command, name="agreement"))

@@ -1,5 +1,7 @@
 """Measures what a pair costs on this machine, with decoders of its shapes and precisions.
 
+    python -m tools.rehearse PAIR [--json FILE]
+
 The time and memory of a forward depend on shapes and number formats, not on the values of weights.
 So models with made-up weights cost what the real ones would. Their answers are meaningless.
 """
@@ -8,20 +10,27 @@ from __future__ import annotations
 
 import gc
 import statistics
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import click
+
+from specdemo.bench.costs import CostTable, expected_speedup
+from specdemo.cli import json_option, main
+from specdemo.commands.models import write_report
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
-from specdemo.models import embedded, ir, machine
+from specdemo.models import embedded, ir, machine, measured
 from specdemo.models.decoder import BITS, FAMILIES, Shape, write_made_up
 from specdemo.models.progress import Progress, Report, silent
-from specdemo.models.registry import PAIRS, Pair
+from specdemo.models.registry import PAIRS, Pair, find_pair
 from specdemo.models.sources import EMBEDDED_TARGET, WORKING_BYTES, Source
+from specdemo.terminal import progress_bar
 
 CONTEXT = 2048
 TOKENS = tuple(range(1, 17))
@@ -120,3 +129,46 @@ def rehearse(name: str, folder: Path) -> Rehearsed:
         step_seconds=tuple(map(statistics.median, times.values())),
         invariance=str(measure_invariance(model)),
     )
+
+
+@click.command()
+@click.argument("pair", help="A pair that `specdemo pairs` lists.")
+@json_option
+def command(pair: str, json_file: str | None) -> None:
+    """Measure memory and time of a pair with made-up weights."""
+    chosen = find_pair(pair, option="PAIR")
+    with progress_bar() as bar:
+        models = rehearse_pair(chosen, bar)
+    drafts = models[1 : 1 + len(chosen.drafts)]
+    prospects, taken, stepped = [], [], []
+    for one in models:
+        measured.keep("steps", {"model": one.model}, one.step_seconds)
+        taken.append(asdict(one))
+        verify = dict(enumerate(one.step_seconds, start=1))
+        stepped.append({"model": one.model, **{str(n): 1000 * s for n, s in verify.items()}})
+        for draft in drafts if one not in drafts else ():
+            costs = CostTable(verify[1], draft.step_seconds[0], verify)
+            row = {"target": one.model, "draft": draft.model}
+            for rate in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+                lengths = range(1, len(verify))
+                row[f"{rate:g}"] = max(expected_speedup(rate, k, costs) for k in lengths)
+            prospects.append(row)
+    figures = {
+        "machine": machine.describe(),
+        "weights": "made up",
+        "pair": chosen.name,
+        "models": taken,
+        "prospects": prospects,
+    }
+    title = f"{chosen.name} on {machine.describe()}: made-up weights in the real shapes, f32 "
+    title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
+    tables = {
+        title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],
+        "milliseconds a forward of n tokens": stepped,
+        "speed-up by acceptance rate": prospects,
+    }
+    write_report(figures, json_file, tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main(command=command, name="rehearse"))

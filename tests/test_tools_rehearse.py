@@ -8,17 +8,18 @@ from dataclasses import replace
 import pytest
 
 from specdemo import cli
-from specdemo.models import ir, machine, rehearsal
+from specdemo.models import ir, machine
 from specdemo.models.decoder import FAMILIES, Shape, write_made_up
 from specdemo.models.registry import PAIRS, find_pair
-from specdemo.models.rehearsal import rehearse, rehearse_pair, shape_of
 from specdemo.models.sources import EMBEDDED_TARGET
+from tools import rehearse as tool
+from tools.rehearse import rehearse, rehearse_pair, shape_of
 
 
 @pytest.fixture(autouse=True)
 def few_forwards(monkeypatch) -> None:
-    monkeypatch.setattr(rehearsal, "REPEATS", 1)
-    monkeypatch.setattr(rehearsal, "TOKENS", (1, 2))
+    monkeypatch.setattr(tool, "REPEATS", 1)
+    monkeypatch.setattr(tool, "TOKENS", (1, 2))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -39,16 +40,16 @@ def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
 def tiny_shapes(monkeypatch) -> None:
     shapes = {
         name: replace(shape, hidden=128 + 32 * at, layers=1, heads=4, vocabulary=500)
-        for at, (name, shape) in enumerate(rehearsal.SHAPES.items())
+        for at, (name, shape) in enumerate(tool.SHAPES.items())
     }
-    monkeypatch.setattr(rehearsal, "SHAPES", shapes)
+    monkeypatch.setattr(tool, "SHAPES", shapes)
 
 
 @pytest.mark.slow
 def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     capsys, tiny_shapes
 ):
-    assert cli.main(["rehearse", "dolly-3b", "--json", "-"]) == 0
+    assert cli.main(["dolly-3b", "--json", "-"], tool.command) == 0
     figures = json.loads(capsys.readouterr().out)
     target, *drafts, rounded = figures["models"]
     assert (figures["pair"], figures["weights"]) == ("dolly-3b", "made up")
