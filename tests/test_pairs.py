@@ -32,6 +32,7 @@ from specdemo.serving import backend, options
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import benchmark, choice, runs, service
+from tools import agreement as tool
 from tools.agreement import agreement
 
 CHOICE = ModelChoice("dolly-3b")
