@@ -25,8 +25,10 @@ class Question:
     """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
     instruction is then only the trace's title. With `certify`, unless `baseline` is set, one
     parallel pass checks a greedy answer (`engine.decode.certify`). With `baseline` the instruction
-    is then decoded autoregressively too. Setting `stop` ends the answer within one round. While the
-    request is in the queue, `on_wait` is called with its place about once a second."""
+    is then decoded autoregressively too, and a short race is run again, without events, until
+    `verdict.enough` for `repeat` seconds (0: never). Setting `stop` ends the answer within one
+    round. While the request is in the queue, `on_wait` is called with its place about once a
+    second. `loading` tells whether models are loaded in this process now."""
 
     instruction: str
     settings: Settings
@@ -35,6 +37,8 @@ class Question:
     baseline: bool = False
     stop: threading.Event | None = None
     on_wait: OnWait | None = None
+    repeat: float = 0.0
+    loading: Callable[[], bool] = lambda: False
 
 
 class Answering(AbstractContextManager[Any]):
@@ -48,6 +52,7 @@ class Answering(AbstractContextManager[Any]):
         compiled, since both runs are timed on a quiet machine. A run stopped during the answer has
         no baseline; in one stopped later `identical` is None. Raises BadInput for unusable input,
         before anything runs, and Busy when too many requests wait. Closing the iterator ends it.
+        With `repeat` the Trace comes again after each further race, with one more in `repeats`.
         """
 
     def answer(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,9 +16,9 @@ from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
-from specdemo.engine.policy import Costs
+from specdemo.engine.policy import Acceptance, Costs
 from specdemo.engine.profile import Profile
-from specdemo.engine.request import NextToken, Request
+from specdemo.engine.request import NextToken, Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
 from specdemo.engine.scheduler import QUEUED, Load
@@ -27,7 +28,8 @@ from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, ForwardCosts, Trace
+from specdemo.trace import Baseline, BaselineToken, Certificate, ForwardCosts, Repeat, Trace
+from specdemo.verdict import enough
 
 ACTIVE_REQUESTS = 16
 """Requests that run at once by default."""
@@ -157,6 +159,8 @@ class Session(Answering):
         if question.baseline or settings.drafter == "model":
             self.prepare(settings.numerics, stop, on_wait)  # a race is timed on a quiet machine
         target = self._engine.target(settings.numerics)
+        rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
+        loading = question.loading()
         handle = self._engine.submit(request, target, stop=stop)
         rounds: list[Round] = []
         text = self._tokenizer.stream()
@@ -187,11 +191,17 @@ class Session(Answering):
             machine=machine.describe(),
             shared_with=handle.most_others,
             costs=_costs(target.policy.costs, len(request.tokens) + len(request.answer) // 2),
+            compiling=handle.compiling or loading or question.loading(),
         )
-        if question.baseline and not handle.stopped:
-            yield from self.baseline(trace, stop, on_wait)
-        else:
+        if not question.baseline or handle.stopped:
             yield trace
+            return
+        for event in self.baseline(trace, stop, on_wait):
+            if isinstance(event, Trace) and question.loading():
+                event = replace(event, compiling=True)
+            yield event
+        if question.repeat:
+            yield from self._repeats(question, event, target, rates)
 
     def baseline(
         self, trace: Trace, stop: threading.Event | None = None, on_wait: OnWait | None = None
@@ -216,7 +226,43 @@ class Session(Answering):
                 yield shown[-1]
         baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
-        yield replace(trace, baseline=baseline, identical=None if handle.stopped else same)
+        identical = None if handle.stopped else same
+        compiling = trace.compiling or handle.compiling
+        yield replace(trace, baseline=baseline, identical=identical, compiling=compiling)
+
+    def _repeats(
+        self,
+        question: Question,
+        trace: Trace,
+        target: Target,
+        rates: dict[str, Acceptance] | None,
+    ) -> Iterator[Trace]:
+        """Race again until it is `enough`, while nobody else asks and nothing is compiled. Yields
+        the trace with one repeat more each time. The two ways take turns in running first, so a
+        drift of the machine's speed favours neither. Speculative runs begin with the acceptance
+        `rates` of the first: a question that was learnt would seem fast."""
+        ways = [("baseline", replace(trace.settings, drafter="none")), ("", trace.settings)]
+        while not enough(trace, question.repeat):
+            seconds, others, compiling = {}, 0, question.loading()
+            for name, way in ways:
+                load = self.load
+                if load.active or load.waiting or load.preparing or question.loading():
+                    return
+                request = self._request(trace.instruction, way, rates=deepcopy(rates))
+                handle = self._engine.submit(request, target, stop=question.stop, first=True)
+                shown = [event.shown_at for event in handle.events()]
+                if handle.stopped:
+                    return
+                if tuple(request.answer) != trace.token_ids:
+                    yield replace(trace, identical=False)
+                    return
+                seconds[name] = shown[-1] - shown[0]
+                others = max(others, handle.most_others)
+                compiling = compiling or handle.compiling or question.loading()
+            repeat = Repeat(seconds[""], seconds["baseline"], others, compiling)
+            trace = replace(trace, repeats=(*trace.repeats, repeat))
+            yield trace
+            ways.reverse()
 
     def _request(
         self,

@@ -8,9 +8,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
@@ -39,6 +39,21 @@ class Baseline:
     prefill_seconds: float
     cpu_seconds: float
     shared_with: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Another race of the same question, with the same tokens and not streamed: seconds of decoding
+    of both runs, first token to last. Other fields are as in Trace."""
+
+    seconds: Annotated[float, Field(gt=0)]
+    baseline_seconds: Annotated[float, Field(gt=0)]
+    shared_with: int = 0
+    compiling: bool = False
+
+    @property
+    def disturbed(self) -> bool:
+        return self.compiling or self.shared_with > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +106,9 @@ class Trace:
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
     `outside_seconds` (wall time outside inference) are of decoding, without prefill and
     certificate. At most `shared_with` other requests ran beside it at once; seconds include their
-    work. `identical` tells whether answer and baseline, decoded independently, are equal."""
+    work. `compiling` tells whether models were loaded or compiled during its runs. `identical`
+    tells whether answer and baseline, and those of the `repeats`, decoded independently, are
+    equal."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -112,7 +129,19 @@ class Trace:
     machine: str = ""
     shared_with: int = 0
     costs: ForwardCosts | None = None
+    compiling: bool = False
+    repeats: tuple[Repeat, ...] = ()
     schema: Literal[1] = 1
+
+    @property
+    def others(self) -> int:
+        """The most other requests that ran beside one of its two runs at once."""
+        return max(self.shared_with, self.baseline.shared_with if self.baseline else 0)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work of this process took time from one of its runs."""
+        return self.compiling or self.others > 0
 
     @property
     def tokens(self) -> list[DraftToken | EmittedToken]:

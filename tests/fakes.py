@@ -17,7 +17,7 @@ from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.session import CacheUse
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Trace
+from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Repeat, Trace
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
@@ -30,7 +30,8 @@ class FakeSession(Answering):
     between requests: `errors` are raised by the next answers, one each, after two rounds; `refusal`
     by every answer before anything runs, as is Busy where `limit` requests are at work; `waits` is
     reported to `on_wait` before the first round; the baseline has another token at the position
-    `differs_at`. While `held` is set no round is made. `prompts` and `settings` are recorded.
+    `differs_at`. With `repeat` the trace comes again, with one more of `repeats` each time. While
+    `held` is set no round is made. `prompts` and `settings` are recorded.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class FakeSession(Answering):
         self.waits: list[Waiting] = []
         self.limit: int | None = None
         self.differs_at: int | None = None
+        self.repeats: list[Repeat] = []
         self.held = threading.Event()
         self.prompts: list[tuple[int, ...] | None] = []
         self.settings: list[Settings] = []
@@ -110,6 +112,10 @@ class FakeSession(Answering):
                 baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
                 trace = dataclasses.replace(trace, baseline=baseline, identical=same)
             yield trace
+            for count in range(1, 1 + bool(question.repeat) * len(self.repeats)):
+                if stop.wait(self.delay):
+                    return
+                yield dataclasses.replace(trace, repeats=tuple(self.repeats[:count]))
         finally:
             self.active -= 1
 

@@ -43,7 +43,7 @@ def packed(data: bytes) -> str:
 @pytest.fixture(scope="module")
 def url(embedded_pair):
     """Address of a server started as a user starts it."""
-    with started("app.py", HF_HUB_OFFLINE="1") as server:
+    with started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_RACE_SECONDS="0") as server:
         yield server.url + "/"
 
 

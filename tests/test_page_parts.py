@@ -45,7 +45,7 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     tokens = TRACE.baseline.tokens
     quick = [dataclasses.replace(one, shown_at=one.shown_at / 4) for one in tokens]
     words = wording.verdict(changed({"tokens": tuple(quick), "shared_with": 3}))
-    assert words["headline"] == "2.00 times slower"
+    assert words["headline"] == "Not counted: 2.00 times slower"
     assert "1.00 tokens and took as long as 2.00 tokens" in words["reason"]
     assert "shared with 3 other requests" in words["reason"]
 

@@ -2,6 +2,8 @@
 makes the browser do, layout shifts, and what watching costs an answer.
 
 `python tools/page_measure.py [--repeats 10] [--tokens 300]`
+`python tools/page_measure.py --verdicts` asks four questions five times each, in a fresh page, and
+compares the verdicts with each other and with `bench` on the same prompts.
 
 Answers without a page come over HTTP from the same loaded models: those of two processes differ by
 several percent, wherever their memory happens to lie.
@@ -11,8 +13,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from specdemo.serving.load import started  # noqa: E402
+from specdemo.trace import from_json  # noqa: E402
+from specdemo.verdict import verdict  # noqa: E402
 
 QUESTION = "Write a long story about a lighthouse keeper and the sea"
 
@@ -96,13 +103,51 @@ def work(page) -> list[tuple[str, float]]:
     return [("bytes", sum(sizes)), ("pieces", len(sizes)), *done]
 
 
+def benched(questions: tuple[str, ...], tokens: int) -> list[float]:
+    """The speed-ups of `bench`, medians of five runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, report = Path(folder, "prompts.jsonl"), Path(folder, "report.json")
+        lines = ({"id": at, "task": "page", "instruction": one} for at, one in enumerate(questions))
+        prompts.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+        how = ["--pair", "embedded", "--max-new-tokens", str(tokens), "--repeats", "5"]
+        command = [sys.executable, "-m", "specdemo", "bench", *how, "--prompts", str(prompts)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([*command, "--json", str(report)], check=True, cwd=ROOT, **quiet)
+        return [row["speedup"] for row in json.loads(report.read_text("utf-8"))["rows"]]
+
+
+def compare_verdicts(tokens: int) -> None:
+    """Prints each question's verdicts, the largest over the smallest, and the median over bench."""
+    from specdemo.ui.page import EXAMPLES
+
+    questions = EXAMPLES[:4]
+    with served() as server, chromium() as browser:
+        page = open_page(browser.new_context(), server.url, max_new_tokens=tokens)
+        found = [
+            [verdict(from_json(json.dumps(race(page, one)))) for one in questions] for _ in range(5)
+        ]
+    for at, bench in enumerate(benched(questions, tokens)):
+        verdicts = [click[at] for click in found]
+        told = sorted(one.speedup for one in verdicts if one)
+        races = "+".join(str(one.races if one else 0) for one in verdicts)
+        print(
+            f"{questions[at]}: {', '.join(f'{one:.2f}' for one in told)} (of {races} races); "
+            f"largest / smallest {told[-1] / told[0]:.2f}; bench {bench:.2f}, "
+            f"page / bench {told[0] / bench:.2f} to {told[-1] / bench:.2f}"
+        )
+
+
 def main() -> None:
     from gradio_client import Client
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--verdicts", action="store_true")
     options = parser.parse_args()
+    if options.verdicts:
+        compare_verdicts(100)
+        return
     settings = {"max_new_tokens": options.tokens, "draft_tokens": "3"}
     with served() as server, chromium() as browser:
         url = server.url

@@ -199,10 +199,10 @@ class Policy:
         """Begin a round after `context` tokens."""
         self.rows = self.costs.verifications(self.others, context)
 
-    def for_request(self, fixed: int | None) -> Policy:
+    def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. All share the costs and acceptance rates, so they learn
-        from every request."""
-        return Policy(fixed, self.limit, self.costs, self.acceptance)
+        from every request; one with `rates` of its own shares the costs only."""
+        return Policy(fixed, self.limit, self.costs, self.acceptance if rates is None else rates)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""

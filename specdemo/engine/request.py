@@ -16,7 +16,7 @@ from .guard import Guard
 from .head import Head
 from .messages import Forward, Model, Prompt, Reply, Run, Runner
 from .ngrams import NgramTable
-from .policy import MAX_DRAFT, Policy
+from .policy import MAX_DRAFT, Acceptance, Policy
 from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
 from .rounds import Round
@@ -71,7 +71,8 @@ class Request:
     """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
     `make_drafter`, `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer
     is checked, and `difference` is the first answer position where the check differs (None:
-    nowhere). With `prefill_seconds` times count as if the prefill had taken that long."""
+    nowhere). With `prefill_seconds` times count as if the prefill had taken that long. `rates` are
+    acceptance rates to begin with in place of those that all requests share."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -81,6 +82,7 @@ class Request:
     table: NgramTable | None = None
     certified: bool = False
     prefill_seconds: float | None = None
+    rates: dict[str, Acceptance] | None = None
 
     prefill: float = 0.0
     reused: int = 0
@@ -100,7 +102,7 @@ class Request:
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
-            policy = target.policy.for_request(self.draft_tokens)
+            policy = target.policy.for_request(self.draft_tokens, self.rates)
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
             columns = draft.head_tokens if isinstance(draft, Head) else None

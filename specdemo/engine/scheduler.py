@@ -59,7 +59,8 @@ class Load:
 @dataclass(eq=False, slots=True)
 class Handle:
     """Handle to a submitted request. After its `events`, `result` is what `work` returned, or
-    `stopped` is True. `most_others` is the most other requests that were active with it.
+    `stopped` is True. `most_others` is the most other requests that were active with it;
+    `compiling` tells whether a step of background work delayed it.
 
     `work` yields events and Forwards, each for one of `models`. A Forward is `pending` until its
     Reply. `blocks` are the most blocks that the request can hold in each cache. Its forwards are
@@ -74,6 +75,7 @@ class Handle:
     queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     pending: Forward | None = None
     most_others: int = 0
+    compiling: bool = False
     admitted_at: float = 0.0
     error: BaseException | None = None
     stopped: bool = False
@@ -228,6 +230,8 @@ class Scheduler:
         return bool(self._background) and (self._hurried or self._in_quiet and (quiet or late))
 
     def _run_background(self) -> None:
+        for request in self._active:
+            request.compiling = True
         try:
             ended = next(self._background[0], END) is END
         except Exception as error:

@@ -77,6 +77,21 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     return len(text) - max(starts, default=0), False
 
 
+def with_last_trace(
+    events: Iterator[Round | BaselineToken | Trace],
+) -> Iterator[Round | BaselineToken | Trace]:
+    """The events, of their Traces only the last: those before it have fewer repeats."""
+    trace = None
+    with closing(events):
+        for event in events:
+            if isinstance(event, Trace):
+                trace = event
+            else:
+                yield event
+    if trace is not None:
+        yield trace
+
+
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
     """Fetch what is missing of the pair and compile it; gives its prepared session and the pair."""
     from specdemo.models.load import load_pair
@@ -226,9 +241,10 @@ class LocalBackend:
             extras.baseline,
             stop,
             on_wait=lambda waiting: emit(Event(waiting)),
+            repeat=extras.repeat,
         )
         text, sent, found = "", 0, False
-        with closing(self._session.ask(question)) as events:
+        with closing(with_last_trace(self._session.ask(question))) as events:
             first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):

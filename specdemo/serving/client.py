@@ -62,6 +62,7 @@ class RemoteSession(Answering):
 
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
         wanted = {"baseline": question.baseline, "certify": question.certify}
+        wanted |= {"repeat": question.repeat} if question.repeat else {}
         wanted |= {"rounds": True, "trace": True, **dataclasses.asdict(question.settings)}
         body = {"model": self.info.target, "stream": True, "speculative": wanted}
         if question.prompt is None:

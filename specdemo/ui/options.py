@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.serving.options import ServerOptions
 from specdemo.settings import CONFIG, Line, Whole, option
+from specdemo.verdict import ENOUGH_SECONDS
 
 ON_SPACE = "SPACE_ID" in os.environ
 
@@ -39,6 +40,9 @@ class PageOptions(ServerOptions):
     )
     exclusive: bool = option(
         False, "run requests one at a time, so that no figure is of a shared machine"
+    )
+    race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
+        ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
     )
     max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
         100, "where the page's setting of that name starts"

@@ -26,6 +26,9 @@ from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
 from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
+from specdemo.verdict import enough
+
+AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
 
 
 class Running:
@@ -64,8 +67,9 @@ class Channel:
         self._sent = deque([(0, 0)], maxlen=2)
 
     def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
-        """`phase` is "loading", "waiting", "speculative", "plain" (the baseline), "done",
-        "stopped", "error" or "opened"; `note` is a sentence for the status line."""
+        """`phase` is "loading", "waiting", "speculative", "plain" (the baseline), "again" (the
+        race is repeated, nothing new is to be drawn), "done", "stopped", "error" or "opened";
+        `note` is a sentence for the status line."""
         rounds_from, plain_from = self._sent[0]
         self._sent.append((len(self.rounds), len(self.baseline)))
         data = {
@@ -133,7 +137,8 @@ def _race(
     service: Service,
 ) -> Iterator[str]:
     places: deque = deque(maxlen=1)
-    events = session.race(question, settings, stop=stop, on_wait=places.append)
+    repeat = service.gate.limits.race_seconds
+    events = session.race(question, settings, repeat=repeat, stop=stop, on_wait=places.append)
     # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
     pool = ThreadPoolExecutor(1)
     first = pool.submit(next, events)
@@ -142,9 +147,14 @@ def _race(
         if places:
             yield channel.envelope("waiting", queue_place(places.pop()))
     sent = 0.0
+    trace: Trace | None = None
     for event in chain([first.result()], events):
         if isinstance(event, Trace):
-            break
+            if trace is None and not enough(event, repeat):
+                yield channel.envelope("again", AGAIN, verdict=verdict(event, again=True))
+                stop.wait(service.update_seconds)  # until a browser on this machine has drawn it
+            trace = event
+            continue
         answering = isinstance(event, Round)
         (channel.rounds if answering else channel.baseline).append(event)
         if time.monotonic() - sent >= service.update_seconds:
@@ -153,6 +163,6 @@ def _race(
                 phase, note = "speculative", "Answering with speculative decoding"
             yield channel.envelope(phase, note)
             sent = time.monotonic()
-    stopped = stop.is_set() or event.finish_reason == "cancelled"
-    phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(event, "Measured"))
-    yield channel.finished(event, phase, note)
+    stopped = trace.identical is None
+    phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(trace, "Measured"))
+    yield channel.finished(trace, phase, note)

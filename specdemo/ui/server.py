@@ -63,6 +63,7 @@ def main(options: PageOptions) -> None:
         capacity["active"] = 1 if options.exclusive else options.visitors
         offer = choice.Offer(first, options.strangers, **capacity)
         limits = SHARED_LIMITS if options.strangers else LIMITS
+        limits = replace(limits, race_seconds=options.race_seconds)
         service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()

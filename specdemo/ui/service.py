@@ -22,6 +22,7 @@ from specdemo.serving.request_guard import network_of
 from specdemo.settings import ModelChoice, require_loaded
 from specdemo.trace import Trace
 from specdemo.ui.wording import error_sentence
+from specdemo.verdict import ENOUGH_SECONDS
 
 if TYPE_CHECKING:
     import gradio
@@ -36,7 +37,8 @@ BEGINNING = "Getting the models ready"
 class Limits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
     and a minute of one visitor and of one network address, seconds of a request with its waiting
-    time, and the numerics that may be asked for."""
+    time, seconds of decoding of each way until a race is not repeated (`verdict.enough`), and the
+    numerics that may be asked for."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
@@ -45,6 +47,7 @@ class Limits:
     of_address: int = 24
     of_address_per_minute: int = 120
     seconds: float = 600.0
+    race_seconds: float = ENOUGH_SECONDS
     numerics: tuple[str, ...] = ("exact", "fast")
 
 
@@ -126,8 +129,15 @@ class LimitedSession(Answering):
     Raises BadInput, with the first event, for an instruction or an answer over the limits, and
     RequestFailed, with the last, when the request takes too long."""
 
-    def __init__(self, session: Answering, metrics: Metrics, limits: Limits = LIMITS):
+    def __init__(
+        self,
+        session: Answering,
+        metrics: Metrics,
+        limits: Limits = LIMITS,
+        loading: Callable[[], bool] = lambda: False,
+    ):
         self._session, self._metrics, self._limits = session, metrics, limits
+        self._loading = loading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -150,7 +160,8 @@ class LimitedSession(Answering):
                 raise BadInput(f"Maximum tokens is {asked}; {most}", "max_new_tokens")
             timer.start()
             try:
-                with closing(self._session.ask(dataclasses.replace(question, stop=stop))) as events:
+                asked = dataclasses.replace(question, stop=stop, loading=self._loading)
+                with closing(self._session.ask(asked)) as events:
                     for event in events:
                         if timer.finished.is_set() and isinstance(event, Trace):
                             record.end("timeout", event)
@@ -318,7 +329,8 @@ class Service:
                 state, session = self._loaded[pair] = self._loaded.pop(pair)
                 self._users[session] += 1
             try:
-                yield LimitedSession(session, self.metrics, self.gate.limits)
+                limited = session, self.metrics, self.gate.limits
+                yield LimitedSession(*limited, lambda: self.state.kind == "loading")
             except DamagedModel as error:
                 with self._changed:
                     if self._loaded.get(pair) == (state, session):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import re
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from specdemo import verdict as races
 from specdemo.bench.costs import Speed, measured_speed, predicted_speed
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.terminal import where
@@ -24,9 +26,10 @@ AGREED = 0.05
 """Prediction and measurement that differ by less need no explanation."""
 
 
-def verdict(trace: Trace) -> dict[str, str]:
+def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
     """The words for a run: `tone` ("faster", "even", "slower", or "stopped" if there is nothing to
-    compare), `headline` and `sentence`; for a finished run `reason` and `identity` too."""
+    compare), `headline` and `sentence`; for a finished run `reason` and `identity` too. `again`:
+    the race is being repeated."""
     summary, baseline = summarize(trace), trace.baseline
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
@@ -37,38 +40,58 @@ def verdict(trace: Trace) -> dict[str, str]:
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
         return {"tone": "stopped", "headline": headline, "sentence": words}
-    gain = summary.speedup - 1.0
+    found = races.verdict(trace)
+    speedup = found.speedup if found else summary.speedup
+    gain = speedup - 1.0
     tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
-    factor = 1.0 / summary.speedup if tone == "slower" else summary.speedup
+    range_ = found.range if found else ()
+    factor, *ends = (1.0 / one if tone == "slower" else one for one in (speedup, *range_))
+    headline = "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}"
     reason = ""
     if tone != "faster":
-        cost = summary.tokens_per_round / summary.speedup
+        cost = summary.tokens_per_round / speedup
         reason = (
             f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
             f"{cost:.2f} tokens of the baseline. "
         )
-    if others := max(trace.shared_with, baseline.shared_with):
-        reason += (
-            f"The machine was shared with {_count(others, 'other request')}, "
-            "so these times are not those of a quiet machine."
-        )
+    repeated, times = "", [(summary.decode_seconds, summary.baseline_decode_seconds)]
+    if found is None:
+        tone, headline = "even", f"Not counted: {headline}"
+    elif trace.repeats:
+        times = races.counted(trace)
+        ends = " to ".join(f"{one:.2f}" for one in sorted(ends))
+        repeated = f"{ends} in {_count(found.races, 'race')}. "
     # Both runs are counted from the first token, because both start from the same prefill.
-    pace = f"{_count(summary.decoded, 'token')} in {summary.decode_seconds:.3g} s instead of "
+    seconds, baseline_seconds = map(median, zip(*times, strict=True))
+    pace = f"{_count(summary.decoded, 'token')} in {seconds:.3g} s instead of "
     if summary.decoded != summary.baseline_decoded:
         pace += f"{_count(summary.baseline_decoded, 'token')} in "
     same = "both answers are identical"
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
         same = "the answers differ"
-        difference = where(trace.difference) or "one of the two runs ends early"
+        difference = where(trace.difference) or (
+            "one of the two runs ends early, or one that was repeated differs"
+        )
         identity = f"Not identical: {difference}."
     return {
         "tone": tone,
-        "headline": "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}",
-        "sentence": f"{pace}{summary.baseline_decode_seconds:.3g} s; {acceptance}; {same}.",
-        "reason": reason,
+        "headline": headline + ", so far" * again,
+        "sentence": f"{repeated}{pace}{baseline_seconds:.3g} s; {acceptance}; {same}.",
+        "reason": reason + _company(trace),
         "identity": identity,
     }
+
+
+def _company(trace: Trace) -> str:
+    """What else this process did during the races that do not count, as a sentence."""
+    disturbed = [one for one in (trace, *trace.repeats) if one.disturbed]
+    if not disturbed:
+        return ""
+    others = max(trace.others, *(one.shared_with for one in disturbed))
+    causes = ["models were loaded or compiled"] * any(one.compiling for one in disturbed)
+    causes += [f"the machine was shared with {_count(others, 'other request')}"] * bool(others)
+    return f"{_count(len(disturbed), 'race')} not counted: meanwhile {' and '.join(causes)}."
 
 
 def _count(number: int, name: str) -> str:

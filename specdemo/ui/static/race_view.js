@@ -3,7 +3,7 @@
 const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
-const RUNNING = ["speculative", "plain", "waiting", "loading"];
+const RUNNING = ["speculative", "plain", "again", "waiting", "loading"];
 const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
 
@@ -79,6 +79,7 @@ class RaceView {
     // With this class style.css shows the Stop button in place of the Run button.
     document.documentElement.classList.toggle("sd-running", RUNNING.includes(phase));
     if (RUNNING.includes(phase) && phase !== "loading") this.motion.play(false);
+    if (phase === "again") this.tell(message.verdict);
     if (failed && this.live) {
       this.live = false;
       this.tell({ tone: "stopped", headline: "No answer", sentence: "" });
