@@ -130,12 +130,12 @@ def json_option(command: Callable) -> Callable:
     )(command)
 
 
-def answer_options(command: Callable) -> Callable:
+def answer_options(command: Callable, kind: type | None = None) -> Callable:
     """Adds --json and the options of ModelChoice and Settings; passes `json_file`, `choice` (a
-    ModelChoice) and `settings` (a Settings)."""
+    ModelChoice) and `settings` (a Settings, or of its subclass `kind`)."""
     from specdemo.settings import ModelChoice, Settings
 
-    command = options_of(Settings, "settings")(command)
+    command = options_of(kind or Settings, "settings")(command)
     return json_option(options_of(ModelChoice, "choice")(command))
 
 

@@ -289,3 +289,40 @@ def test_a_limit_spreads_over_tasks_and_over_each_tasks_whole_length(first, limi
     assert [sum(one.task == task for one in chosen) for task in "abc"] == taken
     assert [one.task for one in chosen][:3] == ["a", "b", "c"], "tasks take turns"
     assert [one.id for one in chosen if one.task == "c"][:2] == ["c0", f"c{40 // taken[2]}"]
+
+
+# Answer lengths
+
+
+def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
+    one, several = report_of(lengths=(24,)), report_of(PROMPTS[:2], lengths=(3, 6, 3), repeats=2)
+    assert "lengths" not in one and one["rows"] == report_of()["rows"]
+    places = [(row["id"], row["max_new_tokens"], row["tokens"]) for row in several["rows"]]
+    assert places == [("one", 3, 3), ("one", 6, 6), ("two", 3, 3), ("two", 6, 6)]
+    assert [row["max_new_tokens"] for row in several["lengths"]] == [3, 6]
+    for found in several["lengths"]:
+        rows = [row for row in several["rows"] if row["max_new_tokens"] == found["max_new_tokens"]]
+        assert found["speculative_s"] == pytest.approx(
+            sum(one["speculative_s"] for one in rows) / 2
+        )
+        total = sum(one["autoregressive_s"] for one in rows) / sum(
+            one["speculative_s"] for one in rows
+        )
+        assert found["speedup"] == pytest.approx(total) and found["identical"]
+    assert tables(several)["Answer lengths"][1]["answers"] == 2
+    assert not tables(one)["Answer lengths"]
+
+
+def test_the_bars_of_the_chart_are_those_of_the_report_and_of_the_paper():
+    report = json.loads(as_json(report_of(PROMPTS[:1], lengths=(3, 6))))
+    drawn = figures.all_figures(report)[0]
+    ours = [[row[f"{way}_s"] for row in report["lengths"]] for way in figures.WAYS]
+    paper = [[19.87, 44.25], [13.61, 26.97]]
+    assert [list(bars.y) for bars in drawn.data] == ours + paper
+    assert [bars.x for bars in drawn.data[:3:2]] == [
+        ("3 tokens", "6 tokens"),
+        ("40 tokens", "100 tokens"),
+    ]
+    greys = [bars.marker.color for bars in drawn.data[2:]]
+    assert all(len({one[1:3], one[3:5], one[5:7]}) == 1 for one in greys)
+    assert page(report).count('class="plotly-graph-div"') == 4

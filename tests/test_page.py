@@ -15,9 +15,11 @@ from urllib.parse import urlencode
 import pytest
 from fakes import FakeSession, page_server
 
+from specdemo.bench.report import WAYS
 from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace, to_json
+from specdemo.ui import benchmark
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -128,6 +130,8 @@ class Visit:
             tab = self.page.get_by_role("tab", name=name)
             tab.click()
             expect(tab).to_have_attribute("aria-selected", "true")
+            if name == "Benchmark":
+                expect(self.page.locator("#sd-lengths .bartext")).to_have_count(8)
             self.page.wait_for_function(
                 "document.getAnimations().every(one => one.playState !== 'running')"
             )
@@ -378,7 +382,13 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(visit, looks):
 
 def test_a_small_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp_path):
     tab = visit("max_new_tokens=8")
+    assert not any("PlotlyPlot" in one for one in tab.asked), "it delays the first race"
     tab.page.get_by_role("tab", name="Benchmark").click()
+    recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
+    ours = [row[f"{way}_s"] for way in WAYS for row in recorded["lengths"]]
+    bars = [f"{one:.3g} s" for one in (*ours, 19.87, 44.25, 13.61, 26.97)]
+    expect(tab.page.locator("#sd-lengths .bartext")).to_have_text(bars)
+    expect(tab.page.locator("#sd-lengths + *")).to_contain_text(f"commit {recorded['commit']}")
     tab.page.get_by_label("number input for Prompts").fill("2")
     tab.page.keyboard.press("Tab")
     tab.page.get_by_role("button", name="Run the benchmark").click()

@@ -3,24 +3,30 @@
 `python tools/page_record.py` records the race that the page plays before the first question,
 specdemo/ui/static/recorded.json: the one of median speed-up of five, as it was measured.
 `--predictions` compares predicted and measured speed-up on ten prompts of the benchmark, and keeps
-the runs for the tests, without texts: tests/data/predicted_runs.json.
+the runs for the tests, without texts: tests/data/predicted_runs.json. `--lengths` records the
+answer lengths that the page shows before any are measured, medians of five, with the commit:
+specdemo/ui/static/lengths.json.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from contextlib import closing
 
 from page_measure import ROOT
 
 from specdemo.bench.costs import measured_speed, predicted_speed
+from specdemo.bench.lengths import PAPER_PROMPT
 from specdemo.bench.prompts import read_prompts, spread
+from specdemo.bench.report import bench
 from specdemo.models.load import load_pair
 from specdemo.models.registry import find_pair
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import Trace, summarize, to_json
+from specdemo.trace import Trace, as_json, summarize, to_json
+from specdemo.ui import benchmark
 from specdemo.ui.page import RECORDED
 
 WARM_UP = "Name three colours of the rainbow"
@@ -75,10 +81,22 @@ def predictions() -> None:
     PREDICTED.write_text("[\n" + ",\n".join(kept) + "\n]\n", encoding="utf-8")
 
 
+def lengths() -> None:
+    how = {"lengths": benchmark.LENGTHS, "repeats": 5}
+    with closing(Session(load_pair(find_pair("embedded")))) as session:
+        *_, report = bench(session, [PAPER_PROMPT], Settings(), **how)
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kept = json.loads(as_json(report)) | {"commit": commit.strip()}
+    benchmark.RECORDED.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(*report["lengths"], sep="\n")
+
+
 def main() -> None:
-    if "--predictions" in sys.argv:
-        predictions()
-        return
+    for option, record in {"--predictions": predictions, "--lengths": lengths}.items():
+        if option in sys.argv:
+            record()
+            return
     traces = sorted((race() for _ in range(5)), key=lambda trace: summarize(trace).speedup)
     for trace in traces:
         print(f"{summarize(trace).speedup:.2f} times, identical: {trace.identical}")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -24,7 +25,7 @@ from specdemo.cli import (
 )
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
-from specdemo.settings import CONFIG, ModelChoice, Whole, option
+from specdemo.settings import CONFIG, MAX_NEW_TOKENS, SPLIT, ModelChoice, Settings, Whole, option
 from specdemo.terminal import printable, progress_bar, show, where
 from specdemo.trace import as_json
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from specdemo.bench.peers import Peer
     from specdemo.models.load import LoadedPair
     from specdemo.session import Session
-    from specdemo.settings import Settings, Whole
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -42,6 +42,23 @@ class BenchOptions(PromptOptions):
     repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
         1, "runs of each prompt; medians count", metavar="R"
     )
+
+
+Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class BenchSettings(Settings):
+    """Settings of which the longest answer may have several values, to be measured each."""
+
+    max_new_tokens: Annotated[tuple[Limit, ...], Field(min_length=1), SPLIT] | None = option(
+        None, "longest answer, tokens; several numbers measure each", metavar="N[,N]", unset="100"
+    )
+
+    def each(self) -> tuple[Settings, tuple[int, ...]]:
+        """The settings with the longest of them, and all of them."""
+        lengths = self.max_new_tokens or (Settings().max_new_tokens,)
+        return Settings(**asdict(self) | {"max_new_tokens": max(lengths)}), lengths
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -53,9 +70,9 @@ class AuditOptions(PromptOptions):
 
 @click.command()
 @options_of(BenchOptions, "asked", variables=False)
-@answer_options
+@partial(answer_options, kind=BenchSettings)
 def bench(
-    asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: Settings
+    asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
 ) -> None:
     check_output(asked.html, "--html")
     out = sys.stderr if json_file == "-" else sys.stdout
@@ -64,13 +81,15 @@ def bench(
         write_json(as_json(result), json_file)
 
 
-def _bench(asked: BenchOptions, choice: ModelChoice, settings: Settings, out: TextIO) -> dict:
+def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out: TextIO) -> dict:
     """Measure, print the report's tables and write its page. Gives the report."""
     from specdemo.bench import report
 
     prompts = asked.read()
+    settings, lengths = wanted.each()
     with _opened(asked, choice, settings) as (_, session, peers), progress_bar() as bar:
-        for event in report.bench(session, prompts, settings, repeats=asked.repeats, peers=peers):
+        how = {"lengths": lengths, "repeats": asked.repeats, "peers": peers}
+        for event in report.bench(session, prompts, settings, **how):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
     for title, table in reversed(report.tables(event).items()):

@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from specdemo.bench.lengths import chart
 from specdemo.bench.report import WAYS, token_milliseconds
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#888"
@@ -15,7 +16,14 @@ BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#
 def all_figures(report: dict[str, Any]) -> list[go.Figure]:
     """The figures that this report has the data for."""
     figures = [by_task, by_position, time_spent] if report["rows"] else []
+    figures = [answer_lengths] * bool(report.get("lengths")) + figures
     return [figure(report) for figure in figures + [peers] * bool(report["peers"])]
+
+
+def answer_lengths(report: dict[str, Any]) -> go.Figure:
+    """Seconds of both ways at each length, beside the paper's."""
+    drawn = chart(report["lengths"], _label(report["pair"]["target"]))
+    return go.Figure(drawn["data"], drawn["layout"])
 
 
 def by_task(report: dict[str, Any]) -> go.Figure:

@@ -18,6 +18,7 @@ from typing import Any
 
 from specdemo import __version__
 from specdemo.bench.energy import Meter
+from specdemo.bench.lengths import by_length
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.engine.rounds import Round
@@ -73,6 +74,7 @@ def bench(
     prompts: Sequence[BenchPrompt],
     settings: Settings,
     *,
+    lengths: Sequence[int] = (),
     repeats: int = 1,
     peers: Sequence[Peer] = (),
     stop: threading.Event | None = None,
@@ -80,11 +82,15 @@ def bench(
     """Run `prompts`. Yields Progress, counted in prompts, before each step; after each prompt the
     report with the `rows` so far; last, also after `stop`, the whole report with `details`.
 
-    A row has the medians of `repeats` runs of a prompt. For each prompt, the answer, its baseline
-    and then the peers run one after another. Setting `stop` ends the run within one forward of
+    A row has the medians of `repeats` runs of a prompt. With several `lengths` (in place of the
+    settings' longest answer, tokens) a prompt has a row for each, with `max_new_tokens`, and the
+    report `lengths`. For each row, the answer, its baseline and then the peers run one after
+    another. Setting `stop` ends the run within one forward of
     ours, or one answer of a peer.
     """
-    stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(prompts)
+    limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
+    work = [(one, replace(settings, max_new_tokens=n)) for one in prompts for n in limits]
+    stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(work)
     rows: list[dict[str, Any]] = []
     figures: list[Summary] = []
     ours: list[tuple[int, ...]] = []
@@ -98,7 +104,7 @@ def bench(
     for step in _ask(answers, WARM_UP, short, details["skipped"], stop):
         yield Progress(step, 0, total)
     answers = {peer: [] for peer in answers}
-    for done, prompt in enumerate(prompts, start=1):
+    for done, (prompt, settings) in enumerate(work, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
         try:
             races = [_race(session, prompt.instruction, settings, stop) for _ in range(repeats)]
@@ -114,6 +120,8 @@ def bench(
         raced += traces
         figures.append(combined(measured, median_low))
         rows.append(row_of(prompt, traces, figures[-1]))
+        if len(limits) > 1:
+            rows[-1]["max_new_tokens"] = settings.max_new_tokens
         if not rows[-1]["identical"]:
             parted = [where(trace.difference) for trace in traces if not trace.identical]
             details["differences"][prompt.id] = parted[0]
@@ -123,6 +131,8 @@ def bench(
         if len(rows) == PILOT_PROMPTS:
             answers = _fastest(answers)
     report["summary"] = summary_of(rows, figures)
+    if len(limits) > 1:
+        report["lengths"] = by_length(rows, figures)
     report["peers"] = _peers(_fastest(answers), ours, settings)
     details |= {"stopped": stop.is_set(), **_sums(raced, figures)}
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -257,6 +267,7 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     parted = details["differences"]
     return {
         "Summary": [{"": name.replace("_", " "), "is": value} for name, value in summary.items()],
+        "Answer lengths": [{**row, "": ""} for row in data.get("lengths", ())],
         "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
         "Time of a token": [
             {"": name, "milliseconds": spent} for name, spent in token_milliseconds(data).items()

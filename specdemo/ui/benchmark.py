@@ -1,8 +1,10 @@
-"""The benchmark tab: runs prompts, shows a live table, offers its files, and compares drafts."""
+"""The benchmark tab: runs prompts, shows a live table, offers its files, compares drafts, and draws
+answers of two lengths beside the paper's."""
 
 from __future__ import annotations
 
 import html
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +13,9 @@ from threading import Event
 from typing import Any
 
 import gradio as gr
+from gradio.components.plot import PlotData
 
+from specdemo.bench.lengths import PAPER_PROMPT, chart
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import text as shown
@@ -26,6 +30,16 @@ MOST_PROMPTS = 32
 LEAD = """<p>Built-in prompts with and without drafting, with the pair and the settings of the first
 tab. Leave the machine alone meanwhile: anything else is measured too.</p>"""
 
+LENGTHS = 40, 100
+LENGTHS_LEAD = f"""<h2>Answer lengths</h2><p>“{PAPER_PROMPT.instruction}”, answered with and
+without drafting in up to {LENGTHS[0]} and {LENGTHS[1]} tokens: decoding seconds of the pair,
+medians, and beside them, in grey, those of the paper that this demo follows
+(<a href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a>: dolly-v2-12b with the draft
+dolly-v2-3b, on the authors' machine). Compare the ratios; the seconds are of two machines.</p>"""
+
+RECORDED = Path(__file__).parent / "static" / "lengths.json"
+"""The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it."""
+
 TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams alone. Drafts that
 are not here are fetched; the fastest is used from then on.</p>"""
 
@@ -38,10 +52,18 @@ class Tab:
         name."""
         self._service, self._running, self._offer = service, running, offer
         self._names = list(given)
+        wide = {"scale": 0, "min_width": 220}
+        gr.HTML(LENGTHS_LEAD)
+        # The browser loads Plotly, 4.6 MB, when the tab is opened, not before.
+        self.chart = gr.Plot(show_label=False, elem_id="sd-lengths")
+        self.lengths = gr.HTML(apply_default_css=False)
+        recorded = json.loads(RECORDED.read_text("utf-8"))
+        for part, value in self._drawn(recorded, f"Recorded, commit {recorded['commit']}").items():
+            part.value = value
+        measure = gr.Button("Measure answer lengths here", **wide)
         gr.HTML(LEAD)
         limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts")
         with gr.Row():
-            wide = {"scale": 0, "min_width": 220}
             start = gr.Button("Run the benchmark", variant="primary", **wide)
             self.stop = gr.Button("Stop the benchmark", variant="stop", **wide)
         gr.HTML(TUNE_LEAD)
@@ -54,11 +76,16 @@ class Tab:
         shown, asked = [self.progress, self.table, *self.files], [limit, *given.values()]
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         start.click(self.run, asked, shown, **limited)
+        measure.click(self.run_lengths, asked, [*shown, self.chart, self.lengths], **limited)
         self.tuning = tune.click(self.run_tune, asked, shown, **limited)
 
     def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
         """Runs the benchmark."""
         yield from self._guarded(self._measured, request, values)
+
+    def run_lengths(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        """Measures answers of LENGTHS."""
+        yield from self._guarded(partial(self._measured, lengths=LENGTHS), request, values)
 
     def run_tune(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
         """Races the drafts of the pair."""
@@ -84,21 +111,42 @@ class Tab:
             said = html.escape(error_sentence(error))
             yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
 
+    def _drawn(self, report: Mapping[str, Any], when: str) -> dict[Any, Any]:
+        """The chart and the table of a report's `lengths`, with where they were measured."""
+        pair, day = report["pair"], report["details"]["created"][:10]
+        words = f"{when}: {pair['target']}, draft {pair['draft'] or 'n-grams'}, on "
+        words = html.escape(f"{words}{report['machine'].partition(',')[0]}, {day}.")
+        drawn = chart(report["lengths"], html.escape(pair["target"].rpartition("/")[2]))
+        return {
+            self.chart: PlotData(type="plotly", plot=json.dumps(drawn)),
+            self.lengths: f"<p>{words}</p>{table_html('Answer lengths', report['lengths'])}",
+        }
+
     def _measured(
-        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
+        self,
+        visitor: Visitor,
+        pair: ModelChoice,
+        settings: Settings,
+        limit: int,
+        stop: Event,
+        lengths: Sequence[int] = (),
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.prompts import read_prompts, spread
         from specdemo.bench.report import bench, page, tables
         from specdemo.models.progress import Progress
         from specdemo.trace import as_json
 
+        prompts = [PAPER_PROMPT] if lengths else spread(read_prompts(), limit)
+        how = {"lengths": lengths, "repeats": 3 if lengths else 1, "stop": stop}
         with self._service.session(pair, visitor) as session:
-            for event in bench(session, spread(read_prompts(), limit), settings, stop=stop):
+            for event in bench(session, prompts, settings, **how):
                 if isinstance(event, Progress):
                     yield {self.progress: progress_html(event.done, event.total, event.text)}
                 elif event["rows"]:
                     yield {self.table: table_html("Prompts", event["rows"])}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
+        if event.get("lengths"):
+            yield self._drawn(json.loads(as_json(event)), "Measured just now")
         if event["rows"]:
             summary = table_html("Summary", tables(event)["Summary"])
             yield {self.table: summary + table_html("Prompts", event["rows"])}

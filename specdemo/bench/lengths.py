@@ -1,0 +1,97 @@
+"""Answers of several lengths: seconds of both ways at each limit, and a chart of them beside those
+of the paper (arXiv 2311.04951). Plain data; Plotly draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdemo.bench.prompts import BenchPrompt
+from specdemo.trace import Summary, combined
+
+PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
+"""Seconds by new tokens, (autoregressive, speculative): dolly-v2-12b with the draft dolly-v2-3b,
+K = 5, on its authors' machine. Ratios compare with those of other machines, seconds do not."""
+
+PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
+
+WAYS = {"autoregressive_s": "autoregressive", "speculative_s": "speculative"}
+COLOURS = ("#E69F00", "#0072B2"), ("#b4b4b4", "#7d7d7d")
+"""Of both ways: ours, the paper's."""
+
+
+def by_length(
+    rows: Sequence[Mapping[str, Any]], figures: Sequence[Summary]
+) -> list[dict[str, Any]]:
+    """A row for each `max_new_tokens` of the rows of a report: mean seconds of decoding an answer,
+    first token to last, and the ratio of the totals."""
+    found = []
+    for limit in dict.fromkeys(row["max_new_tokens"] for row in rows):
+        places = [at for at, row in enumerate(rows) if row["max_new_tokens"] == limit]
+        total = combined([figures[at] for at in places])
+        found.append(
+            {
+                "max_new_tokens": limit,
+                "answers": len(places),
+                "tokens": sum(rows[at]["tokens"] for at in places) / len(places),
+                "autoregressive_s": total.baseline_decode_seconds / len(places),
+                "speculative_s": total.decode_seconds / len(places),
+                "speedup": total.speedup,
+                "identical": all(rows[at]["identical"] for at in places),
+            }
+        )
+    return found
+
+
+def published() -> list[dict[str, Any]]:
+    """The paper's rows, as far as `by_length` has the same fields."""
+    return [
+        {"max_new_tokens": limit, **dict(zip(WAYS, seconds, strict=True))}
+        for limit, seconds in PAPER.items()
+    ]
+
+
+def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
+    """A Plotly figure as JSON has it: bars of seconds, left of the report's `lengths`, titled
+    `ours`, right the paper's. Each side has its own scale: seconds of two machines."""
+    sides = [(lengths, ours, ""), (published(), "dolly-v2-12b, the paper", "2")]
+    data, notes, axes = [], [], {}
+    for (rows, title, axis), colours in zip(sides, COLOURS, strict=True):
+        for (field, name), colour in zip(WAYS.items(), colours, strict=True):
+            heights = [row[field] for row in rows]
+            data.append(
+                {
+                    "type": "bar",
+                    "name": f"{name}, paper" if axis else name,
+                    "x": [f"{row['max_new_tokens']} tokens" for row in rows],
+                    "y": heights,
+                    "text": [f"{one:.3g} s" for one in heights],
+                    "textposition": "outside",
+                    "cliponaxis": False,
+                    "marker": {"color": colour},
+                    "xaxis": f"x{axis}",
+                    "yaxis": f"y{axis}",
+                }
+            )
+        place = {"x": 0.77 if axis else 0.23, "y": 1.12, "xref": "paper", "yref": "paper"}
+        notes.append({**place, "text": title, "showarrow": False})
+        width = [0.54, 1] if axis else [0, 0.46]
+        axes[f"xaxis{axis}"] = {"domain": width, "fixedrange": True}
+        axes[f"yaxis{axis}"] = {
+            "anchor": f"x{axis}",
+            "title": {"text": "" if axis else "seconds"},
+            "rangemode": "tozero",
+            "fixedrange": True,
+            "gridcolor": "rgba(128,128,128,.3)",
+        }
+    layout = {
+        **axes,
+        "barmode": "group",
+        "annotations": notes,
+        "legend": {"orientation": "h", "y": -0.15},
+        "margin": {"l": 50, "r": 10, "t": 50, "b": 30},
+        "height": 380,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+    }
+    return {"data": data, "layout": layout, "config": {"displayModeBar": False}}
