@@ -175,14 +175,9 @@ def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
 
 
 def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
-    """A token from `source`, drawn by an exponential race: token x arrives at Exponential(1) /
-    probability(x), and the first to arrive is drawn.
-
-    The unlikely tokens share one arrival with their joint mass; if it is the first, inversion
-    chooses among them. Each token is drawn with exactly its probability, and two similar
-    distributions mostly draw the same token.
-    """
-    at, _ = _race_all(source, seed, position, stream)
+    """A token from `source`, by an exponential race (`_race`). Each token is drawn with exactly its
+    probability, and two similar distributions mostly draw the same token."""
+    at, _ = _race_of(source, seed, position, stream)
     return int(source.ids[at])
 
 
@@ -205,58 +200,74 @@ def choose(
         columns = source.ids
         if ids is not None:
             source = Distribution(ids[columns], source.probabilities, source.edge)
-        at, lead = _race_all(source, sampling.seed, position, TOKEN, reach)
+        at, lead = _race_of(source, sampling.seed, position, TOKEN, reach)
         return int(columns[at]), temperature * min(lead, 2 * source.edge)
-    # Without filters the whole distribution is not computed: only tokens near the head race, and
-    # for the rest an upper bound of its mass is mostly enough.
+    # Without filters the whole distribution is rarely computed: only the likely tokens race, and a
+    # bound of the mass of the others mostly suffices.
     top, log_sum = known or (float(logits.max()), math.inf)
     cut = temperature * (math.log(HEAD) - reach)
-    near = (logits >= np.float32(top + cut)).nonzero()[0]
-    above = logits[near].astype(np.float64) - top
+    columns = (logits >= np.float32(top + cut)).nonzero()[0]
+    above = logits[columns].astype(np.float64) - top
 
-    def weights() -> np.ndarray:
+    def all_weights() -> np.ndarray:
         scaled = logits - np.float32(top)
         scaled *= np.float32(1 / temperature)
         return np.exp(scaled, out=scaled)
 
+    weights = np.exp(above / temperature)
     if log_sum < math.inf and temperature <= 1:
-        # exp(x / T) = exp(x) exp(x (1 / T - 1)), and x < cut <= 0.
+        # For x < cut <= 0: exp(x / T) = exp(x) exp(x (1 / T - 1)) <= exp(x) exp(cut (1 / T - 1)).
         whole = math.exp(log_sum - top)
         below = max(whole - float(np.exp(above).sum()), 0.0) + 1e-4 * whole
-        rest = below * math.exp(cut * (1 / temperature - 1))
+        tail_bound = below * math.exp(cut * (1 / temperature - 1))
     else:
-        beside = weights().sum(dtype=np.float64) - np.exp(above / temperature).sum()
-        rest = max(float(beside), 0.0) + 1e-4
+        beside = all_weights().sum(dtype=np.float64) - weights.sum()
+        tail_bound = max(float(beside), 0.0) + 1e-4
     noise = (sampling.seed, position, TOKEN)
-    tokens = near if ids is None else ids[near]
-    column, lead = _race(near, np.exp(above / temperature), tokens, rest, weights, noise, reach)
+    tokens = columns if ids is None else ids[columns]
+    column, lead = _race(columns, weights, tokens, tail_bound, all_weights, noise, reach)
     return column, temperature * lead
 
 
-def _race_all(
+def _race_of(
     source: Distribution, seed: int, position: int, stream: int, reach: float = 0.0
 ) -> tuple[int, float]:
+    """`_race` of a distribution; gives the winner's index in it."""
     weights = source.probabilities / source.probabilities.max()
-    near = np.flatnonzero(weights >= HEAD * math.exp(-reach))
-    rest = float(weights.sum() - weights[near].sum()) if len(near) < len(weights) else 0.0
+    likely = np.flatnonzero(weights >= HEAD * math.exp(-reach))
+    tail = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
     noise = (seed, position, stream)
-    return _race(near, weights[near], source.ids[near], rest, weights.copy, noise, reach)
+    return _race(likely, weights[likely], source.ids[likely], tail, weights.copy, noise, reach)
 
 
 def _race(
-    near: np.ndarray,
+    columns: np.ndarray,
     weights: np.ndarray,
     ids: np.ndarray,
-    rest: float,
-    whole: Callable[[], np.ndarray],
+    tail_bound: float,
+    all_weights: Callable[[], np.ndarray],
     noise: tuple[int, int, int],
     reach: float,
 ) -> tuple[int, float]:
-    """The index of the winner of `draw`'s race, and how far (`reach` at most) the log-ratio of any
-    two weights may change without changing the winner.
+    """The winner's column, and its lead: how far (`reach` at most) the log-ratio of any two weights
+    may change without another winner.
 
-    `near` are the indices of all weights that reach HEAD or could, with their `weights` (relative
-    to the largest) and token `ids`. The others sum to at most `rest`; `whole()` gives all.
+    `columns` hold at least all tokens of weight HEAD e^-reach and more; `weights` are relative to
+    the largest, `ids` their tokens. The other weights sum to at most `tail_bound`; `all_weights()`
+    gives every weight. `noise` is (seed, position, stream).
+
+    Each token of weight HEAD and more arrives at Exponential(1) / weight; all others, the tail,
+    share one arrival at Exponential(1) / (sum of their weights). The first arrival wins; for the
+    tail, one of its tokens is drawn in proportion to the weights. The first of independent
+    exponential arrivals is each one's with probability proportional to its rate, so every token
+    wins with exactly its share of all weights.
+
+    A larger mass of the tail only makes it arrive earlier. So if it loses with `tail_bound` it
+    loses with its true mass, which is computed only otherwise.
+
+    If log-ratios change by at most d, so do those of arrivals, and the winner stays while
+    d < log(second / first). Tokens that such a change may move across HEAD are counted twice: with
+    their own arrival, and in the mass of the tail.
     """
     seed, position, stream = noise
     arrivals = -np.log(uniforms(seed, position, stream, ids)) / weights
@@ -264,28 +275,25 @@ def _race(
     winner = int(np.where(head, arrivals, math.inf).argmin())
     first = float(arrivals[winner])
     tail_noise = -math.log(uniform(seed, position, stream + 8))
-    beside = rest
+    largest_tail = tail_bound
     if np.count_nonzero(head) < len(head):
-        beside += float(weights[~head].sum())
-    if tail_noise < first * beside:
-        tail = whole()
-        tail[near[head]] = 0.0
+        largest_tail += float(weights[~head].sum())
+    if tail_noise < first * largest_tail:
+        tail = all_weights()
+        tail[columns[head]] = 0.0
         mass = np.cumsum(tail, dtype=np.float64)
         if tail_noise < first * mass[-1]:
             drawn = uniform(seed, position, stream + 16) * mass[-1]
             return int(np.searchsorted(mass, drawn)), 0.0
-    if not reach:
-        return int(near[winner]), 0.0
-    # A token that a change may move across HEAD counts on both sides of it.
-    sure = weights >= HEAD * math.exp(reach)
-    if not sure[winner]:
-        return int(near[winner]), 0.0
+    stays_in_head = weights >= HEAD * math.exp(reach)
+    if not reach or not stays_in_head[winner]:
+        return int(columns[winner]), 0.0
     arrivals[winner] = math.inf
     second = float(arrivals.min())
-    others = rest + float(weights[~sure].sum())
-    if others > 0:
-        second = min(second, tail_noise / others)
-    return int(near[winner]), min(max(math.log(second / first), 0.0), reach)
+    largest_tail = tail_bound + float(weights[~stays_in_head].sum())
+    if largest_tail > 0:
+        second = min(second, tail_noise / largest_tail)
+    return int(columns[winner]), min(max(math.log(second / first), 0.0), reach)
 
 
 def acceptance_probability(p: float, q: float) -> float:
