@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.requirements
 DEV_STAMP := $(VENV)/.requirements-dev
 ARGS ?=
 
-.PHONY: help setup demo check test test-hostile bench clean
+.PHONY: help setup demo check test test-hostile hostile-setup bench clean
 
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
@@ -51,11 +51,25 @@ test: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
-test-hostile: $(DEV_STAMP)
+# In parts, which print their figures at the end; the time-outs add up to ten minutes.
+HOSTILE := crowd faults schemas fuzz
+test-hostile: $(HOSTILE:%=test-hostile-%)
+
+HOSTILE_PYTEST = $(BIN)/python -m pytest -rP --durations 3 $(ARGS)
+hostile-setup: $(DEV_STAMP)
 	$(PIP) -r requirements-hostile.txt
-	timeout 300 $(BIN)/python -m pytest -s tests/hostile/test_crowd.py $(ARGS)
-	FUZZ_EXAMPLES=34000 timeout 300 $(BIN)/python -m pytest -n 2 --dist loadfile \
-		tests/test_fuzz.py tests/hostile --ignore tests/hostile/test_crowd.py $(ARGS)
+
+test-hostile-crowd: hostile-setup
+	HOSTILE_SECONDS=60 timeout 210 $(HOSTILE_PYTEST) tests/hostile/test_crowd.py
+
+test-hostile-faults: hostile-setup
+	timeout 210 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_faults.py
+
+test-hostile-schemas: hostile-setup
+	HOSTILE_SECONDS=40 timeout 90 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_schemas.py
+
+test-hostile-fuzz: hostile-setup
+	FUZZ_SECONDS=25 timeout 90 $(HOSTILE_PYTEST) -n 2 tests/test_fuzz.py
 
 bench: setup
 	@mkdir -p results

@@ -156,7 +156,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def _running(server) -> Iterator[str]:
+def running(server) -> Iterator[str]:
     """The URL of a server, while it runs."""
     from specdemo.serving.request_guard import bound_socket
 
@@ -185,7 +185,7 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     loading.start()
     if load is None:
         loading.join()
-    with _running(Server(app, app.state.guard, 5)) as url:
+    with running(Server(app, app.state.guard, 5)) as url:
         yield SimpleNamespace(url=url)
 
 
@@ -205,7 +205,7 @@ def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
     from specdemo.serving.request_guard import Server
 
-    running = Server(*page_application(service, files, key=key), 1, trusted_proxies="127.0.0.1")
-    running.config.timeout_graceful_shutdown = 1
-    with _running(running) as url:
+    server = Server(*page_application(service, files, key=key), 1, trusted_proxies="127.0.0.1")
+    server.config.timeout_graceful_shutdown = 1
+    with running(server) as url:
         yield url

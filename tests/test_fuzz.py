@@ -1,6 +1,6 @@
-"""Anything at all as a saved run or a link: it is read, or refused in one sentence.
+"""Anything at all as a saved run, a link or a body: it is read, or refused in one sentence.
 
-`make test-hostile` tries FUZZ_EXAMPLES of each kind.
+Each property has 200 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
 """
 
 from __future__ import annotations
@@ -8,19 +8,41 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from functools import reduce
 from operator import getitem
+from unittest.mock import Mock
 
 from fakes import FakeSession
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Trace, from_json, to_json
-from specdemo.ui import choice
+from specdemo.ui import choice, routes
+from specdemo.ui.routes import PageGuard
 
-FUZZ = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", 200)), deadline=None)
+EXAMPLES, SECONDS = 200, float(os.environ.get("FUZZ_SECONDS", 0))
+
+
+def fuzz(*strategies):
+    """The property holds for EXAMPLES, and for as many again and again until SECONDS are over."""
+
+    def decorate(property):
+        check = settings(max_examples=EXAMPLES, deadline=None)(given(*strategies)(property))
+
+        def repeated():
+            until, tried = time.monotonic() + SECONDS, 0
+            while not tried or time.monotonic() < until:
+                check()
+                tried += EXAMPLES
+            print(f"{property.__name__}: {tried:,} examples")
+
+        return repeated
+
+    return decorate
 
 
 *_, TRACE = FakeSession().race("one two three", Settings())
@@ -53,8 +75,7 @@ def paths(node, path=()):
             yield from paths(value, (*path, key))
 
 
-@FUZZ
-@given(st.sampled_from(list(paths(json.loads(SAMPLE)))), st.just("deleted") | JSON)
+@fuzz(st.sampled_from(list(paths(json.loads(SAMPLE)))), st.just("deleted") | JSON)
 def test_a_trace_with_anything_changed_is_read_or_refused_in_a_sentence(path, value):
     trace = json.loads(SAMPLE)
     node = reduce(getitem, path[:-1], trace)
@@ -65,17 +86,15 @@ def test_a_trace_with_anything_changed_is_read_or_refused_in_a_sentence(path, va
     parses_or_says(json.dumps(trace))
 
 
-@FUZZ
+@fuzz(st.binary(max_size=200) | st.text(max_size=200) | JSON.map(json.dumps))
 @example("[" * 100_000)
 @example('{"a":' * 50_000)
 @example('{"schema": 1e999}')
-@given(st.binary(max_size=200) | st.text(max_size=200) | JSON.map(json.dumps))
 def test_anything_at_all_is_refused_in_a_sentence(upload):
     parses_or_says(upload)
 
 
-@FUZZ
-@given(
+@fuzz(
     st.dictionaries(
         st.sampled_from(choice.NAMES) | st.text(max_size=8),
         st.text(max_size=40) | st.integers().map(str) | st.floats().map(str),
@@ -94,6 +113,35 @@ def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(q
     models = choice.models_of(values)
     assert models.pair in ("embedded", "dolly-3b") and not models.target
     assert (models.device, models.draft_device) == ("CPU", "CPU")
+
+
+FIELDS = "data fn_index session_hash trigger_id event_id component_id fn_name instruction path meta"
+NAMES = st.sampled_from(FIELDS.split()) | st.text(max_size=8)
+VALUES = st.sampled_from(["abc", "opened", 0, True, [], ["hi"] * 9, {"path": "/etc/passwd"}]) | JSON
+GUARD = PageGuard()
+functions = {number: Mock(inputs=[Mock(skip_api=False)] * number) for number in range(3)}
+functions[9] = Mock(inputs=[Mock(skip_api=False)] * 9, api_name="generate")
+GUARD.attach(Mock(fns=functions), "/tmp")
+
+
+@fuzz(
+    st.sampled_from(list(routes.CALLS)),
+    st.binary(max_size=50)
+    | st.dictionaries(st.sampled_from(FIELDS.split()) | st.text(max_size=8), VALUES).map(
+        json.dumps
+    ),
+)
+def test_a_body_of_the_page_becomes_plain_values_or_is_refused_in_a_sentence(path, body):
+    scope = {"method": "POST", "path": path, "headers": []}
+    body = body if isinstance(body, bytes) else body.encode()
+    try:
+        read = json.loads(GUARD.validate_request(scope, body))
+    except (BadInput, HTTPException) as error:
+        assert 10 < len(str(error)) < 400
+        return
+    values = [*read.values(), *read.get("data", [])]
+    assert not any(isinstance(one, dict) for one in values)
+    assert [name for name, one in read.items() if isinstance(one, list)] in ([], ["data"])
 
 
 def test_a_saved_run_of_the_first_versions_still_opens():

@@ -74,6 +74,9 @@ def test_fifty_visitors_lose_nothing_and_leave_nothing_behind(public_page):
     _, before = at_rest(public_page)  # what is made once is there already
     errors += hang_up_at_random(public_page.url, SECONDS)
     left, after = at_rest(public_page)
+    print(
+        f"resident: {before / 1e6:,.0f} MB after a few visitors, {after / 1e6:,.0f} MB after fifty"
+    )
     assert not errors and not any(left.values()), left
     assert after < before * 1.1 + 100_000_000
     assert "Traceback" not in public_page.said()

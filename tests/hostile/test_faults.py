@@ -48,6 +48,11 @@ def copied_home(embedded_pair, tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def whole_answer(embedded_pair) -> str:
+    return from_json(specdemo(*RUN, "--json", "-").stdout).text
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_an_answer_is_whole_in_any_encoding(embedded_pair, encoding):
     done = specdemo(*RUN, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
@@ -62,7 +67,7 @@ def test_a_full_disk_and_a_home_that_cannot_be_written_are_one_sentence(embedded
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "gone"])
-def test_a_damaged_file_is_made_anew(copied_home, damage):
+def test_a_damaged_file_is_made_anew(copied_home, whole_answer, damage):
     weights = max(copied_home.rglob("*.bin"), key=lambda path: path.stat().st_size)
     whole = weights.read_bytes()
     if damage == "zeros":
@@ -77,11 +82,10 @@ def test_a_damaged_file_is_made_anew(copied_home, damage):
         assert weights.stem in one_sentence(first)
     done = specdemo(*RUN, "--json", "-", SPECDEMO_HOME=str(copied_home))
     assert done.returncode == 0, done.stderr
-    whole_answer = from_json(specdemo(*RUN, "--json", "-").stdout)
-    assert from_json(done.stdout).text == whole_answer.text
+    assert from_json(done.stdout).text == whole_answer
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2, 4, 8])
+@pytest.mark.parametrize("seconds", [1, 4])
 def test_a_fetch_that_is_killed_is_finished_by_the_next(copied_home, seconds):
     shutil.rmtree(*(copied_home / "embedded").glob("draft-*"))
     command = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
