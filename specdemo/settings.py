@@ -21,10 +21,18 @@ CONFIG = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 def _whole(value: object) -> object:
     """Turns 5.0 into 5: in JSON Schema both are integers."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return int(value) if isinstance(value, float) and value.is_integer() else _number(value)
+
+
+def _number(value: object) -> object:
+    """Refuses true and false, which pydantic takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("it must be a number")
+    return value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+Real = Annotated[float, BeforeValidator(_number)]
 
 SPLIT = BeforeValidator(lambda text: text.split(",") if isinstance(text, str) else text)
 """For a tuple: text is split at commas."""
@@ -66,10 +74,10 @@ class Settings:
     drafter: Literal["auto", "model", "lookup", "none"] = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
-    temperature: Annotated[float, Field(ge=0, le=5)] = option(
+    temperature: Annotated[Real, Field(ge=0, le=5)] = option(
         0.0, "0 takes the likeliest token; above, tokens are sampled"
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] = option(
+    top_p: Annotated[Real, Field(gt=0, le=1)] = option(
         1.0, "sample among the likeliest tokens that hold this probability"
     )
     top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(

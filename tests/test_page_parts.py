@@ -171,6 +171,15 @@ def test_visitors_who_differ_in_kv_precision_do_not_wait_for_each_other():
 # The choice of models
 
 
+NUMBERS = "max_new_tokens", "draft_tokens", "temperature", "top_p", "top_k", "seed"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_true_is_no_number(name):
+    with pytest.raises(BadInput, match=f"{name} is True; it must be a number"):
+        choice.settings_of({name: True})
+
+
 def test_a_pair_of_ones_own_needs_a_target():
     with pytest.raises(BadInput, match="Your own pair needs a target"):
         choice.models_of({"pair": choice.OWN})

@@ -28,7 +28,7 @@ from specdemo.errors import (
 from specdemo.metrics import Metrics
 from specdemo.serving.load import ask, level
 from specdemo.settings import ModelChoice, Settings
-from specdemo.ui import choice, runs
+from specdemo.ui import choice, runs, server
 from specdemo.ui.service import (
     SHARED_LIMITS,
     Gate,
@@ -285,6 +285,23 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
             assert client.post(f"{url}/gradio_api/call/generate", json=body).status_code == 200
         with client.stream("GET", place) as stream:
             assert any("2 questions from you are at work" in line for line in stream.iter_lines())
+
+
+def test_made_up_sessions_end_nobodys_answer(served, monkeypatch):
+    url, session, service = served
+    monkeypatch.setattr(server, "MAX_SESSIONS", 8)
+    session.held.set()
+    with httpx.Client(timeout=30) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(list, ask(client, url, "one two", 20))
+        until(lambda: session.active)
+        functions = client.get(f"{url}/config").json()["dependencies"]
+        body = {"data": []}
+        body["fn_index"] = next(one["id"] for one in functions if one["api_name"] == "_loading")
+        for number in range(20):
+            body["session_hash"] = f"made-up-{number}"
+            assert client.post(f"{url}/gradio_api/queue/join", json=body).status_code == 200
+        session.held.clear()
+        assert answer.result()[-1]["text"].split() == ["one", "two"]
 
 
 def test_a_lost_connection_frees_the_request(served, monkeypatch):

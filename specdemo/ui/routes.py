@@ -154,14 +154,15 @@ class PageGuard(RequestGuard):
     def _require_event(self, path: str, query: str) -> None:
         """Raises HTTPException for the results of a call that ended or never began, on which
         Gradio fails."""
-        asked = path.rpartition("/")[2]
+        queue, known = self._blocks._queue, True
         if path == "/gradio_api/queue/data":
-            asked = parse_qs(query).get("session_hash", [""])[0]
-        elif not path.startswith("/gradio_api/call/"):
-            return
-        queue = self._blocks._queue
-        known = [queue.event_ids_to_events, queue.pending_messages_per_session]
-        if not any(asked in names for names in (*known, *queue.pending_event_ids_session.values())):
+            session = parse_qs(query).get("session_hash", [""])[0]
+            known = session in queue.pending_messages_per_session
+        elif path.startswith("/gradio_api/call/"):
+            event = path.rpartition("/")[2]
+            ended = queue.pending_event_ids_session.values()
+            known = event in queue.event_ids_to_events or any(event in one for one in ended)
+        if not known:
             raise HTTPException(404, "There is no such event; it ended, or it never began.")
 
     def validate_request(self, scope: Scope, body: bytes) -> bytes:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
     from specdemo.ui.service import Service
 
+MAX_SESSIONS = 256
+"""Browser sessions that Gradio keeps something for; further ones make it forget the oldest."""
+
 STOP_LOOP = b"""<head><script>{
   const frame = requestAnimationFrame;
   window.requestAnimationFrame = (draw) =>
@@ -102,6 +105,22 @@ def main(options: PageOptions) -> None:
         ).run([listening])
 
 
+class Sessions(dict):
+    """Gradio's messages to each browser session, of MAX_SESSIONS; the oldest without an event under
+    way is dropped. Gradio drops the oldest of 2000, whose answer may be running."""
+
+    def __init__(self, queue: gradio.queueing.Queue):
+        self._queue = queue
+
+    def __setitem__(self, session: str, messages: object) -> None:
+        if session not in self and len(self) >= MAX_SESSIONS:
+            busy = {event.session_hash for event in self._queue.event_ids_to_events.values()}
+            idle = next((one for one in self if one not in busy), None)
+            self.pop(idle, None)
+            self._queue.pending_event_ids_session.pop(idle, None)
+        super().__setitem__(session, messages)
+
+
 def page_app(
     blocks: gradio.Blocks,
     looks: dict[str, Any],
@@ -138,8 +157,11 @@ def page_app(
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
-    blocks.state_session_capacity = 256  # 0.2 MB each; the least recently used is dropped first
+    blocks.state_session_capacity = (
+        MAX_SESSIONS  # 0.2 MB each; the least recently used is dropped first
+    )
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
+    blocks._queue.pending_messages_per_session = Sessions(blocks._queue)
     # By default Gradio looks for new events a thousand times a second, which takes 5 % of a core.
     # The first token of a question waits for this interval, so it is not longer.
     blocks._queue.sleep_when_free = 0.005
