@@ -33,9 +33,9 @@ tab. Leave the machine alone meanwhile: anything else is measured too.</p>"""
 LENGTHS = 40, 100
 LENGTHS_LEAD = f"""<h2>Answer lengths</h2><p>“{PAPER_PROMPT.instruction}”, answered with and
 without drafting in up to {LENGTHS[0]} and {LENGTHS[1]} tokens: decoding seconds of the pair,
-medians, and beside them, in grey, those of the paper that this demo follows
-(<a href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a>: dolly-v2-12b with the draft
-dolly-v2-3b, on the authors' machine). Compare the ratios; the seconds are of two machines.</p>"""
+medians, and beside them, in grey, those of the paper that this demo follows: dolly-v2-12b with the
+draft dolly-v2-3b, on its authors' machine. Ratios compare, seconds of two machines do not. See <a
+href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
 """The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it."""
@@ -176,7 +176,7 @@ class Tab:
 def drawn_lengths(report: Mapping[str, Any], when: str) -> tuple[PlotData, str]:
     """The chart and the table of a report's `lengths`, with where they were measured."""
     pair, day = report["pair"], report["details"]["created"][:10]
-    words = f"{when}: {pair['target']}, draft {pair['draft'] or 'n-grams'}, on "
+    words = f"{when}: {pair['target']}, draft: {pair['draft'] or 'n-grams'}, on "
     words = html.escape(f"{words}{report['machine'].partition(',')[0]}, {day}.")
     drawn = chart(report["lengths"], html.escape(pair["target"].rpartition("/")[2]))
     table = table_html("Answer lengths", report["lengths"])
