@@ -8,7 +8,7 @@ RUN_STAMP := $(VENV)/.requirements
 DEV_STAMP := $(VENV)/.requirements-dev
 ARGS ?=
 
-.PHONY: help setup demo check test test-hostile hostile-setup bench clean
+.PHONY: help setup demo check test test-hostile hostile-setup bench space clean
 
 help:
 	@echo "make setup   environment in .venv, embedded pair ready"
@@ -16,6 +16,7 @@ help:
 	@echo "make check   style, types and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
 	@echo "make test-hostile   attackers, floods and faults, ten minutes"
+	@echo "make space   what a Space gets, in build/space"
 	@echo "make bench   figures of this machine in results/"
 
 $(BIN)/python:
@@ -75,6 +76,13 @@ bench: setup
 	@mkdir -p results
 	$(BIN)/python -m specdemo bench --pair embedded --peers openvino-genai \
 		--json results/bench.json --html results/bench.html $(ARGS)
+
+# The committed files; the lock stands in for requirements.txt, because a Space is built again years later.
+space:
+	rm -rf build/space
+	mkdir -p build/space
+	git archive HEAD | tar -x -C build/space
+	cp requirements-space.txt build/space/requirements.txt
 
 clean:
 	rm -rf $(VENV) results

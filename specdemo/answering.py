@@ -26,15 +26,17 @@ class Question:
     instruction is then only the trace's title. With `certify`, unless `baseline` is set, one
     parallel pass checks a greedy answer (`engine.decode.certify`). With `baseline` the instruction
     is then decoded autoregressively too, and a short race is run again, without events, until
-    `verdict.enough` for `repeat` seconds (0: never). Setting `stop` ends the answer within one
-    round. While the request is in the queue, `on_wait` is called with its place about once a
-    second. `loading` tells whether models are loaded in this process now."""
+    `verdict.enough` for `repeat` seconds (0: never). Unless `measured` is set, such a race does not
+    wait for missing measurements, which can take half a minute for a large model. Setting `stop`
+    ends the answer within one round. While the request is in the queue, `on_wait` is called with
+    its place about once a second. `loading` tells whether models are loaded in this process now."""
 
     instruction: str
     settings: Settings
     prompt: tuple[int, ...] | None = None
     certify: bool = False
     baseline: bool = False
+    measured: bool = True
     stop: threading.Event | None = None
     on_wait: OnWait | None = None
     repeat: float = 0.0

@@ -147,7 +147,7 @@ class Session(Answering):
     def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
         certified = question.certify and not question.baseline
         asked = question.instruction, question.settings, question.prompt
-        request = self._request(*asked, certified=certified)
+        request = self._request(*asked, certified=certified, timed=question.baseline)
         if self._learning and not question.baseline:
             request.table = self._learning
         return self._answer(question, request)
@@ -156,7 +156,8 @@ class Session(Answering):
         self, question: Question, request: Request
     ) -> Iterator[Round | BaselineToken | Trace]:
         settings, stop, on_wait = question.settings, question.stop, question.on_wait
-        if question.baseline or settings.drafter == "model":
+        missing = question.measured or not self._engine.compiled(settings.numerics)
+        if missing and (question.baseline or settings.drafter == "model"):
             self.prepare(settings.numerics, stop, on_wait)  # a race is timed on a quiet machine
         target = self._engine.target(settings.numerics)
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
@@ -213,7 +214,7 @@ class Session(Answering):
         in the prefix cache now. The request goes before those that wait.
         """
         settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
-        request = self._request(trace.instruction, settings, prefill_seconds=prefill)
+        request = self._request(trace.instruction, settings, prefill_seconds=prefill, timed=True)
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop, first=True)
         shown: list[BaselineToken] = []

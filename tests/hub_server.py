@@ -1,10 +1,11 @@
 """A Hub on 127.0.0.1 for the huggingface_hub client, which misbehaves on demand.
 
-Model metadata, HEAD and GET of files, ETags, ranges, error codes.
+Model metadata, HEAD and GET of files, ETags, ranges, error codes; the upload of a Space.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -54,12 +55,15 @@ class Served(NamedTuple):
 class Hub:
     """`with Hub() as hub:` serves `hub.repositories` at `hub.url` until the block ends or `stop`.
 
-    Files named in `corrupt` are served so. `bytes_per_second` above 0 slows all files down. While
-    it is `lost` no request is answered.
+    `space` holds the files that `hf upload --repo-type space` committed; binary ones must come as
+    blobs of Git LFS, as on the Hub. Files named in `corrupt` are served so. `bytes_per_second`
+    above 0 slows all files down. While it is `lost` no request is answered.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
+        self.space: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes] = {}
         self.corrupt: set[str] = set()
         self.bytes_per_second = 0
         self.lost = False
@@ -103,6 +107,14 @@ def decoder_files(weights: bytes = b"w" * 300_000, **changed: bytes | None) -> d
     return {name: content for name, content in (files | changed).items() if content}
 
 
+def is_binary(content: bytes) -> bool:
+    """Whether the Hub takes these bytes for a binary file, which it keeps out of Git."""
+    try:
+        return "\0" in content[:8000].decode()
+    except UnicodeDecodeError as error:
+        return error.end < len(content[:8000]) or error.reason != "unexpected end of data"
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -119,6 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = self.path.partition("?")[0]
         self.hub.requests.append(path)
+        if path.startswith("/api/spaces/"):  # the files that are there before an upload
+            self.answer([])
+            return
         found = re.fullmatch(r"/api/models/(.+?)(?:/revision/([^/]+))?()", path)
         found = found or re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path)
         repo, revision, name = found.groups() if found else ("", None, "")
@@ -135,6 +150,65 @@ class _Handler(BaseHTTPRequestHandler):
             self.fail(404, "EntryNotFound")
 
     do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        hub, path = self.hub, self.path.partition("?")[0]
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        hub.requests.append(path)
+        if path.endswith("/repos/create"):
+            asked = json.loads(body)
+            self.answer({"url": f"{hub.url}/spaces/{asked['organization']}/{asked['name']}"})
+        elif path == "/api/validate-yaml":
+            self.answer({"errors": [], "warnings": []})
+        elif "/preupload/" in path:
+            files = json.loads(body)["files"]
+            modes = [
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs"
+                    if is_binary(base64.b64decode(one["sample"]))
+                    else "regular",
+                    "shouldIgnore": False,
+                    "oid": None,
+                }
+                for one in files
+            ]
+            self.answer({"files": modes})
+        elif path.endswith("/info/lfs/objects/batch"):
+            wanted = json.loads(body)["objects"]
+            action = {one["oid"]: {"href": f"{hub.url}/blobs/{one['oid']}"} for one in wanted}
+            objects = [{**one, "actions": {"upload": action[one["oid"]]}} for one in wanted]
+            self.answer({"objects": objects, "transfer": "basic"})
+        elif "/commit/" in path:
+            lines = [json.loads(line) for line in body.splitlines()]
+            self.commit([(one["key"], one["value"]) for one in lines])
+        else:
+            self.fail(404, "EntryNotFound")
+
+    def do_PUT(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.blobs[self.path.rpartition("/")[2]] = content
+        self.answer({})
+
+    def commit(self, operations: list[tuple[str, dict]]) -> None:
+        files = {}
+        for kind, one in operations:
+            if kind == "file":
+                files[one["path"]] = base64.b64decode(one["content"])
+            elif kind == "lfsFile":
+                files[one["path"]] = self.hub.blobs[one["oid"]]
+        if any(kind == "file" and is_binary(files[one["path"]]) for kind, one in operations):
+            self.fail(400, "BadRequest")  # as a git push of a binary file is
+            return
+        self.hub.space |= files
+        space = self.path.removeprefix("/api").partition("/commit/")[0]
+        url = f"{self.hub.url}{space}/commit/{COMMIT}"
+        self.answer({"commitUrl": url, "commitOid": COMMIT, "success": True})
+
+    def answer(self, value: dict | list) -> None:
+        body = json.dumps(value).encode()
+        self.head(200, len(body), {"Content-Type": "application/json"})
+        self.wfile.write(body)
 
     def metadata(self, repository: Repository, repo: str) -> None:
         siblings = []

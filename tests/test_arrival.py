@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeSession, until
@@ -38,8 +39,8 @@ class Place:
         for repo in (TARGET, *DRAFTS):
             hub.repositories[repo] = Repository(decoder_files())
         monkeypatch.setattr(machine, "memory_bytes", lambda: 16 * 2**30)
-        load = lambda pair, choice, progress: choice  # noqa: E731
-        monkeypatch.setattr("specdemo.models.load.load_pair", load)
+        monkeypatch.setattr("specdemo.models.load.load_pair", self.load)
+        monkeypatch.setattr("specdemo.engine.checkpoint.weights_size", lambda model: 100)
         monkeypatch.setattr("specdemo.session.Session", self.open)
         monkeypatch.setattr(embedded, "fetch", lambda report: [Snapshot(Path(), "")] * 2)
         self.opened: dict[str, FakeSession] = {}
@@ -49,11 +50,14 @@ class Place:
         self.service.start()
         self.arrival = Arrival(self.service, self.offer)
 
-    def open(self, chosen: ModelChoice, **capacity) -> FakeSession:
+    def load(self, pair, choice: ModelChoice, progress) -> SimpleNamespace:
+        info = PairInfo(choice.pair, choice.pair, choice.draft or None)
+        return SimpleNamespace(info=info, target_xml=Path())
+
+    def open(self, loaded: SimpleNamespace, **capacity) -> FakeSession:
         if self.refusal:
             raise self.refusal
-        session = FakeSession(info=PairInfo(chosen.pair, chosen.pair, chosen.draft or None))
-        self.opened[chosen.pair] = session
+        session = self.opened[loaded.info.name] = FakeSession(info=loaded.info)
         return session
 
     def ask(self, question: str = "one two", pair: str = AUTO) -> str:
@@ -194,6 +198,18 @@ def test_where_strangers_share_the_server_it_changes_by_itself_and_tries_again(
     server.lost = False
     place.wait("here")
     assert place.ask() == "dolly-3b"
+
+
+def test_where_the_first_pair_failed_questions_wait_for_the_one_that_arrives(server, monkeypatch):
+    monkeypatch.setattr(embedded, "fetch", lambda report: pytest.fail("no network"))
+    place = Place(server, monkeypatch, shared=True)
+    monkeypatch.setattr(place.offer, "fetch", lambda pair, report: True)
+    place.refusal = ModelError("broken")
+    until(lambda: place.service.state.kind == "failed")
+    place.refusal = None
+    place.arrival.start()
+    place.wait("here")
+    assert place.offer.first.pair == "dolly-3b" and place.ask() == "dolly-3b"
 
 
 @pytest.mark.parametrize("shared", [True, False])

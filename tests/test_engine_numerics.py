@@ -125,6 +125,12 @@ def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     assert found.threads == model.threads > 0
 
 
+def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
+    monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
+    model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
+    assert measure_invariance(model).tokens == numerics.LEAST_USEFUL
+
+
 @pytest.mark.parametrize(
     ("found", "least", "guard", "said"),
     [

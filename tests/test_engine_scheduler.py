@@ -203,6 +203,21 @@ def test_background_work_is_done_beside_requests_once_it_is_asked_for(endless):
         scheduler.close()
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
+    monkeypatch.setattr("specdemo.engine.scheduler.PATIENCE", 0.0)
+    done, scheduler = [], Scheduler()
+    try:
+        events = submit(scheduler, endless, (1, 2), 100_000, timed=timed).events()
+        next(events)
+        scheduler.run_in_background(done.append(step) for step in range(3))
+        for _ in range(20):
+            next(events)
+        assert bool(done) is not timed
+    finally:
+        scheduler.close()
+
+
 # Stopping
 
 

@@ -105,7 +105,7 @@ def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home, monk
 
 def test_a_cache_folder_that_cannot_be_made_is_one_sentence(home):
     home.write_text("in the way")
-    with pytest.raises(FetchError, match="SPECDEMO_HOME"):
+    with pytest.raises(FetchError, match="HF_HOME"):
         embedded.fetch()
 
 

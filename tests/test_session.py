@@ -208,3 +208,12 @@ def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
         session._engine.target("exact").model.resize_cache(10)
         with pytest.raises(BadInput, match="KV cache holds 320"):
             next(session.answer("hello " * 20, Settings(max_new_tokens=250)))
+
+
+def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(tiny_llama_pair):
+    with Session(tiny_llama_pair, background=False) as session:
+        target = session._engine.target("exact")
+        *_, trace = session.race("hello", Settings(max_new_tokens=4), measured=False)
+        assert trace.identical is True and not target.measured
+        list(session.race("hello", Settings(max_new_tokens=4)))
+        assert target.measured

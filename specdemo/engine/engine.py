@@ -120,6 +120,11 @@ class Engine:
             if on_wait is not None:
                 on_wait(Waiting(0, None))
 
+    def compiled(self, name: str) -> bool:
+        """Whether all instances for these numerics are compiled; measurements may be missing."""
+        opened = self._draft is not None or not self.drafts
+        return opened and not self.target(name).model.settings.fixed_shapes
+
     @property
     def profile(self) -> Profile:
         """The measurements of the pair so far, for the next start."""
@@ -147,7 +152,7 @@ class Engine:
                 f"{limit} for all requests: ask for fewer tokens."
             )
         work, merged = request.work(target, draft), target.invariance.merged_tokens
-        handle = Handle(work, models(target, draft), blocks, merged, stop or Event())
+        handle = Handle(work, models(target, draft), blocks, merged, stop or Event(), request.timed)
         return self.scheduler.submit(handle, first=first)
 
     def close(self) -> None:

@@ -72,7 +72,8 @@ class Request:
     `make_drafter`, `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer
     is checked, and `difference` is the first answer position where the check differs (None:
     nowhere). With `prefill_seconds` times count as if the prefill had taken that long. `rates` are
-    acceptance rates to begin with in place of those that all requests share."""
+    acceptance rates to begin with in place of those that all requests share. Nothing is prepared
+    beside a `timed` request."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -83,6 +84,7 @@ class Request:
     certified: bool = False
     prefill_seconds: float | None = None
     rates: dict[str, Acceptance] | None = None
+    timed: bool = False
 
     prefill: float = 0.0
     reused: int = 0

@@ -64,13 +64,15 @@ class Handle:
 
     `work` yields events and Forwards, each for one of `models`. A Forward is `pending` until its
     Reply. `blocks` are the most blocks that the request can hold in each cache. Its forwards are
-    merged with others up to `merged_tokens` tokens; larger ones run by themselves."""
+    merged with others up to `merged_tokens` tokens; larger ones run by themselves. No background
+    work runs beside a `timed` one."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Runner]
     blocks: Mapping[PrefixCache, int] = field(default_factory=dict)
     merged_tokens: int = MERGED_TOKENS
     stop: threading.Event = field(default_factory=threading.Event)
+    timed: bool = False
     waiting: Callable[[Handle], Waiting] = lambda request: Waiting(0, None)
     queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     pending: Forward | None = None
@@ -227,6 +229,7 @@ class Scheduler:
         if self._requests():
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
+        late = late and not any(one.timed for one in self._active)
         return bool(self._background) and (self._hurried or self._in_quiet and (quiet or late))
 
     def _run_background(self) -> None:

@@ -8,7 +8,6 @@ or nothing. The folders' names contain fingerprints of their sources.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import zipfile
 from pathlib import Path
@@ -40,19 +39,11 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     if found := here():
         return found
     target, draft = _places()
-    home = target.folder.parent
-    try:
-        with exclusive_scratch(home) as scratch:
-            if not target.folder.is_dir():
-                _make_target(target.folder, scratch, report)
-            if not draft.folder.is_dir():
-                _make_draft(target.folder, draft.folder, scratch, report)
-    except OSError as error:
-        space = "free some disk space or " if error.errno == errno.ENOSPC else ""
-        raise FetchError(
-            f"The embedded pair could not be written to {home} ({error.strerror or error}); "
-            f"{space}set SPECDEMO_HOME to another folder, then try again."
-        ) from error
+    with exclusive_scratch(target.folder.parent) as scratch:
+        if not target.folder.is_dir():
+            _make_target(target.folder, scratch, report)
+        if not draft.folder.is_dir():
+            _make_draft(target.folder, draft.folder, scratch, report)
     return target, draft
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specdemo.errors import BadInput, FetchError, MissingPackage
+from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
 from specdemo.models import ir
 from specdemo.models.machine import file_size, require_space
 from specdemo.models.progress import Progress, Report, silent
@@ -81,8 +81,14 @@ def export(
             if ir.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
-    except OSError as error:
-        raise FetchError(f"{out} could not be written: {error.strerror or error}.") from error
+    except SpecdemoError:
+        raise
+    except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
+        why = getattr(error, "strerror", None) or "is the disk full?"
+        raise FetchError(
+            f"The IR of {name} could not be written to {out.parent} ({why}); free some disk space, "
+            "then start again."
+        ) from error
 
 
 def optimum_arguments(source: Path, out: Path, weight_format: str, group: int) -> list[str]:

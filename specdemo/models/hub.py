@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
+PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
 
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
@@ -39,16 +40,20 @@ class Snapshot:
 
 def cached(repo: str) -> Snapshot | None:
     """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. Another
-    program may have put it there (a Space's preload, say). Uses no network."""
-    name, commit = split(repo)
-    with suppress(OSError, SpecdemoError):
-        if not re.fullmatch("[0-9a-f]{40}", commit):
-            commit = (_storage(name) / "refs" / commit).read_text(encoding="utf-8").strip()
-        folder = _storage(name) / "snapshots" / commit
-        names = {path.name for path in folder.iterdir() if path.is_file()}
-        _choose(names, repo)
-        shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
-        return Snapshot(folder, commit) if names.issuperset(shards.values()) else None
+    program may have put it there. A Space's preload goes to PRELOADED, wherever HF_HOME points to.
+    Uses no network."""
+    name, revision = split(repo)
+    for cache in (constants.HF_HUB_CACHE, PRELOADED):
+        storage, commit = _storage(name, cache), revision
+        with suppress(OSError, SpecdemoError):
+            if not re.fullmatch("[0-9a-f]{40}", commit):
+                commit = (storage / "refs" / commit).read_text(encoding="utf-8").strip()
+            folder = storage / "snapshots" / commit
+            names = {path.name for path in folder.iterdir() if path.is_file()}
+            _choose(names, repo)
+            shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+            if names.issuperset(shards.values()):
+                return Snapshot(folder, commit)
     return None
 
 
@@ -189,5 +194,5 @@ def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
     return blobs / digest, blobs / f"{digest}.part"
 
 
-def _storage(repo: str) -> Path:
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+def _storage(repo: str, cache: str | Path = "") -> Path:
+    return Path(cache or constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"

@@ -3,6 +3,7 @@ to check a torch device."""
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import platform
@@ -117,9 +118,9 @@ def describe() -> str:
 
 
 def cache_home() -> Path:
-    """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in the user's cache
-    folder. It may not exist yet."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in HF_HOME, else
+    in the user's cache folder. It may not exist yet."""
+    caches = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     chosen = os.environ.get("SPECDEMO_HOME", "").strip() or Path(caches, "specdemo")
     return Path(chosen).expanduser().absolute()
 
@@ -147,24 +148,31 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     if free < needed:
         raise FetchError(
             f"{what} needs {size(needed)} of disk in {there} and {size(free)} are free; free some "
-            "space, or set SPECDEMO_HOME (HF_HOME for Hub models) to a larger disk."
+            "space, or set HF_HOME to a folder on a larger disk."
         )
 
 
 @contextmanager
 def exclusive_scratch(home: Path) -> Iterator[Path]:
     """Lock `home` and yield a new scratch folder in it, which is removed at the end. First removes
-    scratch folders that killed processes left."""
+    scratch folders that killed processes left. Raises FetchError if a file cannot be written."""
     import filelock
 
-    home.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(home / "lock"):
-        for leftover in home.glob("scratch-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        with tempfile.TemporaryDirectory(
-            prefix="scratch-", dir=home, ignore_cleanup_errors=True
-        ) as scratch:
-            yield Path(scratch)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(home / "lock"):
+            for leftover in home.glob("scratch-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(
+                prefix="scratch-", dir=home, ignore_cleanup_errors=True
+            ) as scratch:
+                yield Path(scratch)
+    except OSError as error:
+        space = "free some disk space or " if error.errno == errno.ENOSPC else ""
+        raise FetchError(
+            f"{home} could not be written ({error.strerror or error}); {space}set HF_HOME to "
+            "another folder, then start again."
+        ) from error
 
 
 def file_size(path: Path) -> int:

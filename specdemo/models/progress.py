@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from tqdm import tqdm
+
+from specdemo.errors import SpecdemoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Meter:
     """Reports `done` of `total` bytes. The rate leaves out the initial `done`."""
 
     def __init__(self, report: Report, text: str, total: int, done: int = 0) -> None:
-        self._report, self._text, self._total = report, text, total
+        self._report, self._text, self.total = report, text, total
         self._began, self._before, self.done = time.monotonic(), done, done
         self.update(0)
 
@@ -50,7 +54,24 @@ class Meter:
         self.done += count
         seconds = time.monotonic() - self._began
         rate = (self.done - self._before) / seconds if seconds > 1 else 0.0
-        self._report(Progress(self._text, self.done, self._total, rate))
+        self._report(Progress(self._text, self.done, self.total, rate))
+
+
+@contextmanager
+def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterator[None]:
+    """During the block, each `every` seconds, report `done()` of `meter.total`, at most all."""
+    over = threading.Event()
+
+    def watch() -> None:
+        with suppress(SpecdemoError):  # nobody waits for it any more
+            while not over.wait(every):
+                meter.update(min(done(), meter.total) - meter.done)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def size(count: int) -> str:

@@ -45,11 +45,8 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
 
 
 def here(source: Source) -> bool:
-    """Whether the model's IR is on this disk, so that it need not be fetched or exported."""
-    found = _local(source)
-    if not found:
-        return False
-    return _runs_as_it_is(found.folder) or _exported(source, found).is_dir()
+    """Whether the model's files are on this disk. Its IR may have to be exported from them."""
+    return _local(source) is not None
 
 
 def prepare(

@@ -97,7 +97,10 @@ class Arrival:
         return "ready"
 
     def _change(self) -> str:
-        list(self._service.states(replace(self._offer.first, pair=self.pair.name)))
+        chosen = replace(self._offer.first, pair=self.pair.name)
+        if self._service.health()["status"] == "failed":  # then questions wait for this pair
+            self._offer.first = chosen
+        list(self._service.states(chosen))
         return "here"
 
     @property

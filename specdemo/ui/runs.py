@@ -25,7 +25,7 @@ from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
-from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
+from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict, while_loading
 from specdemo.verdict import enough
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
@@ -119,7 +119,7 @@ def run(
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", f"{state.line}. Your question is next.")
+                    yield channel.envelope("loading", while_loading(state))
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")
@@ -138,7 +138,8 @@ def _race(
 ) -> Iterator[str]:
     places: deque = deque(maxlen=1)
     repeat = service.gate.limits.race_seconds
-    events = session.race(question, settings, repeat=repeat, stop=stop, on_wait=places.append)
+    options = {"repeat": repeat, "measured": False, "stop": stop, "on_wait": places.append}
+    events = session.race(question, settings, **options)
     # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
     pool = ThreadPoolExecutor(1)
     first = pool.submit(next, events)

@@ -177,11 +177,13 @@ class LimitedSession(Answering):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the service for a pair. `kind` is "loading", "ready" or "failed"."""
+    """The state of the service for a pair. `kind` is "loading", "ready" or "failed". `ahead`: how
+    many other requests have waited longer for the pair."""
 
     kind: str
     pair: ModelChoice
     line: str
+    ahead: int = 0
 
 
 def variant(one: ModelChoice, other: ModelChoice) -> bool:
@@ -212,6 +214,7 @@ class Service:
         # What is loaded, with its "ready" state; used last, last.
         self._loaded: dict[ModelChoice, tuple[State, Session]] = {}
         self._load_number = 0
+        self._waiting: list[object] = []  # a token for each request that waits for a pair
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
         self.metrics = Metrics(lambda: self._latest[1], lambda: self.gate.visitors)
@@ -293,7 +296,8 @@ class Service:
             wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
             if not wanted and not self._answers(pair):
                 self._begin(pair)
-        seen = None
+        seen, me = None, object()
+        self._waiting.append(me)
         try:
             while not (here := self._answers(pair)):
                 state = self.state
@@ -303,13 +307,15 @@ class Service:
                     raise RequestFailed(state.line)
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
-                if state != seen:
-                    seen = state
-                    yield state
+                shown = dataclasses.replace(state, ahead=self._waiting.index(me))
+                if shown != seen:
+                    seen = shown
+                    yield shown
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
             yield here
         finally:
+            self._waiting.remove(me)
             with self._changed:
                 here, _ = self._latest
                 ready = here and here.kind == "ready"

@@ -16,6 +16,7 @@ from specdemo.trace import Trace, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
+    from specdemo.ui.service import State
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,12 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
     day = f", {trace.created[:10]}" if trace.created else ""
     question = " ".join(trace.instruction.split())[:80]
     return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
+
+
+def while_loading(state: State) -> str:
+    """What happens to the pair of a waiting question, and the question's place."""
+    place = f"{_count(state.ahead, 'request')} ahead" if state.ahead else "Your question is next"
+    return f"{state.line}. {place}."
 
 
 def queue_place(waiting: Waiting) -> str:

@@ -1,0 +1,254 @@
+"""What a Space gets, and how it begins: the card, the lock, the upload, a pair that was preloaded,
+and once the whole way in a browser."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+from fakes import FakeSession, until
+from hub_server import COMMIT, decoder_files
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from specdemo.errors import FetchError
+from specdemo.models import decoder, embedded, export, hub, machine, registry, sources
+from specdemo.models.progress import Meter, watched
+from specdemo.settings import ModelChoice
+from specdemo.ui import runs
+from specdemo.ui.choice import AUTO, Offer
+from specdemo.ui.runs import Running
+from specdemo.ui.service import Service, Visitor
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import space_rehearsal as rehearsal  # noqa: E402
+
+CARD = rehearsal.card_of((ROOT / "README.md").read_text(encoding="utf-8"))
+DOLLY = registry.find_pair("dolly-3b")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files of the repository, or those that match `patterns`."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run([*command, *patterns], capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.splitlines() if (ROOT / name).is_file()]
+
+
+# What is uploaded
+
+
+def test_the_card_has_only_the_hubs_fields_with_the_hubs_values():
+    files = {str(path.relative_to(ROOT)) for path in tracked()}
+    assert rehearsal.card_problems(CARD, files) == []
+    wrong = {"short_description": "x" * 61, "sdk_version": "6.x", "preload_from_hub": ["a"]}
+    assert len(rehearsal.card_problems(CARD | wrong | {"colour": "red"}, files)) == 5
+
+
+def test_the_cards_gradio_is_the_one_that_is_tested():
+    assert CARD["sdk_version"] == version("gradio")
+
+
+def closure(wanted: list[str], locked: dict[str, str]) -> dict[str, list[Requirement]]:
+    """All that `wanted` needs, with the requirements of each, by the metadata of what is installed
+    here in the locked version; what is not needs nothing more."""
+    found: dict[str, list[Requirement]] = {}
+    queue, seen = [Requirement(one) for one in wanted], set()
+    while queue:
+        one = queue.pop()
+        found.setdefault(canonicalize_name(one.name), []).append(one)
+        for extra in ("", *one.extras):
+            if (one.name, extra) in seen:
+                continue
+            seen.add((one.name, extra))
+            try:
+                same = version(one.name) == locked.get(canonicalize_name(one.name))
+                needed = [Requirement(line) for line in requires(one.name) or [] if same]
+            except PackageNotFoundError:
+                needed = []
+            queue += [it for it in needed if not it.marker or it.marker.evaluate({"extra": extra})]
+    return found
+
+
+def test_the_lock_has_a_version_of_all_that_the_builder_installs():
+    lines = [line for line in rehearsal.LOCK.read_text().splitlines() if line[0] != "#"]
+    locked = dict(line.split("==") for line in lines)
+    asked = re.findall(r"^[\w-]+\S*==\S+$", (ROOT / "requirements.txt").read_text(), re.M)
+    needed = closure([*asked, *rehearsal.builder_adds(CARD)], locked)
+    assert {"gradio", "mcp", "authlib", "spaces", "websockets"} <= set(needed) <= set(locked)
+    for name, requirements in needed.items():
+        assert all(one.specifier.contains(locked[name]) for one in requirements), name
+
+
+def test_the_lock_has_no_hash_which_would_stop_the_builders_pip():
+    lines = rehearsal.LOCK.read_text().splitlines()
+    assert all(re.fullmatch(r"#.*|[a-z0-9-]+==[\w.]+", line) for line in lines)
+
+
+def test_the_guide_and_the_workflow_upload_what_make_space_makes():
+    upload = r"hf upload --repo-type space \S+ build/space \. --delete \"\*\""
+    for path in (".github/workflows/space.yml", "docs/guide/deploy-a-space.md"):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(upload, text) and "make space" in text and "git push" not in text
+
+
+# A pair that was preloaded
+
+
+@pytest.fixture
+def preloaded(server, monkeypatch, tmp_path):
+    """Dolly's IR and pythia-70m's checkpoint in the cache of the image; nothing can be fetched."""
+    checkpoint = decoder_files(**{"model.safetensors": b"weights"})
+    checkpoint = {name: one for name, one in checkpoint.items() if "openvino" not in name}
+    cache = tmp_path / "image" / "hub"
+    for source, files in ((DOLLY.target, decoder_files()), (DOLLY.draft, checkpoint)):
+        storage = cache / f"models--{source.repo.replace('/', '--')}"
+        for name, content in files.items():
+            path = storage / "snapshots" / COMMIT / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        (storage / "refs").mkdir()
+        (storage / "refs" / "main").write_text(COMMIT)
+    monkeypatch.setattr(hub, "PRELOADED", cache)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 16 * 2**30)
+    monkeypatch.setattr(embedded, "fetch", lambda *_: pytest.fail("fetched the embedded pair"))
+    server.stop()
+    return cache
+
+
+def test_a_preloaded_pair_answers_first_though_its_draft_must_still_be_converted(preloaded):
+    offer = Offer(ModelChoice(AUTO), shared=True)
+    assert (offer.first.pair, offer.later) == ("dolly-3b", None)
+
+
+def test_a_preload_that_was_cut_does_not_count_as_here(preloaded):
+    next(preloaded.rglob("openvino_model.bin")).unlink()
+    offer = Offer(ModelChoice(AUTO), shared=True)
+    assert (offer.first.pair, offer.later) == ("embedded", DOLLY)
+
+
+def test_a_preloaded_pair_is_found_wherever_hf_home_points_to(preloaded, monkeypatch):
+    assert str(preloaded) not in hub.constants.HF_HUB_CACHE
+    assert hub.cached(DOLLY.target.repo).folder.is_relative_to(preloaded)
+
+
+def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPECDEMO_HOME", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert machine.cache_home() == tmp_path / "specdemo"
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "own"))
+    assert machine.cache_home() == tmp_path / "own"
+
+
+@pytest.mark.parametrize("trouble", ["disk full", "read-only"])
+def test_a_conversion_that_cannot_be_written_is_a_sentence_and_the_next_start_makes_it(
+    monkeypatch, tmp_path, trouble
+):
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (checkpoint / name).write_text("{}")
+
+    def convert(source, out, *_, name):
+        if trouble == "disk full":
+            raise FetchError(f"The IR of {name} could not be written; free some disk space.")
+        out.mkdir()
+
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sources, "export", convert)
+    if trouble == "read-only":
+        (tmp_path / "home").write_text("in the way")
+    source = sources.Source(str(checkpoint), "pythia", export="int8")
+    with pytest.raises(FetchError, match="could not be written"):
+        sources.prepare([source])
+    trouble = ""
+    if (tmp_path / "home").is_file():
+        (tmp_path / "home").unlink()
+    assert not list(tmp_path.glob("home/exported/*/"))
+    assert sources.prepare([source])[0].folder.is_dir()
+
+
+def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_home, tmp_path):
+    def write(*_):
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(decoder, "write", write)
+    with pytest.raises(FetchError, match="IR of pythia could not be written .* free some disk"):
+        export.export(tiny_home / "pythia", tmp_path / "out", "int8", name="pythia")
+
+
+# While it loads
+
+
+def test_questions_asked_meanwhile_show_their_places_and_what_is_being_done():
+    go = threading.Event()
+
+    def opener(pair, report):
+        report("Compiling: 1,200 of 2,780 MB, 220.0 MB/s, 00:07 left")
+        go.wait()
+        return FakeSession()
+
+    service = Service(ModelChoice("dolly-3b"), opener)
+    service.start()
+    offer = Offer(ModelChoice("dolly-3b"), shared=True)
+    notes: list[list[str]] = [[], []]
+
+    def ask(number: int) -> None:
+        given = {"question": "one two", "pair": "dolly-3b"}
+        for text in runs.run(service, Running(), offer, Visitor(f"visitor {number}"), given):
+            notes[number].append(text)
+
+    asking = []
+    for number in range(2):
+        asking.append(threading.Thread(target=ask, args=[number]))
+        asking[-1].start()
+        until(lambda number=number: any("00:07 left" in one for one in notes[number]))
+    assert any("00:07 left. Your question is next." in one for one in notes[0])
+    assert any("00:07 left. 1 request ahead." in one for one in notes[1])
+    go.set()
+    for thread in asking:
+        thread.join()
+    assert all('"done"' in one[-1] for one in notes)
+
+
+def test_work_that_is_watched_shows_how_far_it_is():
+    seen = []
+    meter = Meter(lambda progress: seen.append(progress.done), "Compiling", 100)
+    with watched(meter, lambda: 250, every=0.01):
+        until(lambda: len(seen) > 2)
+    assert seen[0] == 0 and set(seen[1:]) == {100}
+
+
+# The whole way
+
+
+@pytest.mark.slow
+def test_a_space_is_uploaded_preloaded_and_answers_in_the_hubs_iframe(
+    tiny_home, tmp_path, chromium
+):
+    pytest.importorskip("playwright.sync_api")
+    made = subprocess.run(["git", "-C", str(ROOT), "stash", "create"], capture_output=True)
+    commit = made.stdout.decode().strip() or "HEAD"
+    with rehearsal.Hub() as hub:
+        space = rehearsal.Space(tmp_path / "space", hub, port=0)
+        rehearsal.add_folders(hub, rehearsal.pair_folders(tiny_home))
+        space.upload(commit)
+        binary = [name for name, content in hub.space.items() if rehearsal.is_binary(content)]
+        assert len(binary) == len(hub.blobs) > 0
+        assert "spaces==" in (space.app / "requirements.txt").read_text()
+        space.preload()
+        front = rehearsal.Front(space)
+        data = {"HF_HOME": str(space.data / ".huggingface")}
+        first = rehearsal.visit(space, front, **data)
+        assert first["pair"] == "dolly-3b" and first["identical"] is True
+        assert first["downloaded"] == "nothing" and first["console errors"] == []
+        assert first["other hosts"] == []
+        [made] = space.data.glob(".huggingface/specdemo/exported/pythia-70m-*")
+        space.sleep()
+        assert not (space.home / ".cache" / "specdemo").exists()
