@@ -320,8 +320,8 @@ def test_the_bars_of_the_chart_are_those_of_the_report_and_of_the_paper():
     paper = [[19.87, 44.25], [13.61, 26.97]]
     assert [list(bars.y) for bars in drawn.data] == ours + paper
     assert [bars.x for bars in drawn.data[:3:2]] == [
-        ("3 tokens", "6 tokens"),
-        ("40 tokens", "100 tokens"),
+        ("N = 3", "N = 6"),
+        ("N = 40", "N = 100"),
     ]
     greys = [bars.marker.color for bars in drawn.data[2:]]
     assert all(len({one[1:3], one[3:5], one[5:7]}) == 1 for one in greys)

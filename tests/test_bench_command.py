@@ -30,6 +30,15 @@ def test_bench_writes_json_and_page_beside_its_tables(capsys, tmp_path):
     assert "speculative tokens per s" in capsys.readouterr().out
 
 
+def test_bench_measures_every_length_of_a_list(capsys):
+    options = ["--limit", "1", "--max-new-tokens", "3,6"]
+    assert cli.main(["bench", *options, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert [row["tokens"] for row in report["rows"]] == [3, 6] and "Answer lengths" in err
+    assert [row["max_new_tokens"] for row in report["lengths"]] == [3, 6]
+
+
 def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tmp_path):
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"id": 1, "task": "qa", "instruction": "x" * 5000}))
@@ -43,6 +52,7 @@ def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tm
     [
         (["bench", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl cannot be read"),
         (["bench", "--peers", "vllm"], "--peers"),
+        (["bench", "--max-new-tokens", "40,0"], "--max-new-tokens is '0'; it must be"),
         (["bench", "--html", "/no/such/folder/b.html"], "--html"),
         (["audit", "--top-k", "50"], "--top-k is 50"),
     ],

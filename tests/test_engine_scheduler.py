@@ -188,17 +188,18 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     assert told[0].place > 0 and told[0].seconds > 0
 
 
-def test_background_work_is_done_beside_requests_once_it_is_asked_for(endless):
+def test_background_work_is_done_beside_requests_once_it_is_asked_for_and_they_know(endless):
     done = []
     scheduler = Scheduler(background=False)
     try:
-        events = submit(scheduler, endless, (1, 2), 100_000).events()
+        handle = submit(scheduler, endless, (1, 2), 100_000)
+        events = handle.events()
         scheduler.run_in_background(done.append(step) for step in range(3))
         next(events)
-        assert scheduler.load.preparing and not done
+        assert scheduler.load.preparing and not done and not handle.compiling
         scheduler.hurry()
         eventually(lambda: len(done) == 3 and not scheduler.load.preparing)
-        assert scheduler.load.active == 1
+        assert scheduler.load.active == 1 and handle.compiling
     finally:
         scheduler.close()
 

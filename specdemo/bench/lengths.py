@@ -54,8 +54,8 @@ def published() -> list[dict[str, Any]]:
 def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
     """A Plotly figure as JSON has it: bars of seconds, left of the report's `lengths`, titled
     `ours`, right the paper's. Each side has its own scale: seconds of two machines."""
-    sides = [(lengths, ours, ""), (published(), "dolly-v2-12b, the paper", "2")]
-    data, notes, axes = [], [], {}
+    sides = [(lengths, ours, ""), (published(), "dolly-v2-12b (paper)", "2")]
+    data, axes, small = [], {}, {"size": 11}
     for (rows, title, axis), colours in zip(sides, COLOURS, strict=True):
         for (field, name), colour in zip(WAYS.items(), colours, strict=True):
             heights = [row[field] for row in rows]
@@ -63,9 +63,11 @@ def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
                 {
                     "type": "bar",
                     "name": f"{name}, paper" if axis else name,
-                    "x": [f"{row['max_new_tokens']} tokens" for row in rows],
+                    "x": [f"N = {row['max_new_tokens']}" for row in rows],
                     "y": heights,
-                    "text": [f"{one:.3g} s" for one in heights],
+                    "text": [f"{one:.1f}" if one >= 10 else f"{one:.2f}" for one in heights],
+                    "textfont": small,
+                    "constraintext": "none",
                     "textposition": "outside",
                     "cliponaxis": False,
                     "marker": {"color": colour},
@@ -73,10 +75,12 @@ def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
                     "yaxis": f"y{axis}",
                 }
             )
-        place = {"x": 0.77 if axis else 0.23, "y": 1.12, "xref": "paper", "yref": "paper"}
-        notes.append({**place, "text": title, "showarrow": False})
-        width = [0.54, 1] if axis else [0, 0.46]
-        axes[f"xaxis{axis}"] = {"domain": width, "fixedrange": True}
+        axes[f"xaxis{axis}"] = {
+            "domain": [0.56, 1] if axis else [0, 0.44],
+            "title": {"text": title, "font": small},
+            "tickangle": 0,
+            "fixedrange": True,
+        }
         axes[f"yaxis{axis}"] = {
             "anchor": f"x{axis}",
             "title": {"text": "" if axis else "seconds"},
@@ -87,9 +91,8 @@ def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
     layout = {
         **axes,
         "barmode": "group",
-        "annotations": notes,
-        "legend": {"orientation": "h", "y": -0.15},
-        "margin": {"l": 50, "r": 10, "t": 50, "b": 30},
+        "legend": {"orientation": "h", "y": -0.3},
+        "margin": {"l": 50, "r": 10, "t": 20, "b": 40},
         "height": 380,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

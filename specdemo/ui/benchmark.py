@@ -33,9 +33,9 @@ tab. Leave the machine alone meanwhile: anything else is measured too.</p>"""
 LENGTHS = 40, 100
 LENGTHS_LEAD = f"""<h2>Answer lengths</h2><p>“{PAPER_PROMPT.instruction}”, answered with and
 without drafting in up to {LENGTHS[0]} and {LENGTHS[1]} tokens: decoding seconds of the pair,
-medians, and beside them, in grey, those of the paper that this demo follows
-(<a href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a>: dolly-v2-12b with the draft
-dolly-v2-3b, on the authors' machine). Compare the ratios; the seconds are of two machines.</p>"""
+medians, and beside them, in grey, those of the paper that this demo follows: dolly-v2-12b with the
+draft dolly-v2-3b, on its authors' machine. Ratios compare, seconds of two machines do not. See <a
+href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
 """The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it."""
@@ -55,11 +55,10 @@ class Tab:
         wide = {"scale": 0, "min_width": 220}
         gr.HTML(LENGTHS_LEAD)
         # The browser loads Plotly, 4.6 MB, when the tab is opened, not before.
-        self.chart = gr.Plot(show_label=False, elem_id="sd-lengths")
-        self.lengths = gr.HTML(apply_default_css=False)
         recorded = json.loads(RECORDED.read_text("utf-8"))
-        for part, value in self._drawn(recorded, f"Recorded, commit {recorded['commit']}").items():
-            part.value = value
+        drawn, told = drawn_lengths(recorded, f"Recorded, commit {recorded['commit']}")
+        self.chart = gr.Plot(drawn, show_label=False, elem_id="sd-lengths")
+        self.lengths = gr.HTML(told, apply_default_css=False, elem_id="sd-lengths-table")
         measure = gr.Button("Measure answer lengths here", **wide)
         gr.HTML(LEAD)
         limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts")
@@ -111,17 +110,6 @@ class Tab:
             said = html.escape(error_sentence(error))
             yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
 
-    def _drawn(self, report: Mapping[str, Any], when: str) -> dict[Any, Any]:
-        """The chart and the table of a report's `lengths`, with where they were measured."""
-        pair, day = report["pair"], report["details"]["created"][:10]
-        words = f"{when}: {pair['target']}, draft {pair['draft'] or 'n-grams'}, on "
-        words = html.escape(f"{words}{report['machine'].partition(',')[0]}, {day}.")
-        drawn = chart(report["lengths"], html.escape(pair["target"].rpartition("/")[2]))
-        return {
-            self.chart: PlotData(type="plotly", plot=json.dumps(drawn)),
-            self.lengths: f"<p>{words}</p>{table_html('Answer lengths', report['lengths'])}",
-        }
-
     def _measured(
         self,
         visitor: Visitor,
@@ -146,7 +134,8 @@ class Tab:
                     yield {self.table: table_html("Prompts", event["rows"])}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
         if event.get("lengths"):
-            yield self._drawn(json.loads(as_json(event)), "Measured just now")
+            drawn, told = drawn_lengths(json.loads(as_json(event)), "Measured just now")
+            yield {self.chart: drawn, self.lengths: told}
         if event["rows"]:
             summary = table_html("Summary", tables(event)["Summary"])
             yield {self.table: summary + table_html("Prompts", event["rows"])}
@@ -182,6 +171,16 @@ class Tab:
         words = f"{pair.pair} drafts by {tune.named(event.winner)} from now on."
         list(self._service.states(pair, stop))
         yield {self.progress: progress_html(1, 1, words)}
+
+
+def drawn_lengths(report: Mapping[str, Any], when: str) -> tuple[PlotData, str]:
+    """The chart and the table of a report's `lengths`, with where they were measured."""
+    pair, day = report["pair"], report["details"]["created"][:10]
+    words = f"{when}: {pair['target']}, draft: {pair['draft'] or 'n-grams'}, on "
+    words = html.escape(f"{words}{report['machine'].partition(',')[0]}, {day}.")
+    drawn = chart(report["lengths"], html.escape(pair["target"].rpartition("/")[2]))
+    table = table_html("Answer lengths", report["lengths"])
+    return PlotData(type="plotly", plot=json.dumps(drawn)), f"<p>{words}</p>{table}"
 
 
 def progress_html(done: int, total: int, text: str) -> str:
