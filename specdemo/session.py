@@ -22,7 +22,7 @@ from specdemo.engine.request import NextToken, Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution, Sampling
 from specdemo.engine.scheduler import QUEUED, Load
-from specdemo.errors import BadInput, ModelError
+from specdemo.errors import BadInput, Busy, ModelError
 from specdemo.models import machine, measured
 from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
@@ -242,7 +242,8 @@ class Session(Answering):
         the trace with one repeat more each time. The two ways take turns in running first, so a
         drift of the machine's speed favours neither. Speculative runs begin with the acceptance
         `rates` of the first: a question that was learnt would seem fast."""
-        ways = [("baseline", replace(trace.settings, drafter="none")), ("", trace.settings)]
+        baseline = replace(trace.settings, drafter="none")
+        ways = [("baseline", baseline), ("speculative", trace.settings)]
         while not enough(trace, question.repeat):
             seconds, others, compiling = {}, 0, question.loading()
             for name, way in ways:
@@ -250,7 +251,10 @@ class Session(Answering):
                 if load.active or load.waiting or load.preparing or question.loading():
                     return
                 request = self._request(trace.instruction, way, rates=deepcopy(rates))
-                handle = self._engine.submit(request, target, stop=question.stop, first=True)
+                try:
+                    handle = self._engine.submit(request, target, stop=question.stop, first=True)
+                except Busy:  # the models were closed; the race stands without more repeats
+                    return
                 shown = [event.shown_at for event in handle.events()]
                 if handle.stopped:
                     return
@@ -260,7 +264,8 @@ class Session(Answering):
                 seconds[name] = shown[-1] - shown[0]
                 others = max(others, handle.most_others)
                 compiling = compiling or handle.compiling or question.loading()
-            repeat = Repeat(seconds[""], seconds["baseline"], others, compiling)
+            times = seconds["speculative"], seconds["baseline"]
+            repeat = Repeat(*times, shared_with=others, compiling=compiling)
             trace = replace(trace, repeats=(*trace.repeats, repeat))
             yield trace
             ways.reverse()

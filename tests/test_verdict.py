@@ -148,24 +148,29 @@ def test_stopping_while_a_race_is_repeated_keeps_its_verdict(monkeypatch):
 # The session
 
 
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(verdict, "MOST_REPEATS", 2)
+
+
 def repeated(session: Session, loading=lambda: False, stop=None, tokens: int = 5) -> list[Trace]:
-    asked = {"repeat": verdict.ENOUGH_SECONDS, "loading": loading, "stop": stop}
+    asked = {"repeat": 60.0, "loading": loading, "stop": stop}
     race = session.race("one two three", Settings(max_new_tokens=tokens), **asked)
     return [event for event in race if isinstance(event, Trace)]
 
 
-def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(session):
+def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(session, few):
     first, *_, last = repeated(session)
-    assert not first.repeats and last.identical and verdict.enough(last)
+    assert not first.repeats and last.identical and len(last.repeats) == 2
     assert all(one.seconds > 0 and not one.disturbed for one in last.repeats)
 
 
-def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(session):
+def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(session, few):
     [only] = repeated(session, loading=lambda: True)
     assert only.compiling and verdict.verdict(only) is None
     stop = threading.Event()
     traces = []
-    asked = {"repeat": verdict.ENOUGH_SECONDS, "stop": stop}
+    asked = {"repeat": 60.0, "stop": stop}
     for event in session.race("one two three", Settings(max_new_tokens=5), **asked):
         if isinstance(event, Trace):
             traces.append(event)
@@ -173,9 +178,9 @@ def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(sessi
     assert len(traces) == 1 and traces[0].identical
 
 
-def test_repeated_runs_do_not_learn_the_question(session):
+def test_repeated_runs_do_not_learn_the_question(session, few):
     shared = session._engine.target("exact").policy.acceptance
-    asked = {"repeat": verdict.ENOUGH_SECONDS}
+    asked = {"repeat": 60.0}
     seen = []
     for event in session.race("one two three", Settings(max_new_tokens=9), **asked):
         if isinstance(event, Trace):
