@@ -250,7 +250,8 @@ class Session(Answering):
                 load = self.load
                 if load.active or load.waiting or load.preparing or question.loading():
                     return
-                request = self._request(trace.instruction, way, rates=deepcopy(rates))
+                options = {"rates": deepcopy(rates), "timed": True}
+                request = self._request(trace.instruction, way, **options)
                 try:
                     handle = self._engine.submit(request, target, stop=question.stop, first=True)
                 except Busy:  # the models were closed; the race stands without more repeats
