@@ -22,8 +22,9 @@ from specdemo.ui.service import LIMITS, Service, visitor_of
 
 STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
-HEADER = """<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>A draft guesses ahead, the model checks it in one step: the same answer, sooner.</p>
+IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
+HEADER = f"""<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
+<p>{IDEA}</p>
 </header>"""
 
 SCRIPTS = "tokens.js", "share.js", "slow_motion.js", "curve.js", "examples.js", "race_view.js"
@@ -93,7 +94,7 @@ def build(
     # prefix before every selector.
     known = json.dumps(runs.opened(recorded)).replace("<", "\\u003c")
     scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
-    head = f"<style>{_static('style.css')}</style>"
+    head = f'<meta name="description" content="{IDEA}"><style>{_static("style.css")}</style>'
     head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
     looks = {"theme": THEME, "head": head, "footer_links": ["api"]}
     return blocks, {**looks, "run_history": False, "ssr_mode": False}
