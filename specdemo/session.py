@@ -4,7 +4,7 @@ traces. The page, the command line, the servers and the benchmark use it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -191,7 +191,7 @@ class Session(Answering):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine.describe(),
             shared_with=handle.most_others,
-            costs=_costs(target.policy.costs, len(request.tokens) + len(request.answer) // 2),
+            costs=_costs(target.policy.costs, len(request.tokens), request.answer),
             compiling=handle.compiling or loading or question.loading(),
         )
         if not question.baseline or handle.stopped:
@@ -267,7 +267,8 @@ class Session(Answering):
                 compiling = compiling or handle.compiling or question.loading()
             times = seconds["speculative"], seconds["baseline"]
             repeat = Repeat(*times, shared_with=others, compiling=compiling)
-            trace = replace(trace, repeats=(*trace.repeats, repeat))
+            costs = _costs(target.policy.costs, trace.prompt_tokens, trace.token_ids)
+            trace = replace(trace, repeats=(*trace.repeats, repeat), costs=costs)
             yield trace
             ways.reverse()
 
@@ -309,9 +310,10 @@ class Session(Answering):
         )
 
 
-def _costs(costs: Costs, context: int) -> ForwardCosts | None:
-    """The cost model after `context` tokens; None before anything was measured."""
-    _, *seconds = costs.verifications(context=context)
+def _costs(costs: Costs, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
+    """The cost model in the middle of an `answer` to `prompt` tokens; None before anything was
+    measured."""
+    _, *seconds = costs.verifications(context=prompt + len(answer) // 2)
     return ForwardCosts(tuple(seconds), costs.draft_step) if seconds[0] else None
 
 

@@ -211,7 +211,7 @@ def test_how_it_works_takes_its_examples_from_the_run_and_leads_back_to_it(opene
     expect(page.locator(".sd-text-spec")).to_be_visible()
     assert drawn(page) == STEPS[3][0]
     page.get_by_role("tab", name="How it works").click()
-    page.get_by_role("button", name="Ask the question that does not pay").click()
+    page.get_by_role("button", name="Ask that question here").click()
     expect(page.locator(".sd-note")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from specdemo.engine.rounds import Round
 from specdemo.trace import Trace, judged, summarize
+from specdemo.verdict import counted
 
 LONG_DRAFT = 4
 """Tokens; drafts beyond it have acceptance rates of their own in a prediction."""
@@ -67,12 +68,15 @@ class Speed:
 
 
 def measured_speed(trace: Trace) -> Speed | None:
-    """The measured Speed of a run; None without a round or a baseline."""
+    """The measured Speed of a run, by the medians of its repeats; None without a round or a
+    baseline."""
     summary = summarize(trace)
     if not summary.speedup:
         return None
-    token = summary.baseline_decode_seconds / summary.baseline_decoded
-    return Speed(summary.tokens_per_round, summary.decode_seconds / summary.decode_rounds, token)
+    times = counted(trace) or [(summary.decode_seconds, summary.baseline_decode_seconds)]
+    seconds, baseline = map(median, zip(*times, strict=True))
+    rounds, tokens = summary.decode_rounds, summary.baseline_decoded
+    return Speed(summary.tokens_per_round, seconds / rounds, baseline / tokens)
 
 
 def predicted_speed(trace: Trace, rate: float | None = None) -> Speed | None:

@@ -48,8 +48,9 @@ THEME = gr.themes.Base(
 )
 """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
 
-DOES_NOT_PAY = "Invent twenty names for a new planet"
-"""The example on which drafting gained least of those that were measured (docs/results)."""
+DOES_NOT_PAY = "Describe a storm at sea"
+"""The question with the fewest tokens a round of those that were measured
+(docs/results/benchmark.md)."""
 
 EXAMPLES = (
     "Write a Python function that reverses a string",

@@ -109,13 +109,13 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
     ratio = trace.costs.target[tokens - 1] / trace.costs.target[0]
-    predicted, measured = predicted_speed(trace), measured_speed(trace)
+    predicted, measured, found = predicted_speed(trace), measured_speed(trace), races.verdict(trace)
     at_rates = (predicted_speed(trace, at / 100) for at in range(101))
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
         "predicted": predicted and predicted.speedup,
-        "measured": measured and measured.speedup,
+        "measured": found.speedup if found else measured and measured.speedup,
         "differs": difference(predicted, measured) if predicted and measured else "",
         "rate": summarize(trace).acceptance_rate,
         "by_rate": [round(one.speedup, 3) for one in at_rates] if predicted else [],

@@ -51,7 +51,7 @@ const drawExamples = ({ trace, verdict, curve, motion }) => {
   const tell = (name, text) => {
     for (const node of document.querySelectorAll(`[data-example="${name}"]`)) node.textContent = text;
   };
-  const paid = summary.speedup, dropped = summary.drafted - summary.accepted;
+  const paid = curve?.measured ?? summary.speedup, dropped = summary.drafted - summary.accepted;
   const rejected = rounds.findIndex(({ emitted }) => emitted?.kind === "correction");
   const at = rejected >= 0 ? rejected : rounds.findIndex(({ drafted }) => drafted.length);
   const token = baseline && summary.baseline_decode_seconds / summary.baseline_decoded;

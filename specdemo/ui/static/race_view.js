@@ -78,7 +78,7 @@ class RaceView {
     this.root.dataset.phase = phase;
     // With this class style.css shows the Stop button in place of the Run button.
     document.documentElement.classList.toggle("sd-running", RUNNING.includes(phase));
-    if (RUNNING.includes(phase) && phase !== "loading") this.motion.play(false);
+    if (RUNNING.includes(phase)) this.motion.play(false);   // it takes time from the models
     if (phase === "again") this.tell(message.verdict);
     if (failed && this.live) {
       this.live = false;
