@@ -146,6 +146,28 @@ def test_one_network_cannot_hold_every_connection():
     assert not guard._of_network
 
 
+def test_bodies_that_never_end_hold_little_memory(monkeypatch):
+    monkeypatch.setattr(request_guard, "MAX_UNREAD", 10_000)
+    guard, held = RequestGuard(), asyncio.Event()
+
+    async def endless():
+        yield b"x" * 6_000
+        await held.wait()
+
+    async def send():
+        asked = []
+        for client in (("192.0.2.7", 1), ("192.0.2.7", 2), ("192.0.2.8", 1)):
+            transport = httpx.ASGITransport(app_of(guard, length), client=client)
+            post = httpx.AsyncClient(transport=transport).post
+            asked.append(asyncio.create_task(post(URL, headers=JSON, content=endless())))
+            await asyncio.sleep(0.05)
+        held.set()
+        return [one.status_code for one in await asyncio.gather(*asked)]
+
+    assert asyncio.run(send()) == [400, 429, 400]
+    assert not guard._unread
+
+
 def test_strangers_share_a_server_that_others_reach_unless_an_option_says_otherwise(monkeypatch):
     monkeypatch.delenv("SPACE_ID", raising=False)
     own = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
@@ -325,7 +347,7 @@ def test_security_md_names_the_open_routes():
     assert named == NAMED
 
 
-EVENT = {"data": [], "fn_index": 8, "session_hash": "a"}
+EVENT = {"data": [], "fn_index": 0, "session_hash": "a"}
 FILE = {"path": "http://192.0.2.1/big", "meta": {"_type": "gradio.FileData"}}
 ARGUMENTS = ["hi", 5, "auto", "auto", 0, 1, 0, 0, "exact"]
 WRONG_CALLS = [
@@ -371,10 +393,14 @@ def test_a_wrong_call_of_gradios_routes_is_refused_in_a_sentence(page, capfd, pa
 
 
 def test_gradio_gets_the_fields_that_were_checked_and_no_others(application):
-    sent = {**EVENT, "event_data": FILE, "oauth_token": "x", "batched": True, "trigger_id": None}
+    app, guard, _ = application
+    functions = app.routes[-1].app.get_blocks().fns
+    number = next(number for number, one in functions.items() if one.api_name == "_stop")
+    event = {**EVENT, "fn_index": number, "trigger_id": None}
+    sent = {**event, "event_data": FILE, "oauth_token": "x", "batched": True}
     scope = {"method": "POST", "path": "/gradio_api/queue/join", "headers": []}
-    read = application[1].validate_request(scope, json.dumps(sent).encode())
-    assert json.loads(read) == {**EVENT, "trigger_id": None}
+    read = guard.validate_request(scope, json.dumps(sent).encode())
+    assert json.loads(read) == event
 
 
 BAD_JSON = [

@@ -32,6 +32,8 @@ from specdemo.errors import BadInput, SpecdemoError
 
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 
+MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
+
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
@@ -89,6 +91,7 @@ class RequestGuard:
         self.closing = False
         self.open = 0
         self._of_network: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()  # bytes of bodies that are not whole yet
 
     def middleware(self) -> list[Middleware]:
         """For a Starlette application. Of other origins only allowed ones may read answers."""
@@ -133,7 +136,7 @@ class RequestGuard:
             if network and self._of_network[network] > self.most_of_network:
                 said = f"{self.most_of_network} requests from your network are at work already."
                 raise HTTPException(429, said, {"Retry-After": "10"})
-            body = await _whole_body(scope, receive, self.largest_body(scope))
+            body = await self._whole_body(scope, receive, network)
             body = self.validate_request(scope, body)
         except ClientDisconnect:
             pass
@@ -177,6 +180,28 @@ class RequestGuard:
             said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
             raise HTTPException(415, said)
 
+    async def _whole_body(self, scope: Scope, receive: Receive, network: str) -> bytes:
+        """The body. Raises HTTPException if it has more than `largest_body` bytes, if those that
+        the network sends at once have more than MAX_UNREAD, or if it takes over BODY_SECONDS."""
+        largest, body = self.largest_body(scope), bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for piece in Request(scope, receive).stream():
+                    body += piece
+                    self._unread[network] += len(piece)
+                    if len(body) > largest:
+                        said = f"The request's body is larger than {largest:,} bytes."
+                        raise HTTPException(413, said)
+                    if network and self._unread[network] > MAX_UNREAD:
+                        said = "Too much is being sent from your network at once."
+                        raise HTTPException(429, said, {"Retry-After": "10"})
+        except TimeoutError:
+            said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
+            raise HTTPException(408, said, {"Connection": "close"}) from None
+        finally:
+            self._unread -= Counter({network: len(body)})  # forgets a network that sends nothing
+        return bytes(body)
+
 
 def network_of(address: str) -> str:
     """What limits count an address by: an IPv4 address itself, the /64 network of an IPv6 address,
@@ -191,23 +216,6 @@ def network_of(address: str) -> str:
 def _name(place: str) -> str:
     """The name or address in HOST:PORT."""
     return re.sub(r":\d*$", "", place).rstrip(".").strip("[]")
-
-
-async def _whole_body(scope: Scope, receive: Receive, largest: int) -> bytes:
-    """The body. Raises HTTPException if it has more than `largest` bytes, or takes more than
-    BODY_SECONDS."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in Request(scope, receive).stream():
-                body += piece
-                if len(body) > largest:
-                    said = f"The request's body is larger than {largest:,} bytes."
-                    raise HTTPException(413, said)
-    except TimeoutError:
-        said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
-        raise HTTPException(408, said, {"Connection": "close"}) from None
-    return bytes(body)
 
 
 def refusal(error: Exception) -> JSONResponse:
