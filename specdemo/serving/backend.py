@@ -239,7 +239,7 @@ class LocalBackend:
             None if extras.baseline else prompt,  # a baseline decodes the instruction
             extras.certify,
             extras.baseline,
-            stop,
+            stop=stop,
             on_wait=lambda waiting: emit(Event(waiting)),
             repeat=extras.repeat,
         )
