@@ -68,7 +68,7 @@ class _LazyGroup(click.Group):
     no_args_is_help=False,
     context_settings=CONTEXT,
     epilog="Environment variables stand for options: the help of a command and of app.py names "
-    "them. SPECDEMO_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
+    "them. HF_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
     "SPECDEMO_LOG the level of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
     "code of its own, SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
 )

@@ -98,7 +98,7 @@ def builder_adds(card: dict[str, Any]) -> list[str]:
 
 def write_checkpoint(source: Any, folder: Path) -> None:
     """Write a GPT-NeoX checkpoint in the shape of `source`, made-up float16 weights."""
-    from specdemo.models.rehearsal import shape_of
+    from tools.rehearse import shape_of
 
     shape, _ = shape_of(source)
     hidden, widened, vocabulary = shape.hidden, shape.widened, shape.vocabulary
@@ -131,10 +131,9 @@ def write_checkpoint(source: Any, folder: Path) -> None:
 
 def write_weights(target: Path, draft: Path) -> None:
     """Write Dolly 3B and pythia-70m with made-up weights."""
-    from specdemo.models.rehearsal import shape_of
-
     from specdemo.models.decoder import write_made_up
     from specdemo.models.registry import find_pair
+    from tools.rehearse import shape_of
 
     pair = find_pair("dolly-3b")
     write_made_up(*shape_of(pair.target), target)
