@@ -564,7 +564,7 @@ def bad_days(space: Space, front: Front) -> Iterator[tuple[str, str, str]]:
 
 
 def size_of(folder: Path) -> str:
-    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
     return f"{total / 1e6:,.0f} MB"
 
 
