@@ -1,17 +1,15 @@
-"""Takes the README's pictures from a real run of the page: docs/images/page.png and race.gif.
+"""Takes the README's pictures of the recorded race: docs/images/page.png and race.gif.
 
-`python tools/page_pictures.py`, on a quiet machine. Needs Pillow.
+`python tools/page_pictures.py`, after tools/page_record.py. Needs Pillow.
 """
 
 from __future__ import annotations
 
 import io
 
-from page_measure import ROOT, chromium, open_page, race, served
+from page_measure import ROOT, chromium, open_page, served
 
 IMAGES = ROOT / "docs" / "images"
-WARM_UP = "Name three colours of the rainbow", "Why is the sky blue?"
-QUESTION = "Write a Python function that reverses a string"
 WIDTH = 800
 FRAME = 0.2
 """Seconds between two frames of the animation."""
@@ -31,15 +29,13 @@ ADVANCE = """seconds => {
 def main() -> None:
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
     with served() as server, chromium() as browser:
-        context = browser.new_context(**looks)
-        page = open_page(context, server.url, max_new_tokens=160, speed="steps")
-        for question in (*WARM_UP, QUESTION):
-            race(page, question)
-        page.evaluate("scrollTo(0, 0)")
+        page = open_page(
+            browser.new_context(**looks), server.url, max_new_tokens=120, speed="steps"
+        )
         page.mouse.move(0, 0)
         page.wait_for_timeout(500)
         page.screenshot(path=IMAGES / "page.png")
-        # The slow motion of that run, a frame at a time: taking pictures does not slow it down.
+        # The slow motion, a frame at a time: taking a picture takes longer than a frame.
         clip = page.locator(".sd-race").bounding_box()
         clip["height"] = 800 - clip["y"]
         page.evaluate(BEGIN)
