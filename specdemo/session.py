@@ -16,7 +16,7 @@ from specdemo.answering import Answering, OnWait, Question
 from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
-from specdemo.engine.policy import Acceptance, Costs
+from specdemo.engine.policy import Acceptance, Policy
 from specdemo.engine.profile import Profile
 from specdemo.engine.request import NextToken, Request, Target
 from specdemo.engine.rounds import Round
@@ -191,7 +191,7 @@ class Session(Answering):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine.describe(),
             shared_with=handle.most_others,
-            costs=_costs(target.policy.costs, len(request.tokens), request.answer),
+            costs=_costs(target.policy, len(request.tokens), request.answer),
             compiling=handle.compiling or loading or question.loading(),
         )
         if not question.baseline or handle.stopped:
@@ -267,7 +267,7 @@ class Session(Answering):
                 compiling = compiling or handle.compiling or question.loading()
             times = seconds["speculative"], seconds["baseline"]
             repeat = Repeat(*times, shared_with=others, compiling=compiling)
-            costs = _costs(target.policy.costs, trace.prompt_tokens, trace.token_ids)
+            costs = _costs(target.policy, trace.prompt_tokens, trace.token_ids)
             trace = replace(trace, repeats=(*trace.repeats, repeat), costs=costs)
             yield trace
             ways.reverse()
@@ -310,11 +310,11 @@ class Session(Answering):
         )
 
 
-def _costs(costs: Costs, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
+def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
     """The cost model in the middle of an `answer` to `prompt` tokens; None before anything was
     measured."""
-    _, *seconds = costs.verifications(context=prompt + len(answer) // 2)
-    return ForwardCosts(tuple(seconds), costs.draft_step) if seconds[0] else None
+    _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
+    return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
 
 
 def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> Round:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import logits_of
+from toy import logits_of, sequence
 
 from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, Drawing, Ngrams
 from specdemo.engine.ngrams import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY
@@ -132,15 +132,14 @@ def test_a_context_forgets_what_followed_it_long_ago():
 
 def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     policy = Policy()
-    for size in range(1, 17):
-        policy.costs.saw_verify(size, 1.0 + size / 100)
-    policy.costs.saw_draft(0.1)
+    policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
+    policy.draft.learn({1: 0.1})
     drafter = AdaptiveDrafter(Ngrams(), policy)
     drafter.model = DraftModel(None, policy, Sampling())
-    drafter.model.catching_up = lambda context, drafted: 0.0
+    drafter.model.catch_up = lambda context, drafted, most: 0.0
     policy.begin_round()
-    assert not drafter._model_pays([1, 2], [9], 1.0, 0.95, 100)
-    assert drafter._model_pays([1, 2], [9], 1.0, 0.2, 100)
+    assert not drafter._model_pays([1, 2], [9], 1.0, 0.95)
+    assert drafter._model_pays([1, 2], [9], 1.0, 0.2)
 
 
 def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_tokens():
@@ -150,3 +149,18 @@ def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_t
     chances = [proposed.distribution.probability(token) for token in (28, 260, 7)]
     assert chances == pytest.approx([0.5, 0.2, 0.3], abs=1e-6)
     assert proposed.probability == proposed.distribution.probability(proposed.token)
+
+
+def test_a_draft_model_reads_the_end_of_a_text_that_would_take_too_long():
+    policy = Policy()
+    policy.draft.learn({size: 0.1 + size / 100 for size in range(1, 17)})
+    context = list(range(500))
+    model = DraftModel(sequence((0, 1, 2, 3)), policy, Sampling())
+    whole = model.catch_up(context, [], most=100.0)
+    assert whole == pytest.approx(4.95, rel=0.05)  # a hundredth of a second for each token
+    assert model.catch_up(context, [], most=0.5) <= 0.5
+    step = model.step(context, [])
+    forward = next(step)
+    assert forward.run.tokens == context[-len(forward.run.tokens) :]
+    assert 40 < len(forward.run.tokens) < 60
+    assert forward.run.sequence.tokens == context[:4]

@@ -40,17 +40,20 @@ def measured(request, tiny_llama_pair):
     return model, measure_invariance(model)
 
 
-@pytest.mark.parametrize(("group", "found"), [(32, []), (64, ["64"]), (128, ["64"])])
-def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, found):
+@pytest.mark.parametrize(
+    ("group", "allowed"), [(32, {"32"}), (64, {"32", "64"}), (128, {"32", "64", "128"})]
+)
+def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, allowed):
     """With larger groups forwards with 4-bit weights took 1.4 to 1.8 times as long."""
     integers = ov.Tensor(ov.Type.u4, ov.Shape([8, 128 // group, group]))
     matrix = compressed(integers, np.ones((8, 128 // group, 1), np.float16), zero=8)
     given = ops.parameter([-1, 128], ov.Type.f32)
-    product = ops.matmul(given, matrix, False, True)
+    layer = ops.matmul(given, matrix, False, True)
+    product = ops.matmul(layer, np.ones((4, 8), np.float32), False, True)
     ov.save_model(ov.Model([ops.result(product)], [given], "product"), tmp_path / "model.xml")
     tried = numerics.candidates(tmp_path / "model.xml", "CPU", "auto", True, ov.Core())
     sizes = [dict(one).get("DYNAMIC_QUANTIZATION_GROUP_SIZE") for one in tried]
-    assert sizes == [*(found or [None]) * 2, "0"]
+    assert sizes[0] == sizes[1] and sizes[0] in allowed and sizes[2:] == ["0"]
 
 
 def text_of(model, size: int) -> list[int]:

@@ -32,7 +32,7 @@ class Simulation:
     """A target whose text looks random, a draft that is right with a given chance, and a clock
     that only they move."""
 
-    def __init__(self, *, acceptance, verify, draft_step, informative=True, seed=0):
+    def __init__(self, *, acceptance, verify, draft_step, change=0.0, informative=True, seed=0):
         rng = np.random.default_rng(seed)
         self.text = rng.integers(1, VOCABULARY, 3000).tolist()
         self.right = rng.random(3000) < acceptance
@@ -41,20 +41,22 @@ class Simulation:
             self.right & informative, rng.uniform(0.5, 1, 3000), rng.uniform(0.2, 0.9, 3000)
         )
         self.sizes, self.seconds = list(verify), list(verify.values())
-        self.draft_step = draft_step
+        self.draft_step, self.change = draft_step, change
         self.clock = 0.0
         self.draft_steps = 0
 
     def reply(self, request) -> Reply:
         run = request.run
-        start = run.sequence.length
+        start, tokens = run.sequence.length, len(run.tokens)
         run.sequence.tokens.extend(run.tokens)
         positions = range(start + len(run.tokens) - run.rows + 1, start + len(run.tokens) + 1)
         if request.model == "target":
-            seconds = float(np.interp(len(run.tokens), self.sizes, self.seconds))
+            tokens = self.costs["target"].choose(tokens)
+            seconds = float(np.interp(tokens, self.sizes, self.seconds))
+            seconds += self.change * (tokens != self.costs["target"].last)
             rows = [self._row(self.text[at], 0.99) for at in positions]
         else:
-            seconds = self.draft_step * (1 + 0.05 * (len(run.tokens) - 1))
+            seconds = self.draft_step * (1 + 0.05 * (tokens - 1))
             self.draft_steps += 1
             rows = [
                 self._row(
@@ -64,7 +66,8 @@ class Simulation:
                 for at in positions
             ]
         self.clock += seconds
-        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, len(run.tokens))
+        self.costs[request.model].record(tokens, seconds)
+        return Reply(toy.logits_of(np.array(rows)) if rows else None, seconds, tokens)
 
     def _row(self, token: int, probability: float) -> np.ndarray:
         row = np.full(VOCABULARY, np.log((1 - probability) / (VOCABULARY - 1)), np.float32)
@@ -73,9 +76,9 @@ class Simulation:
 
     def run(self, fixed=None, tokens=600, lookup=False) -> tuple[float, list[Round]]:
         policy = Policy(fixed=fixed)
-        for size, seconds in zip(self.sizes, self.seconds, strict=True):
-            policy.costs.saw_verify(size, seconds)
-        policy.costs.saw_draft(self.draft_step)
+        self.costs = {"target": policy.costs, "draft": policy.draft}
+        policy.costs.learn(dict(zip(self.sizes, self.seconds, strict=True)), self.change)
+        policy.draft.learn({n: self.draft_step * (1 + 0.05 * (n - 1)) for n in range(1, 17)})
         name = "auto" if lookup else "model"
         prompt = tuple(self.text[:8])
         self.drafter = make_drafter(name, policy, Sampling(), sequence=toy.sequence())
@@ -149,38 +152,65 @@ def test_a_repeating_text_is_looked_up_and_pays():
     )
 
 
-def known_costs(figures=STEPPED) -> Costs:
+def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> Costs:
     costs = Costs()
-    for size, seconds in figures.items():
-        costs.saw_verify(size, seconds)
+    costs.learn(figures, change, attention)
     return costs
-
-
-def test_costs_are_interpolated_between_the_measured_sizes():
-    costs = known_costs({1: 1.0, 3: 1.4, 8: 2.4, 16: 4.0})
-    assert costs.verify(2) == pytest.approx(1.2) and costs.verify(12) == pytest.approx(3.2)
-    assert costs.verify(20) == pytest.approx(4.0 + 4 * 0.2)
 
 
 def test_a_forward_costs_no_more_than_a_larger_one_that_it_could_be_padded_to():
     costs = known_costs({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.8, 6: 1.3, 16: 3.0})
-    assert costs.verify(3) == costs.verify(4) == pytest.approx(1.3)
+    assert costs.forward(3) == costs.forward(4) == pytest.approx(1.3)
+    assert costs.choose(3) == 6
+    assert costs.forward(20) == pytest.approx(3.0)  # nothing is known of more rows
+
+
+def test_a_size_stays_until_padding_has_cost_as_much_as_a_change():
+    costs = known_costs({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.4}, change=0.2)
+
+    def sizes(*tokens: int) -> list[int]:
+        found = []
+        for count in tokens:
+            found.append(costs.choose(count))
+            costs.record(found[-1], costs.seconds[found[-1]] + costs.change * (count != costs.last))
+        return found
+
+    assert sizes(4, 2, 3, 1, 4, 2) == [4] * 6
+    assert sizes(8, 1) == [8, 1]
+    assert sizes(4, *[1] * 9) == [4] * 4 + [1] * 6
+
+
+def test_the_baseline_is_not_charged_with_changes_of_size():
+    costs = known_costs(change=0.5)
+    costs.record(4, STEPPED[4] + 0.5)
+    rows = costs.forwards()
+    assert rows[1] == pytest.approx(1.0) and rows[4] == pytest.approx(STEPPED[4])
+    assert rows[5] == pytest.approx(STEPPED[5] + 0.5)
 
 
 def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():
     costs = known_costs()
     for _ in range(100):
-        costs.saw_verify(2, 3 * STEPPED[2])
-    assert costs.verify(8) == pytest.approx(3 * STEPPED[8], rel=0.2)
+        costs.record(2, 3 * STEPPED[2])
+    assert costs.forward(8) == pytest.approx(3 * STEPPED[8], rel=0.2)
+
+
+def test_what_a_change_of_size_costs_is_learnt_from_changes():
+    seconds = {1: 1.0, 4: 1.1}
+    costs = known_costs(seconds, change=0.1)
+    for turn in range(1200):
+        size = 1 if turn % 4 else 4
+        costs.record(size, seconds[size] + 0.4 * (size != costs.last))
+    assert costs.change * costs.level == pytest.approx(0.4, rel=0.2)
+    assert costs.alone() == pytest.approx(1.0, rel=0.1)
 
 
 def test_each_row_costs_more_the_longer_its_context():
-    costs = Costs()
-    costs.learn({1: 1.0, 4: 1.3, 16: 4.0}, attention=0.001)
+    costs = known_costs({1: 1.0, 4: 1.3, 16: 4.0}, attention=0.001)
     for _ in range(100):  # what the context explains says nothing about the machine's speed
-        costs.saw_verify(4, 3.3, attended=4 * 500)
-    assert costs.verifications(context=500)[4] == pytest.approx(3.3)
-    assert costs.verifications()[4] == pytest.approx(1.3)
+        costs.record(4, 3.3, attended=4 * 500)
+    assert costs.forwards(context=500)[4] == pytest.approx(3.3)
+    assert costs.forwards()[4] == pytest.approx(1.3)
     policy = Policy(costs=costs)
     drafts = []
     for context in (0, 2000):
@@ -190,13 +220,13 @@ def test_each_row_costs_more_the_longer_its_context():
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_would_pay():
-    policy = Policy(costs=known_costs({1: 1.0, 2: 2.1, 16: 18.0}))
+    policy = Policy(costs=known_costs({n: 1.1 * n for n in range(1, 17)}))
     policy.begin_round()
     assert policy.best_length([1.0] * 15) == 0
 
 
 def test_a_draft_is_as_long_as_maximises_tokens_a_second():
-    policy = Policy(costs=known_costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 16: 8.0}))
+    policy = Policy(costs=known_costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 8: 4.0, 16: 8.0}))
     policy.begin_round()
     assert policy.best_length([0.9] * 15) == 3
     assert policy.best_length([0.9, 0.01, 0.9]) == 1
@@ -204,7 +234,7 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second():
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
-    policy = Policy(costs=known_costs({1: 1.0, 4: 1.2, 8: 2.4, 16: 4.6}))
+    policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
     policy.begin_round()
     assert policy.best_length([0.4, 0.4, 0.4]) > 0  # alone, four rows cost little more than one
     policy.others = 7
@@ -220,3 +250,28 @@ def test_acceptance_rates_are_learnt_by_confidence():
         rates.saw(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05
+
+
+def test_a_request_that_loses_time_to_drafts_pauses_until_half_of_its_credit_is_back():
+    policy = Policy(costs=known_costs())
+    for _ in range(200):
+        policy.accepted("model").saw(0.9, True)  # the rates promise much, and are known
+    policy.begin_round(most=1000)
+    assert policy.best_length([0.9] * 4) == 3 and not policy.paused
+    policy.record_round(3.5, 1)  # two and a half seconds lost
+    policy.begin_round(most=999)
+    assert policy.paused and policy.best_length([0.9] * 4) == 0
+    paused = 0
+    while policy.paused:
+        paused += 1
+        policy.record_round(PLAIN, 1)
+        policy.begin_round(most=1000)
+    assert paused == pytest.approx(2.5 / 0.01, rel=0.05)
+
+
+def test_of_a_short_answer_less_may_be_lost():
+    policy = Policy(costs=known_costs())
+    policy.begin_round(most=5)
+    short = policy.credit
+    policy.begin_round(most=500)
+    assert short == pytest.approx(0.1) and policy.credit == pytest.approx(1.0)

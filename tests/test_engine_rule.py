@@ -109,9 +109,8 @@ def adaptive_drafter(name):
 
     def make(sampling):
         policy = Policy(limit=3)
-        for tokens, seconds in [(1, 1.0), (2, 1.1), (3, 1.2), (4, 1.3)]:
-            policy.costs.saw_verify(tokens, seconds)
-        policy.costs.saw_draft(0.02)
+        policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
+        policy.draft.learn({1: 0.02})
         return make_drafter(name, policy, sampling, sequence=toy.sequence())
 
     return make

@@ -302,7 +302,7 @@ def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, m
     def refuse(*_, **__):
         raise AssertionError("measured again")
 
-    for name in ("measure_invariance", "learn_costs", "step_seconds"):
+    for name in ("measure_invariance", "learn_costs"):
         monkeypatch.setattr(numerics, name, refuse)
     with Session(tiny_llama_pair) as session:
         *_, second = session.race("hello", settings)

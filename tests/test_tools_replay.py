@@ -49,8 +49,9 @@ def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
     assert found.rounds < found.tokens / 3
     assert found.autoregressive_s == pytest.approx(found.tokens * 0.010)
     assert 2 < found.speedup < 8
-    alone = one([recorded(LOOP)], changed(costs(), alone_ms=5.0))
-    assert alone == changed(found, autoregressive_s=found.autoregressive_s / 2)
+    changing = one([recorded(LOOP)], changed(costs(), change_ms=3.0))
+    assert changing.autoregressive_s == found.autoregressive_s
+    assert changing.speculative_s > found.speculative_s
 
 
 def test_agreement_of_the_draft_is_also_counted_where_ngrams_fail():
@@ -82,11 +83,6 @@ def test_a_recorded_head_is_asked_where_it_pays():
     records = [recorded(answer, head=head)] * 3
     assert one(records, costs()).speedup > 2
     assert one(records, costs(), without=("head",)).speedup == pytest.approx(1)
-
-
-def test_a_forward_costs_what_the_cheapest_size_that_holds_it_does():
-    seconds = costs(n1=10.0, n3=16.0, n6=14.0).seconds()
-    assert seconds == pytest.approx([0, 0.010, 0.014, 0.014, 0.014, 0.014, 0.014])
 
 
 def test_records_are_read_as_they_were_written(tmp_path):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
+from specdemo.engine.costs import Costs
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
@@ -42,6 +43,8 @@ class ToyModel:
         self.pool = BlockPool(limit or 4096)
         self.least_tokens = 1
         self.seconds = 0.0
+        self.size = 0
+        self.costs = Costs()
         self.batches: list[list[int]] = []
         self.fault = None
         self.gate = threading.Event()
@@ -62,6 +65,7 @@ class ToyModel:
             length, blocks = len(run.sequence.tokens) + len(run.tokens), run.sequence.blocks
             blocks += run.sequence._pool.take(max(-(-length // BLOCK) - len(blocks), 0))
         self.batches.append([len(run.tokens) for run in batch])
+        self.size = max(sum(self.batches[-1]), self.least_tokens)
         self._last = [self._run(run) for run in batch]
         return list(self._last)
 

@@ -28,14 +28,8 @@ from pydantic.dataclasses import dataclass as checked
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import answer_options, check_output, load_pair, main, options_of, write_json
 from specdemo.engine import cache, decode
-from specdemo.engine.drafters import (
-    FEW,
-    READ_TOGETHER,
-    AdaptiveDrafter,
-    DraftHead,
-    DraftModel,
-    Drawing,
-)
+from specdemo.engine.costs import TYPICAL, Costs
+from specdemo.engine.drafters import AdaptiveDrafter, DraftHead, DraftModel, Drawing
 from specdemo.engine.head import Head
 from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
@@ -71,11 +65,11 @@ SOURCES = ("head", "model", "ngrams", "table")
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens;
-    each size is a fixed-shape instance. `draft_step_ms`: of a step of the draft model.
-    `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000 tokens of context add to
-    each row; `ms` is without it. `alone_ms`: of a single token in autoregressive decoding, where no
-    other instance's weights evict its own from the processor's cache (0: as in `ms`)."""
+    """Milliseconds of forwards on one processor. `ms`: of the target model, by number of tokens,
+    where the forward before had the same; `change_ms`: what another number adds. `draft_ms` and
+    `draft_change_ms`: the same of the draft model; with `draft_step_ms` alone, that of one token
+    and the typical rest. `head_step_ms`: of a step of a draft head. `attention_ms`: what 1,000
+    tokens of context add to each row; `ms` is without it."""
 
     processor: str
     threads: int
@@ -84,14 +78,26 @@ class CostTable:
     draft_step_ms: float
     head_step_ms: float = 0.5
     attention_ms: float = 0.0
-    alone_ms: float = 0.0
+    change_ms: float = 0.0
+    draft_ms: dict[int, float] = field(default_factory=dict)
+    draft_change_ms: float = 0.0
     note: str = ""
 
-    def seconds(self) -> list[float]:
-        """Seconds of target forwards of 0, 1, ... tokens up to the largest size. Each is padded to
-        the cheapest size that holds it."""
-        sizes = range(1, max(self.ms) + 1)
-        return [0.0, *(min(self.ms[at] for at in self.ms if at >= n) / 1000 for n in sizes)]
+    def target_costs(self) -> Costs:
+        return _costs(self.ms, self.change_ms, self.attention_ms)
+
+    def draft_costs(self, head: bool) -> Costs:
+        step = self.head_step_ms if head else self.draft_step_ms
+        typical = {size: step * ratio for size, ratio in TYPICAL.items()}
+        ms = (not head and self.draft_ms) or typical
+        return _costs(ms, 0.0 if head else self.draft_change_ms, 0.0)
+
+
+def _costs(ms: dict[int, float], change_ms: float, attention_ms: float) -> Costs:
+    costs = Costs()
+    seconds = {size: one / 1000 for size, one in ms.items()}
+    costs.learn(seconds, change_ms / 1000, attention_ms / 1e6)
+    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,41 +301,40 @@ def replay(
 ) -> dict[str, Replayed]:
     """The costs of these answers by task. They are decoded in this order, and each learns from
     those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
-    seconds = costs.seconds()
-    attention, single = costs.attention_ms / 1e6, costs.alone_ms / 1000 or seconds[1]
-    shared = Policy(limit=len(seconds) - 2)
-    shared.costs.learn({size: seconds[size] for size in costs.ms}, attention)
+    shared = Policy(limit=max(costs.ms) - 1, costs=costs.target_costs())
     found: dict[str, Replayed] = defaultdict(Replayed)
     for one in records:
-        policy, model, step = shared.for_request(None), None, 0.0
-        if one.head and "head" not in without:
-            model, step = DraftHead(policy, GREEDY, None), costs.head_step_ms / 1000
+        head = bool(one.head) and "head" not in without
+        if not shared.draft.level:
+            shared.draft = costs.draft_costs(head)
+        policy, model = shared.for_request(None), None
+        if head:
+            model = DraftHead(policy, GREEDY, None)
         elif one.draft and "model" not in without:
-            sequence = cache.Sequence(cache.BlockPool(0), 32)
-            model = DraftModel(sequence, policy, GREEDY)
-            step = costs.draft_step_ms / 1000
-        if model is not None:
-            policy.costs.saw_draft(step)
+            model = DraftModel(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
         ngrams = None if "ngrams" in without else Ngrams(None if "table" in without else table)
         drafter = AdaptiveDrafter(ngrams, policy, model)
-        tokens = len(one.answer) - 1
-        context = len(one.prompt) + len(one.answer) / 2
-        found[one.task] += _decode(one, drafter, policy, seconds, step, attention) + Replayed(
-            tokens, 0, tokens * (single + attention * context)
-        )
+        clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
+        found[one.task] += _decode(one, drafter, policy, clocks)
     return dict(found)
 
 
+def _seconds(clock: Costs, costs: Costs, tokens: int, attended: int) -> float:
+    """Seconds of a forward on the machine that `clock` describes. `costs` choose its size and learn
+    from it."""
+    size = costs.choose(tokens)
+    changed, clock.last = size != clock.last, size
+    seconds = clock.seconds[size] + changed * clock.change if size in clock.seconds else 0.0
+    seconds = (seconds or clock.forward(size)) + attended * clock.attention
+    costs.record(size, seconds, attended)
+    return seconds
+
+
 def _decode(
-    one: Record,
-    drafter: AdaptiveDrafter,
-    policy: Policy,
-    seconds: list[float],
-    step: float,
-    attention: float,
+    one: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, Costs]
 ) -> Replayed:
-    """Decode one answer again. A draft step takes `step` seconds, and a row `attention` seconds
-    more for each token of its context. Gives its rounds and seconds."""
+    """Decode one answer again, on the machine that `clocks` describe. Gives its rounds and
+    seconds, and those of autoregressive decoding."""
     text = [*one.prompt, *one.answer]
     target = cache.Sequence(cache.BlockPool(0), 32)
     target.tokens = list(one.prompt)
@@ -341,6 +346,7 @@ def _decode(
         sampling=GREEDY,  # a recorded choice counts as the model's, also if it was sampled
         limits=decode.Limits(len(one.answer), len(text) + 1),
     )
+    tokens, context = len(one.answer) - 1, len(one.prompt) + len(one.answer) // 2
     rounds, spent, reply = 0, 0.0, None
     read: list[int] = []
     while True:
@@ -348,7 +354,8 @@ def _decode(
             event = decoding.send(reply)
         except StopIteration:
             # The first round is the prefill.
-            return Replayed(rounds=rounds - 1, speculative_s=spent)
+            baseline = tokens * clocks["target"].alone(context)
+            return Replayed(tokens, rounds - 1, baseline, spent)
         reply = None
         if isinstance(event, Round):
             rounds += 1
@@ -358,24 +365,23 @@ def _decode(
         if event.model == "target":
             target.tokens.extend(run.tokens)
             choices = text[begin : begin + count]
-            logits, took, read = (
-                _Recorded([*choices, *[-1] * (count - len(choices))]),
-                seconds[count] + attention * count * begin,
-                [],
-            )
+            logits = _Recorded([*choices, *[-1] * (count - len(choices))])
+            took = _seconds(clocks["target"], policy.costs, count, count * begin)
+            read = []
         else:
-            took = step if count <= FEW else step * (1 + count / READ_TOGETHER)
+            took = _seconds(clocks["draft"], policy.draft, count, 0)
             if isinstance(run, HeadStep):
                 read.append(run.tokens[0])
                 end, drafted = begin + len(read) - 1, read[1:]
                 chain = one.head[begin - len(one.prompt)]
-                said = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
+                choice = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
             else:
                 run.sequence.tokens.extend(run.tokens)
-                end = run.sequence.length
+                left_out = drafter.model.left_out
+                end = run.sequence.length + left_out.stop - left_out.start
                 drafted = run.sequence.tokens[run.sequence.length - max(end - begin, 0) :]
-                said = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
-            token, probability = said if drafted == text[begin:end] else WRONG
+                choice = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
+            token, probability = choice if drafted == text[begin:end] else WRONG
             logits = _Recorded([token], probability)
         spent += took
         reply = Reply(logits, took, count)

@@ -100,9 +100,11 @@ def machine(forget: bool, json_file: str | None) -> None:
         figures.append({"about": about, "profile": dataclasses.asdict(profile)})
         model = f"{about['target']}, {about['devices']}, {about['threads']} threads"
         for numerics, target in profile.targets.items():
+            how = ", ".join("=".join(one) for one in target.properties)
             title = (
-                f"{model}, {numerics}: {target.invariance or 'not compared'}\n"
-                f"ms a forward by tokens, measured {target.measured or 'in passing'}"
+                f"{model}, {numerics} ({how}): {target.invariance or 'not compared'}\n"
+                f"ms a forward by tokens ({1e3 * target.change:.1f} more for a change of their "
+                f"number), measured {target.measured or 'in passing'}"
             )
             costs = sorted(target.costs.items())
             tables[title] = [{str(size): f"{1e3 * seconds:.1f}" for size, seconds in costs}]

@@ -102,16 +102,13 @@ def decode(
             draft = Draft()
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1, state)
-            learns = policy if drafter is not None else None
-            verdict, state, seconds = yield from _verified(
-                context, draft, target, learns, sampling, guard
-            )
+            verdict, state, seconds = yield from _verified(context, draft, target, sampling, guard)
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
             context += added
             budget -= len(added) - 1
             token = added[-1]
             target.truncate(len(context) - 1)
-            policy.saw_round(draft.seconds + seconds, len(added))
+            policy.record_round(draft.seconds + seconds, len(added))
             yield round_
         return "stop"
     finally:
@@ -122,19 +119,16 @@ def _verified(
     context: list[int],
     draft: Draft,
     target: Sequence,
-    policy: Policy | None,
     sampling: Sampling,
     guard: Guard | None,
 ) -> Generator[Forward, Reply, tuple[Verdict, np.ndarray | None, float]]:
     """Run the last token of `context` and the draft. Gives the verdict, the state of the row that
-    gave the added token, and the seconds of the forwards, which `policy` learns."""
+    gave the added token, and the seconds of the forwards."""
     tokens = [context[-1], *draft.tokens]
     unpadded = guard is not None and not draft.tokens
     run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
     reply = yield Forward("target", run)
     seconds = reply.seconds
-    if reply.first and policy is not None:
-        policy.costs.saw_verify(reply.tokens, seconds, len(tokens) * len(context))
     verdict = verify(reply.logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
     if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
         reply, repeated = yield from guard.repeat(context, run)

@@ -11,13 +11,11 @@ from collections.abc import Generator
 import numpy as np
 
 from .cache import Sequence
+from .costs import LARGEST
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
 from .policy import MAX_DRAFT, UNLIKELY, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
-
-FEW, READ_TOGETHER = 4, 8
-"""Tokens read in the time of one draft step: in a run of at most FEW, and in a longer run."""
 
 
 class Drawing:
@@ -42,10 +40,11 @@ class Drawing:
 
     def cost(self, drafted: list[int]) -> float:
         """Seconds of the next step, with the drafted tokens that it must read first."""
-        return self.policy.costs.draft_step
+        return self.policy.draft.forward(1)
 
-    def catching_up(self, context: list[int], drafted: list[int]) -> float:
-        """Seconds to read the text that the model has not read, before the next step."""
+    def catch_up(self, context: list[int], drafted: list[int], most: float) -> float:
+        """Seconds that the next step takes longer because of text that was not read. A source that
+        can leave out some of it does so where that would take more than `most` seconds."""
         return 0.0
 
     def choose(self, logits: Logits, position: int) -> Proposal:
@@ -90,58 +89,60 @@ class DraftHead(Drawing):
         for token in [context[-1], *drafted][self._read :]:
             run = HeadStep(self._hidden, self._state, (token,))
             reply = yield Forward("draft", run)
-            self.policy.costs.saw_draft(reply.seconds)
             self._state = reply.logits.state_of(0)
             seconds += reply.seconds
         self._read = len(drafted) + 1
         return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
     def cost(self, drafted: list[int]) -> float:
-        return (len(drafted) + 1 - self._read) * self.policy.costs.draft_step
+        return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
 
 
 class DraftModel(Drawing):
     """Proposes with a second, smaller model.
 
-    `sequence` may hold any text; the prefix that it shares with the context is kept.
+    `sequence` may hold any text; the prefix that it shares with the context is kept. Where reading
+    all of the context takes longer than it is worth, the model leaves out its middle. That changes
+    what is proposed, never the answer.
     """
 
     def __init__(self, sequence: Sequence, policy: Policy, sampling: Sampling):
         super().__init__(policy, sampling, None)
         self.sequence = sequence
-        self._agreed = 0
+        self.left_out = slice(0, 0)
+        """The part of the context that is not read."""
 
     def step(
         self, context: list[int], drafted: list[int]
     ) -> Generator[Forward, Reply, tuple[Proposal, float]]:
         """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
-        start = self._rewind(context, drafted)
-        pending = [*context[start:], *drafted[max(start - len(context), 0) :]]
+        pending = self._unread(context, drafted)
         seconds = 0.0
         for chunk, rows in prefill_chunks(pending, 1):
-            reply = yield Forward("draft", Run(self.sequence, chunk, rows, len(pending) <= FEW))
+            reply = yield Forward("draft", Run(self.sequence, chunk, rows, len(pending) <= LARGEST))
             seconds += reply.seconds
-        if len(pending) <= FEW:
-            self.policy.costs.saw_draft(seconds)
         return self.choose(reply.logits, len(context) + len(drafted)), seconds
 
-    def catching_up(self, context: list[int], drafted: list[int]) -> float:
-        behind = len(context) + len(drafted) - self._rewind(context, drafted)
-        return behind * self.policy.costs.draft_step / READ_TOGETHER if behind > FEW else 0.0
+    def catch_up(self, context: list[int], drafted: list[int], most: float) -> float:
+        forward, unread = self.policy.draft.forward, len(self._unread(context, drafted))
+        step, row = forward(1), forward(LARGEST + 1) - forward(LARGEST)
+        if unread <= LARGEST or forward(unread) - step <= most or not row:
+            return forward(unread) - step
+        fitting = LARGEST + max(int((most + step - forward(LARGEST)) / row), 0) - len(drafted)
+        begin = self.left_out.start or min(self.sequence.length, len(context))
+        self.left_out = slice(begin, max(len(context) - fitting, begin))
+        return forward(len(self._unread(context, drafted))) - step
 
-    def _rewind(self, context: list[int], drafted: list[int]) -> int:
-        """Cut the sequence to the prefix that it shares with `context` and `drafted`, without their
-        last token. Gives the length of that prefix. Context tokens that matched in the last call
-        are not compared again."""
-        held = self.sequence.tokens
-        text = [*context[self._agreed :], *drafted]
-        same = min(self._agreed, len(held))
-        most = min(len(held), len(context) + len(drafted) - 1)
-        while same < most and held[same] == text[same - self._agreed]:
-            same += 1
-        self.sequence.truncate(min(same, most))
-        self._agreed = min(same, len(context))
-        return self.sequence.length
+    def _unread(self, context: list[int], drafted: list[int]) -> list[int]:
+        """The tokens of `context` and `drafted` to run next: at least the last one. Cuts the
+        sequence to the text before them."""
+        text, held = [*context, *drafted], self.sequence.tokens
+        del text[self.left_out]
+        same = min(len(held), len(text) - 1)
+        while held[:same] != text[:same]:
+            same -= 1
+        self.sequence.truncate(same)
+        return text[same:]
 
 
 class AdaptiveDrafter:
@@ -171,10 +172,10 @@ class AdaptiveDrafter:
         """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
         context only grows. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
-        policy.begin_round(len(context))
+        policy.begin_round(len(context), limit)
         if self.model is not None:
             self.model.start(context, state)
-        remaining, limit = limit, min(limit, policy.fixed or policy.limit)
+        limit = min(limit, policy.fixed or (1 if policy.paused else policy.limit))
         self._learn(context)
         proposals: list[Proposal] = []
         drafted: list[int] = []
@@ -186,7 +187,7 @@ class AdaptiveDrafter:
             best = self._guess(drafted)
             asked = [] if best is None else [best]
             free = 0.0 if best is None else best.acceptance
-            if self.model and self._model_pays(context, drafted, survival, free, remaining):
+            if self.model and self._model_pays(context, drafted, survival, free):
                 own, spent = yield from self.model.step(context, drafted)
                 seconds += spent
                 asked.append(own)
@@ -204,16 +205,12 @@ class AdaptiveDrafter:
         return Draft(tuple(proposals[: max(length, bound)]), seconds)
 
     def _model_pays(
-        self,
-        context: list[int],
-        drafted: list[int],
-        survival: float,
-        free: float,
-        remaining: int,
+        self, context: list[int], drafted: list[int], survival: float, free: float
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
-        n-gram proposal, accepted with chance `free` (0: none), and over the `remaining` tokens also
-        the time of catching up. Otherwise it is asked only when a probe is due."""
+        n-gram proposal, accepted with chance `free` (0: none). What it must read first may take
+        half of what the rest of the answer is expected to save, and half of the credit. Otherwise
+        the model is asked only when a probe is due."""
         policy, model = self.policy, self.model
         if len(drafted) >= model.depth:
             return False
@@ -225,12 +222,15 @@ class AdaptiveDrafter:
             saved = survival * (expected - free) * policy.pace - step
         else:
             saved = policy.gain(len(drafted), survival, expected, step)
+        if policy.paused:
+            saved = 0.0
         if saved <= 0 and drafted:
             return False
-        reading = model.catching_up(context, drafted)
-        if saved > 0 and saved * remaining / 2 > reading:
+        most = min(saved * policy.remaining, policy.credit) / 2
+        reading = model.catch_up(context, drafted, most)
+        if saved > 0 and most >= reading:
             return True
-        return not drafted and policy.probe_due(step + reading)
+        return not drafted and policy.probe_due(model.name, step + reading)
 
     def _learn(self, context: list[int]) -> None:
         """Read the tokens added to the text, and count which proposals were right."""

@@ -15,6 +15,7 @@ import openvino as ov
 
 from . import numerics
 from .checkpoint import PairFiles, release_file, weights_size
+from .costs import LARGEST
 from .errors import BadInput, Busy
 from .head import Head
 from .messages import PREFILL_CHUNK, Model, ModelSettings
@@ -26,6 +27,10 @@ from .request import Request, Target, models
 from .scheduler import QUEUED, Handle, OnWait, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
+
+DRAFT_VOCABULARY = 65_536
+"""The draft model proposes only ids below this, which are the more frequent ones: tokenizers number
+tokens in the order of their merges. Of Qwen2.5's 151,936 they are 97 % of English text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +135,14 @@ class Engine:
         """The measurements of the pair so far, for the next start."""
         targets = {name: target.profile for name, target in list(self._targets.items())}
         policy = self._targets["exact"].policy
-        return Profile(
-            self._known.targets | targets,
-            policy.costs.draft_step,
-            {source: rates.counts for source, rates in dict(policy.acceptance).items()},
-        )
+        rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
+        known = self._known
+        costs, change, _ = policy.draft.present if self.drafts else (known.draft_costs, 0.0, 0.0)
+        step = costs.get(1, known.draft_step)
+        properties = known.draft_properties
+        if isinstance(self._draft, PrefixCache):
+            properties = self._draft.model.settings.properties
+        return Profile(known.targets | targets, step, rates, costs, change, properties)
 
     def submit(
         self, request: Request, target: Target, *, stop: Event | None = None, first: bool = False
@@ -167,53 +175,66 @@ class Engine:
 
     def _compile(self, name: str) -> Target:
         files, known = self._files, self._known.targets.get(name)
-        model, found = numerics.open_target(files, self.core, name == "exact", known)
+        model, found = numerics.open_target(
+            files, self.core, name == "exact", known, self._available_bytes()
+        )
         self._fix_cache(model)
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.opening)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(one) for source, one in self._known.acceptance.items()}
-        target = Target(name, model, prefixes, found, Policy(acceptance=rates))
-        costs = target.policy.costs
-        costs.draft_step = self._known.draft_step
+        limit = min(found.tokens or LARGEST, LARGEST) - 1
+        policy = Policy(limit=limit, costs=model.costs, acceptance=rates)
+        if name != "exact":
+            policy.draft = self._targets["exact"].policy.draft
+        target = Target(name, model, prefixes, found, policy)
+        model.least_tokens = found.least_tokens
         if known is not None and known.costs:
-            costs.learn(known.costs, known.attention)
+            model.costs.learn(known.costs, known.change, known.attention)
             target.measured = known.measured
-        target.pad_to(costs.steady_size() if model.settings.fixed_shapes else 0)
         return target
 
     def _open_draft(self, target: Target) -> None:
         """Compile the draft head or model."""
-        files, step = self._files, self._known.draft_step
+        files, known = self._files, self._known
+        draft: Head | Model
         if self._has_head and files.head:
-            self._draft = Head(files.head, self.core)
-            step = step or self._draft.step_seconds()
-        elif files.draft:
+            draft = self._draft = Head(files.head, self.core)
+        elif files.draft is None:
+            return
+        else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             ir = isinstance(files.draft, Path)
-            device, vocabulary = files.draft_device, target.model.vocabulary_size
-            known = numerics.candidates(files.draft, device, files.kv_cache, ir, self.core)
-            settings = ModelSettings(device, known[0], vocabulary=vocabulary)
-            model = open_model(files.draft, settings, self.core)
-            self._fix_cache(model)
-            step = step or numerics.step_seconds(model, target.model)
-            self._draft = self._caches["draft"] = PrefixCache(model)
+            device = files.draft_device
+            vocabulary = min(target.model.vocabulary_size, DRAFT_VOCABULARY)
+            properties = known.draft_properties
+            if not properties:
+                tried = numerics.candidates(files.draft, device, files.kv_cache, ir, self.core)
+                properties = tried[0]
+            settings = ModelSettings(device, properties, vocabulary=vocabulary)
+            draft = open_model(files.draft, settings, self.core)
+            self._fix_cache(draft)
+            self._draft = self._caches["draft"] = PrefixCache(draft)
+        if known.draft_costs:
+            draft.costs.learn(known.draft_costs, known.draft_change)
         for one in list(self._targets.values()):
-            one.policy.costs.saw_draft(step)
+            one.policy.draft = draft.costs
 
     def _preparation(self, target: Target) -> Generator[None]:
         """Prepare what the first token does not need, one step for each yield."""
         model = target.model
         try:
             for _ in model.compiling:
-                target.pad_to(0)
                 yield
             if self.drafts and self._draft is None:
                 self._open_draft(target)
                 yield
+            draft = self._draft.model if isinstance(self._draft, PrefixCache) else None
             if not target.measured:
-                unpadded = target.guard is not None
-                yield from numerics.learn_costs(model, target.policy.costs, unpadded)
+                guarded = target.invariance.guard is not None
+                yield from numerics.learn_costs(model, draft, guarded=guarded)
                 target.measured = datetime.now(UTC).date().isoformat()
+            if draft is not None and not self._known.draft_costs:
+                yield from numerics.learn_costs(draft, model, rows=1)
             self._release_files()
             self._remember(self.profile)
         except Exception as error:

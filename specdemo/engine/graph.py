@@ -44,6 +44,30 @@ def weight_group(model: ov.Model) -> float:
     return min((shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1), default=inf)
 
 
+def largest_products(model: ov.Model, weights: int) -> ov.Model:
+    """The largest matrix products of a decoder's layers, at least `weights` weights together, as a
+    model of their own, with an input float32 [rows, width] for each width."""
+    head = _head(model).get_name()
+    found: list[tuple[int, int, ov.Node]] = []
+    for node in model.get_ops():
+        kind = node.get_type_name()
+        if kind == "MatMul" and node.get_name() != head and node.get_attributes()["transpose_b"]:
+            shape = node.input_value(1).get_partial_shape()
+            if shape.is_static and len(shape) == 2:
+                found.append((shape[0].get_length() * shape[1].get_length(), len(found), node))
+    inputs: dict[int, ov.Node] = {}
+    results, total = [], 0
+    for size, _, node in sorted(found, reverse=True):
+        if total < weights:
+            total += size
+            value = node.input_value(1)
+            width = value.get_shape()[1]
+            rows = ov.PartialShape([-1, width])
+            rows = inputs.setdefault(width, ops.parameter(rows, ov.Type.f32))
+            results.append(ops.result(ops.matmul(rows, value, False, True)))
+    return ov.Model(results, list(inputs.values()))
+
+
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
     `fuse_matmuls`. Raises ModelError for any other graph."""
@@ -73,7 +97,7 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
 
 def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
     """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, indices along `axis`
-    of the hidden states, and to logits of the first `vocabulary` tokens (None: all). Adds the
+    of the hidden states, and its weights to the first `vocabulary` tokens (None: all). Adds the
     log-sum-exp of each row as an output."""
     head = _head(model)
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
@@ -81,12 +105,37 @@ def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
     chosen = ops.gather(head.input_value(0), rows, ops.constant(axis))
     head.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
-    if vocabulary is not None:
-        result = model.get_results()[0]
-        bounds = ([0], [vocabulary], [1], [-1])
-        cut = ops.slice(result.input_value(0), *(np.array(one) for one in bounds))
-        result.input(0).replace_source_output(cut.output(0))
+    if vocabulary is not None and vocabulary < head.get_output_partial_shape(0)[-1].get_length():
+        weights = head.input_value(1)
+        if head.get_attributes()["transpose_b"]:
+            cut = _first_rows(weights, vocabulary)
+        else:
+            bounds = ([0], [vocabulary], [1], [1])
+            cut = ops.slice(weights, *(np.array(one) for one in bounds)).output(0)
+        head.input(1).replace_source_output(cut)
     add_log_sums(model)
+
+
+def _first_rows(weights: ov.Output, count: int) -> ov.Output:
+    """The expression `weights` ([rows, width]) with only the first `count` rows of its constants,
+    so that the plugin still sees compressed weights."""
+    node, rows = weights.get_node(), weights.get_shape()[0]
+    if node.get_type_name() == "Constant":
+        tensor = node.get_tensor_view()
+        kept = ov.Tensor(tensor.element_type, ov.Shape([count, *tensor.shape[1:]]))
+        raw_bytes(kept)[:] = raw_bytes(tensor)[: kept.byte_size]
+        return ops.constant(kept).output(0)
+    if node.get_type_name() not in ("Convert", "Multiply", "Subtract"):
+        bounds = ([0], [count], [1], [0])
+        return ops.slice(weights, *(np.array(one) for one in bounds)).output(0)
+    values = [
+        _first_rows(value, count) if list(value.get_shape()[:1]) == [rows] else value
+        for value in node.input_values()
+    ]
+    if node.get_type_name() == "Convert":
+        return ops.convert(values[0], node.get_output_element_type(0).to_string()).output(0)
+    made = ops.multiply if node.get_type_name() == "Multiply" else ops.subtract
+    return made(*values).output(0)
 
 
 def add_log_sums(model: ov.Model) -> None:

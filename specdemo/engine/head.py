@@ -6,13 +6,13 @@ It has no attention and so no cache: its state carries the draft tokens read so 
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import openvino as ov
 
+from .costs import Costs
 from .errors import ModelError
 from .graph import HIDDEN, add_log_sums, last_line
 from .messages import HeadStep, Logits
@@ -46,17 +46,8 @@ class Head:
         self._alone, self._several = alone.create_infer_request(), several.create_infer_request()
         self._inputs = {1: self._bind(self._alone, 1)}
         self.seconds = 0.0
-
-    def step_seconds(self) -> float:
-        """Median seconds of a step."""
-        step = HeadStep(np.zeros(self._widths[0], np.float32), None, (0,))
-        self.forward([step])  # the first forward compiles
-        times = []
-        for _ in range(9):
-            before = self.seconds
-            self.forward([step])
-            times.append(self.seconds - before)
-        return statistics.median(times)
+        self.size = 0
+        self.costs = Costs()
 
     def forward(self, batch: list[HeadStep]) -> list[Logits]:
         """Gives one row of logits with the next state for each step, valid until the next forward.
@@ -74,7 +65,10 @@ class Head:
             request.infer(share_outputs=True)
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
-        self.seconds += perf_counter() - before
+        seconds = perf_counter() - before
+        self.seconds += seconds
+        self.size = len(batch)
+        self.costs.record(self.size, seconds)
         rows, state, log_sums = (request.get_output_tensor(at).data for at in range(3))
         all_rows = Logits(rows, log_sums.reshape(-1), state)
         return [all_rows.part(at, at + 1) for at in range(len(batch))]

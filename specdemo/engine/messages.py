@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .cache import BlockPool, Sequence
+from .costs import Costs
 from .sampling import Distribution
 
 PREFILL_CHUNK = 256
@@ -39,7 +40,7 @@ class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
     `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs a single token without padding even where the model pads (`least_tokens`)."""
+    `unpadded` runs without padding, also where the model pads (`least_tokens`)."""
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
@@ -89,10 +90,13 @@ class Logits(NamedTuple):
 
 
 class Runner(Protocol):
-    """What runs forwards: a Model, or a draft head (`head.Head`)."""
+    """What runs forwards: a Model, or a draft head (`head.Head`). `seconds` adds up their time, and
+    `costs` learns it; `size` counts the tokens of the last one, with padding."""
 
     least_tokens: int
     seconds: float
+    costs: Costs
+    size: int
 
     def forward(self, batch: list[Any]) -> list[Logits]: ...
 
@@ -100,13 +104,15 @@ class Runner(Protocol):
 class Model(Protocol):
     """A decoder with a KV cache: `model.PagedModel`, `torch_model.TorchModel`, or a test's toy.
 
-    `seconds` adds up the time of its inferences. `least_tokens` may be raised: shorter forwards are
+    The first fields are those of a Runner. `least_tokens` may be raised: shorter forwards are
     padded. Each step of `compiling` prepares what makes later forwards faster."""
 
     settings: ModelSettings
     threads: int
     least_tokens: int
     seconds: float
+    costs: Costs
+    size: int
     pool: BlockPool
     block_size: int
     vocabulary_size: int
@@ -168,13 +174,12 @@ class Forward:
 class Reply:
     """The answer to a Forward: its logits, valid until that model's next forward, and its
     `seconds`. `tokens` counts all tokens in that forward with padding, `others` those of other
-    requests. Only one of the requests in a forward is `first`, so that its cost is learnt once."""
+    requests."""
 
     logits: Logits
     seconds: float
     tokens: int
     others: int = 0
-    first: bool = True
 
 
 class Proposal(NamedTuple):

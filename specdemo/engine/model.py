@@ -16,6 +16,7 @@ import openvino as ov
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import Checkpoint
+from .costs import Costs
 from .errors import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
@@ -110,10 +111,10 @@ class PagedModel:
     """A decoder IR (stateful, with SDPA) with its own paged KV cache. Raises ModelError.
 
     Every forward ends with an empty sub-sequence, so that the plugin always takes the same
-    attention kernel (docs/reference/numerics.md). Forwards of fewer than `least_tokens` tokens are
-    padded to it, except a single `unpadded` run. A new number of tokens makes the plugin prepare
-    every layer anew. So stepwise forwards are padded to an instance of `settings.fixed_shapes` once
-    `compiling` has made it. All instances share the cache.
+    attention kernel (docs/reference/numerics.md). Forwards are padded to `least_tokens`, and
+    stepwise ones to the size that `costs` chooses, except a single `unpadded` run. A new size makes
+    the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
+    own, once `compiling` has made them. All instances share the cache.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class PagedModel:
         settings = self.settings = settings or ModelSettings()
         self.least_tokens = 1
         self.seconds = 0.0
+        self.costs = Costs()
+        self.size = 0
         core = core or ov.Core()
         model = read_decoder(core, xml)
         to_paged(model, settings.vocabulary, settings.hidden)
@@ -132,7 +135,7 @@ class PagedModel:
         except RuntimeError as error:
             raise ModelError(f"The CPU cannot run this model: {last_line(error)}") from error
         self._any = Instance(compiled)
-        self._fixed: list[tuple[int, Instance]] = []
+        self._fixed: dict[int, Instance] = {}
         ports = self._any.cache_ports
         values = next(port for port in ports if port.any_name.startswith("value_cache."))
         self.block_size = values.partial_shape[2].get_length()
@@ -156,19 +159,21 @@ class PagedModel:
         """Run every sequence's tokens in one inference and append them to the sequences. Gives the
         logits of each run's last `rows` tokens, valid until the next forward. Appends nothing when
         it raises CacheFull or ModelError."""
+        begun = perf_counter()
         parts: list[Part] = []
         wanted: list[int] = []
-        count = 0
+        count = attended = 0
         for run in batch:
+            attended += len(run.tokens) * run.sequence.length
             parts += self._parts(run)
             count += len(run.tokens)
             wanted += range(count - run.rows, count)
-        size = count if len(batch) == 1 and batch[0].unpadded else max(count, self.least_tokens)
-        instance, answers = self._any, range(len(wanted))
-        if all(run.stepwise and run.rows for run in batch):
-            # Only `least_tokens` pads a single token.
-            fitting = (one for one in self._fixed if one[0] == size or one[0] > size > 1)
-            size, instance = next(fitting, (size, instance))
+        exact = len(batch) == 1 and batch[0].unpadded
+        stepwise = all(run.stepwise and run.rows for run in batch)
+        size = self.costs.choose(count) if stepwise and not exact else count
+        size = size if exact else max(size, self.least_tokens)
+        instance = self._fixed.get(size, self._any) if stepwise else self._any
+        answers = range(len(wanted))
         if instance is not self._any:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
@@ -180,6 +185,8 @@ class PagedModel:
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds
+        self.size = size
+        self.costs.record(size, perf_counter() - begun, attended)
         results = []
         begin = 0
         for run in batch:
@@ -232,15 +239,13 @@ class PagedModel:
     def _add_fixed(self, size: int, instance: Instance) -> None:
         """Use an instance if it gives the same bits as the first one."""
         self._bind_cache(instance)
-        others, rows = self._fixed, []
+        before, rows = self._fixed, []
         with self.new_sequence() as sequence:
-            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=size == 1)
-            for self._fixed in ([], [(size, instance)]):
+            run = Run(sequence, list(range(size)), size, stepwise=True, unpadded=True)
+            for self._fixed in ({}, {size: instance}):
                 rows.append(self.forward([run])[0].rows.copy())
                 sequence.truncate(0)
-        if np.array_equal(*rows):
-            others = sorted([*others, (size, instance)], key=lambda one: one[0])
-        self._fixed = others
+        self._fixed = before | {size: instance} if np.array_equal(*rows) else before
 
     @property
     def block_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,17 +18,22 @@ import openvino as ov
 from . import graph
 from .cache import Sequence
 from .checkpoint import Checkpoint, PairFiles, weights_size
+from .costs import LARGEST
 from .head import fractions
 from .messages import PREFILL_CHUNK, Model, ModelSettings, Run
 from .model import open_model
-from .policy import Costs
 from .profile import Invariance, Properties, TargetProfile
 
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
-FIXED_SHAPES, FINE_SHAPES = (6, 1, 3, 12), (4, 1, 2, 12)
-"""Numbers of tokens, the most useful first (docs/results/draft-policy.md)."""
+FIXED_SHAPES, FINE_SHAPES = (6, 3, 12), (4, 2, 12)
+"""Numbers of tokens, the most useful first (docs/results/draft-policy.md). Single tokens run in the
+instance of any shape, which keeps the size 1 meanwhile."""
+
+INSTANCE_SHARE, INSTANCE_BYTES = 1 / 16, 1.3
+"""Fixed-shape instances take at most this share of the free memory, so 3.5 GB allow one of the
+embedded target. Each takes this many bytes for a byte of weights: 170 MB for 135 MB."""
 
 STEEP = 1.3
 """FINE_SHAPES are for machines on which 6 tokens are known to cost more than this of one."""
@@ -41,7 +47,9 @@ LEAST_USEFUL, CHECK_SECONDS = 8, 8.0
 """The check goes on to larger sizes than LEAST_USEFUL until it has taken CHECK_SECONDS: with 3
 billion weights and no VNNI the largest two and their merging took 17 of its 26 s."""
 
-WARM_UP_SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
+"""Numbers of tokens whose costs are measured, and to which forwards may be padded."""
+
 FAR = 512
 """Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
@@ -50,8 +58,10 @@ _REFERENCE = 4
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _NO_DYNAMIC = (_GROUP, "0")
-ACTIVATIONS = 64
-"""Activations that share a scale. With the plugin's 32 forwards took 3 to 10 % longer (Xeon)."""
+GROUPS = (32, 64, 128)
+"""Numbers of activations that may share a scale; 32 is the plugin's."""
+
+_LEAST_GAIN, _TIMED_WEIGHTS = 0.97, 32_000_000
 
 
 def candidates(
@@ -69,26 +79,57 @@ def candidates(
     if kv_cache != "auto":
         precisions = [kv_cache]
     caches = [("KV_CACHE_PRECISION", one) for one in precisions]
-    # Where fewer weights than activations share a scale, the plugin unpacks them to floats.
-    fits = graph.weight_group(graph.read_decoder(core, source)) >= ACTIVATIONS
-    dynamic = ((_GROUP, str(ACTIVATIONS)),) if fits else ()
-    found = [(_F32, cache, *dynamic) for cache in caches]
+    group = (_GROUP, str(activation_group(graph.read_decoder(core, source), core)))
+    found = [(_F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
     return found if kv_cache == "u8" else [*found, (_F32, caches[-1], _NO_DYNAMIC)]
 
 
+def activation_group(model: ov.Model, core: ov.Core) -> int:
+    """The number of activations that share a scale with which the largest products of `model` take
+    least time here, for one row and for eight. Larger groups round more, so they must be faster.
+    Not more than weights share a scale: beyond that the plugin unpacks the weights to floats."""
+    products = graph.largest_products(model, _TIMED_WEIGHTS)
+    widths = [one.partial_shape[1].get_length() for one in products.inputs]
+    most = graph.weight_group(model)
+    best, least = GROUPS[0], math.inf
+    for group in GROUPS:
+        if group > most or any(width % group for width in widths):
+            continue
+        properties = dict([_F32, (_GROUP, str(group))])
+        request = core.compile_model(products, "CPU", properties).create_infer_request()
+        seconds = 0.0
+        for rows in (1, 8):
+            inputs = [np.ones((rows, width), np.float32) for width in widths]
+            times = []
+            for _ in range(6):
+                before = perf_counter()
+                request.infer(inputs, share_inputs=True, share_outputs=True)
+                times.append(perf_counter() - before)
+            seconds += min(times)
+        if seconds < least * _LEAST_GAIN:
+            best, least = group, seconds
+    return best
+
+
 def open_target(
-    files: PairFiles, core: ov.Core, exact: bool = True, known: TargetProfile | None = None
+    files: PairFiles,
+    core: ov.Core,
+    exact: bool = True,
+    known: TargetProfile | None = None,
+    available: int = sys.maxsize,
 ) -> tuple[Model, Invariance]:
-    """Compile a target model; gives it and its invariance. Fast numerics take the plugin's own
-    setting. `exact` ones take the `known` setting, else the first candidate in which forwards of
-    LEAST_USEFUL tokens agree, and single tokens agree or have a guard, else the last candidate.
-    Raises ModelError."""
+    """Compile a target model with `available` bytes of memory free; gives it and its invariance.
+    Fast numerics take the plugin's own setting. `exact` ones take the `known` setting, else the
+    first candidate in which forwards of LEAST_USEFUL tokens agree, and single tokens agree or have
+    a guard, else the last candidate. Raises ModelError."""
     source = files.target
-    shapes = ()
-    if isinstance(source, Path) and weights_size(source) in FIXED_SHAPE_WEIGHTS:
+    shapes, size = (), weights_size(source)
+    if isinstance(source, Path) and size in FIXED_SHAPE_WEIGHTS:
         costs = known.costs if known else {}
-        shapes = FINE_SHAPES if costs.get(6, 0) > STEEP * costs.get(1, 0) else FIXED_SHAPES
+        six = min((costs[size] for size in costs if size >= 6), default=0)
+        shapes = FINE_SHAPES if six > STEEP * costs.get(1, 0) else FIXED_SHAPES
+        shapes = shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
     hidden = fractions(files.head, core) if files.head else None
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
@@ -155,50 +196,54 @@ def measure_invariance(model: Model) -> Invariance:
         return replace(found, merging=all(map(np.array_equal, together, alone)))
 
 
-def step_seconds(model: Model, target: Model) -> float:
-    """Median seconds of a draft step at a short context. A forward of `target` before each step
-    evicts the draft model's weights from the processor's cache, as in decoding."""
-    times = []
-    with model.new_sequence() as sequence, target.new_sequence() as other:
-        for tokens in ([1] * 32, *[[1]] * 6):
-            target.forward([Run(other, [1, 1], 2, stepwise=True)])
-            before = perf_counter()
-            model.forward([Run(sequence, tokens, 1, stepwise=True)])
-            times.append(perf_counter() - before)
-    return statistics.median(times[2:])  # the first forward of a size compiles
-
-
-def learn_costs(model: Model, costs: Costs, unpadded: bool) -> Generator[None]:
-    """Measure a cost table with forwards of WARM_UP_SIZES tokens, interleaved against drift; with
-    fixed shapes also what a context of FAR tokens adds to a row. With `unpadded` a single token
-    runs unpadded, as with the guard."""
-    several = [size for size in model.settings.fixed_shapes if size > 1] or [0]
-    few, many = min(several), max(several)
-    with model.new_sequence() as sequence:
-        near = yield from _fastest(model, sequence, WARM_UP_SIZES, unpadded)
-        attention = 0.0
-        if few < many:
-            for _ in range(FAR // PREFILL_CHUNK):
-                model.forward([Run(sequence, [1] * PREFILL_CHUNK, 1)])
-                yield
-            far = yield from _fastest(model, sequence, (few, many))
-            added = far[many] - near[many] - far[few] + near[few]
-            attention = max(added, 0.0) / (many - few) / FAR
-    costs.learn(near, attention)
+def learn_costs(
+    model: Model, other: Model | None, *, guarded: bool = True, rows: int | None = None
+) -> Generator[None]:
+    """Measure the costs of `model`: forwards of each size, in turn against drift and each twice, so
+    that the first one changes the size. A forward of the pair's `other` model comes before each, as
+    in decoding. `rows` rows of logits are computed (None: all). Where single tokens are padded to
+    two, which `guarded` ones are not, one token costs what two do."""
+    fixed = model.settings.fixed_shapes
+    sizes = sorted({1, *fixed, LARGEST} if fixed else SIZES)
+    few, many = sizes[1], sizes[-2]
+    with ExitStack() as held:
+        sequences = model, held.enter_context(model.new_sequence())
+        others = None if other is None else (other, held.enter_context(other.new_sequence()))
+        changed, stayed = yield from _fastest(*sequences, others, sizes, rows)
+        for _ in range(FAR // PREFILL_CHUNK):
+            model.forward([Run(sequences[1], [1] * PREFILL_CHUNK, 1)])
+            yield
+        _, far = yield from _fastest(*sequences, others, [few, many], rows)
+    change = statistics.median(changed[size] - stayed[size] for size in sizes)
+    attention = (far[many] - stayed[many] - far[few] + stayed[few]) / (many - few) / FAR
+    if fixed:  # the instance of any shape has this size for one forward only
+        stayed[LARGEST] = changed[LARGEST]
+    if model.least_tokens > 1 and not guarded:
+        stayed[1] = min(stayed[size] for size in sizes if size > 1)
+    model.costs.learn(stayed, max(change, 0.0), max(attention, 0.0))
 
 
 def _fastest(
-    model: Model, sequence: Sequence, sizes: tuple[int, ...], unpadded: bool = False
-) -> Generator[None, None, dict[int, float]]:
-    """The least seconds of forwards of these sizes after the tokens of `sequence`."""
-    seconds, length = dict.fromkeys(sizes, math.inf), sequence.length
+    model: Model,
+    sequence: Sequence,
+    others: tuple[Model, Sequence] | None,
+    sizes: list[int],
+    rows: int | None,
+) -> Generator[None, None, tuple[dict[int, float], dict[int, float]]]:
+    """The least seconds of forwards of these sizes after the tokens of `sequence`, by whether the
+    forward before had another size or the same."""
+    changed, stayed = dict.fromkeys(sizes, math.inf), dict.fromkeys(sizes, math.inf)
+    length = sequence.length
     for _ in range(3):  # the first ones compile
         for size in sizes:
-            run = Run(sequence, [1] * size, size, True, unpadded and size == 1)
-            for _ in range(2):  # in decoding an instance rarely changes its size
+            run = Run(sequence, [1] * size, rows or size, stepwise=True, unpadded=True)
+            for seconds in (changed, stayed):
+                if others is not None:
+                    others[0].forward([Run(others[1], [1, 1], 1, stepwise=True)])
+                    others[1].truncate(0)
                 before = perf_counter()
                 model.forward([run])
                 seconds[size] = min(perf_counter() - before, seconds[size])
                 sequence.truncate(length)
             yield  # a request waits for a step: with billions of weights two forwards are enough
-    return seconds
+    return changed, stayed

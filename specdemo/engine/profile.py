@@ -58,14 +58,15 @@ class Invariance:
 @dataclass(frozen=True, slots=True)
 class TargetProfile:
     """Measurements of a target model in one setting of numerics. `costs` are seconds of a forward
-    by its number of tokens, without context; `attention` the seconds that each token of its context
-    adds to a row; `measured` is their date (ISO 8601)."""
+    by its number of tokens, without context; `change` what a change of that number adds;
+    `attention` what each token of its context adds to a row; `measured` their date (ISO 8601)."""
 
     properties: Properties
     invariance: Invariance
     costs: dict[int, float]
     measured: str = ""
     attention: float = 0.0
+    change: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +78,6 @@ class Profile:
     targets: dict[str, TargetProfile] = field(default_factory=dict)
     draft_step: float = 0.0
     acceptance: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    draft_costs: dict[int, float] = field(default_factory=dict)
+    draft_change: float = 0.0
+    draft_properties: Properties = ()

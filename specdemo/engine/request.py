@@ -16,7 +16,7 @@ from .guard import Guard
 from .head import Head
 from .messages import Forward, Model, Prompt, Reply, Run, Runner
 from .ngrams import NgramTable
-from .policy import MAX_DRAFT, Acceptance, Policy
+from .policy import Acceptance, Policy
 from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
 from .rounds import Round
@@ -28,9 +28,8 @@ Work = Generator[Forward | Round, Any, Any]
 
 @dataclass
 class Target:
-    """A target model with the numerics `name`, and what decoding on it has taught so far. `guard`
-    is the margin of `engine.guard` (logits), None for no guard. `measured` is the date of the cost
-    table. `prepared` is set when the preparation has ended."""
+    """A target model with the numerics `name`, and what decoding on it has taught so far.
+    `measured` is the date of the cost table. `prepared` is set when the preparation has ended."""
 
     name: str
     model: Model
@@ -38,7 +37,6 @@ class Target:
     invariance: Invariance
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
-    guard: float | None = None
     prepared: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -52,18 +50,9 @@ class Target:
     @property
     def profile(self) -> TargetProfile:
         """The measurements so far, for the next start."""
-        costs, properties = self.policy.costs, self.model.settings.properties
-        seconds = costs.seconds if self.measured else {}
-        attention = costs.attention * costs.level
-        return TargetProfile(properties, self.invariance, seconds, self.measured, attention)
-
-    def pad_to(self, tokens: int) -> None:
-        """Pad forwards to `tokens` tokens; 0: to the least number that is exact. Useful while there
-        is one instance, because it takes time to change the number of tokens."""
-        self.guard = None if tokens else self.invariance.guard
-        self.model.least_tokens = max(tokens, self.invariance.least_tokens)
-        bounds = (tokens, self.invariance.tokens, MAX_DRAFT + 1)
-        self.policy.limit = min(filter(None, bounds)) - 1
+        properties = self.model.settings.properties
+        seconds, change, attention = self.model.costs.present if self.measured else ({}, 0.0, 0.0)
+        return TargetProfile(properties, self.invariance, seconds, self.measured, attention, change)
 
 
 @dataclass
@@ -123,7 +112,7 @@ class Request:
                 policy=policy,
                 sampling=self.sampling,
                 limits=self.limits,
-                guard=Guard(target.guard) if target.guard else None,
+                guard=Guard(target.invariance.guard) if target.invariance.guard else None,
             )
             reason = yield from self._timed(decoding, models(target, draft), since, policy)
             if self.certified and target.invariance.tokens and self.sampling.greedy:

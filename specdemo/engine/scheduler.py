@@ -296,12 +296,10 @@ class Scheduler:
                 self._forward([request])
             return
         seconds = perf_counter() - begun
-        asked = total = sum(request.tokens for request in batch)
-        if not (len(batch) == 1 and batch[0].forward.run.unpadded):
-            total = max(total, model.least_tokens)
+        asked = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
             others, request.pending = asked - request.tokens, None
-            self._resume(request, Reply(part, seconds, total, others, request is batch[0]))
+            self._resume(request, Reply(part, seconds, model.size, others))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or ends."""

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import TORCH, Checkpoint
+from .costs import Costs
 from .errors import BadInput, ModelError
 from .graph import last_line
 from .messages import Logits, ModelSettings, Run
@@ -118,6 +119,8 @@ class TorchModel:
         self.settings = settings
         self.least_tokens = 1
         self.seconds = 0.0
+        self.size = 0
+        self.costs = Costs()
         self.resize_cache(CACHE_TOKENS // BLOCK_SIZE)
         options = dict(settings.properties)
         self.padding = tuple(map(int, filter(None, options.get("padding", "").split(","))))
@@ -171,7 +174,7 @@ class TorchModel:
     @torch.inference_mode()
     def _run(self, run: Run) -> Logits:
         start, count = run.sequence.length, len(run.tokens)
-        size = self._padded(count, run.unpadded)
+        size = self.size = self._padded(count, run.unpadded)
         after = size - count
         before = perf_counter()
         places = torch.arange(start, start + size).to(self._device)
@@ -195,12 +198,14 @@ class TorchModel:
             values, log_sums = (one.cpu().numpy() for one in (rows, rows.logsumexp(-1)))
         except (RuntimeError, IndexError) as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
-        self.seconds += perf_counter() - before
+        seconds = perf_counter() - before
+        self.seconds += seconds
+        self.costs.record(size, seconds, count * start)
         return Logits(values, log_sums)
 
     def _padded(self, count: int, unpadded: bool) -> int:
         """The number of tokens after padding: one of the shapes, or a multiple of the largest."""
-        count = max(count, 1 if unpadded else self.least_tokens)
+        count = count if unpadded else max(count, self.least_tokens)
         if count == 1 or not self.padding:
             return count
         rounded = -(-count // self.padding[-1]) * self.padding[-1]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imports openvino
 About = Mapping[str, str | int]
 """A subject: {"pair": NAME}, {"model": NAME}, or the result of `about_files`."""
 
-VERSION = 6  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 7  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)

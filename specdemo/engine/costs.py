@@ -1,0 +1,131 @@
+"""The cost model of one model's forwards, learnt where they arise: in the alternation of draft and
+target. Also chooses the sizes of forwards. Knows no models and no token ids."""
+
+from __future__ import annotations
+
+import math
+
+LARGEST = 16
+"""Tokens. Costs of larger forwards, which several requests share, are extrapolated."""
+
+TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
+"""Seconds of a forward by its number of tokens, relative to one token: about the means of
+tools/cost_tables.json."""
+
+TYPICAL_CHANGE = 0.3
+"""Seconds of a change of size relative to a forward of one token: 0.2 to 0.6 were measured."""
+
+LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
+"""Weights of a new measurement: in the machine's present speed and in the cost of a change, which
+vary, and in the relative costs of sizes, which hardly do."""
+
+
+class Costs:
+    """Seconds of forwards: T(s) of one of `s` tokens, C more when the forward before it had another
+    size, and A more for each row and each token of the row's context.
+
+    C has two causes. A dynamic instance prepares every layer anew for a new size, and the weights
+    of a fixed-shape instance leave the processor's cache while another one runs. A forward of n
+    tokens may be padded to any known size s >= n, so a change that costs more than the padding is
+    not made.
+
+    T, C and A come from `learn`. Each forward corrects T where the size stayed, and C where it
+    changed. The `level` (present seconds by learnt seconds) scales all of them and follows quickly.
+    """
+
+    def __init__(self) -> None:
+        self.learn(TYPICAL, TYPICAL_CHANGE)
+        self.level = 0.0
+
+    def learn(self, seconds: dict[int, float], change: float = 0.0, attention: float = 0.0) -> None:
+        """Replace T (`seconds` by size), C (`change`) and A (`attention`)."""
+        self.seconds = dict(sorted(seconds.items()))
+        self.change, self.attention = change, attention
+        self.level = 1.0
+        """Zero before the first forward of a model whose costs are not known."""
+        self.last = 0
+        """The size of the last forward."""
+        self._work = dict.fromkeys(self.seconds, 0.0)
+
+    @property
+    def present(self) -> tuple[dict[int, float], float, float]:
+        """T, C and A in present seconds, for `learn` at a later start; empty before any forward."""
+        if not self.level:
+            return {}, 0.0, 0.0
+        seconds = {size: one * self.level for size, one in self.seconds.items()}
+        return seconds, self.change * self.level, self.attention * self.level
+
+    def choose(self, tokens: int) -> int:
+        """The size of the next forward, of `tokens` tokens: at least `tokens`.
+
+        Work function algorithm (Borodin, Linial and Saks, 1992). `_work[s]` is the least time in
+        which all forwards so far could have run, the last one with size s.
+        """
+        if tokens > max(self.seconds, default=0):
+            return tokens
+        moved = min(self._work.values()) + self.change
+        for size, seconds in self.seconds.items():
+            stayed = min(self._work[size], moved)
+            self._work[size] = stayed + seconds if size >= tokens else math.inf
+        least = min(self._work.values())
+        self._work = {size: work - least for size, work in self._work.items()}
+        return min(self._work, key=lambda size: self._work[size] + self._change_to(size))
+
+    def record(self, size: int, seconds: float, attended: int = 0) -> None:
+        """A forward of `size` tokens took `seconds`. `attended` adds up the context tokens of all
+        its rows."""
+        change, self.last = self._change_to(size), size
+        if size not in self.seconds:
+            return
+        expected = self.seconds[size] + change
+        seconds = max(seconds - attended * self.attention * self.level, seconds / 4)
+        level = self.level or seconds / expected
+        ratio = min(max(seconds / expected, level / 2), level * 2)
+        self.level = level + LEVEL_RATE * (ratio - level)
+        error = expected * (ratio / self.level - 1)
+        if change:
+            self.change = max(self.change + LEVEL_RATE * error, 0.0)
+        else:
+            self.seconds[size] += SHAPE_RATE * error
+
+    def alone(self, context: int = 0) -> float:
+        """Seconds of one token of autoregressive decoding, whose forwards have one size."""
+        return (self.seconds.get(1, 0.0) + self.attention * context) * self.level
+
+    def forward(self, tokens: int) -> float:
+        """Seconds of the next forward if it has `tokens` tokens, at a short context."""
+        beyond = max(tokens - LARGEST, 0)
+        fitting = (
+            seconds + self._change_to(size)
+            for size, seconds in self.seconds.items()
+            if size >= tokens - beyond
+        )
+        return (min(fitting, default=0.0) + beyond * self._row()) * self.level
+
+    def forwards(self, others: int = 0, context: int = 0) -> list[float]:
+        """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens;
+        for one token, what it takes in autoregressive decoding, so that a draft is compared with
+        that. With `others` tokens of other requests in the same forward, each row costs what a row
+        of a large forward costs: costs rise in steps, and otherwise the rows of every request would
+        seem free."""
+        row = self.attention * self.level * context
+        if others:
+            first, more = self.forward(others + 1) + row, self._row() * self.level + row
+            return [first + (tokens - 1) * more for tokens in range(LARGEST + 1)]
+        rows, least, sizes = [], math.inf, list(self.seconds)
+        for tokens in range(LARGEST, -1, -1):
+            while sizes and sizes[-1] >= tokens:
+                size = sizes.pop()
+                least = min(least, self.seconds[size] + self._change_to(size))
+            rows.append(least * self.level + tokens * row)
+        rows.reverse()
+        rows[1] = self.alone(context)
+        return rows
+
+    def _change_to(self, size: int) -> float:
+        return self.change if size != self.last else 0.0
+
+    def _row(self) -> float:
+        """T of one more token in a large forward."""
+        half = [self.seconds[size] for size in self.seconds if size >= LARGEST // 2]
+        return (half[-1] - half[0]) / (LARGEST // 2) if len(half) > 1 else 0.0
