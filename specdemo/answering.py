@@ -5,50 +5,48 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.settings import Settings
-from specdemo.trace import BaselineToken, Trace
+from specdemo.trace import BaselineToken, PairInfo, Trace
 
-if TYPE_CHECKING:  # saves the page the import of OpenVINO, which takes a second
-    from specdemo.engine.scheduler import Waiting
-
-OnWait = Callable[["Waiting"], None]
+Event = Waiting | Round | BaselineToken | Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
-    instruction is then only the trace's title. With `certify`, unless `baseline` is set, one
-    parallel pass checks a greedy answer (`engine.decode.certify`). With `baseline` the instruction
-    is then decoded autoregressively too, and a short race is run again, without events, until
+    instruction is then only the trace's title. With `baseline` the instruction is then decoded
+    autoregressively too, and a short race is run again, without events, until
     `verdict.enough` for `repeat` seconds (0: never). Unless `measured` is set, such a race does not
     wait for missing measurements, which can take half a minute for a large model. Setting `stop`
-    ends the answer within one round. While the request is in the queue, `on_wait` is called with
-    its place about once a second. `loading` tells whether models are loaded in this process now."""
+    ends the answer within one round. `loading` tells whether models are loaded in this process
+    now."""
 
     instruction: str
     settings: Settings
     prompt: tuple[int, ...] | None = None
-    certify: bool = False
     baseline: bool = False
     measured: bool = True
     stop: threading.Event | None = None
-    on_wait: OnWait | None = None
     repeat: float = 0.0
     loading: Callable[[], bool] = lambda: False
 
 
 class Answering(AbstractContextManager[Any]):
-    """Answers instructions, many at a time (thread safe)."""
+    """Answers instructions with the pair `info`, many at a time (thread safe)."""
+
+    info: PairInfo
 
     @abstractmethod
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        """Answer; yields each Round as it is made, and last the finished Trace.
+    def ask(self, question: Question) -> Generator[Event]:
+        """Answer; yields each Round as it is made, and last the finished Trace. While the request
+        is in the queue, or models are compiled first, a Waiting comes about once a second.
 
         With `baseline` the BaselineTokens come before the Trace, and the answer waits until all is
         compiled, since both runs are timed on a quiet machine. A run stopped during the answer has
@@ -57,15 +55,11 @@ class Answering(AbstractContextManager[Any]):
         With `repeat` the Trace comes again after each further race, with one more in `repeats`.
         """
 
-    def answer(
-        self, instruction: str, settings: Settings, **options: Any
-    ) -> Iterator[Round | BaselineToken | Trace]:
+    def answer(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:
         """`ask`, with the fields of Question as `options`."""
         return self.ask(Question(instruction, settings, **options))
 
-    def race(
-        self, instruction: str, settings: Settings, **options: Any
-    ) -> Iterator[Round | BaselineToken | Trace]:
+    def race(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:
         """`answer`, and then the baseline."""
         return self.answer(instruction, settings, baseline=True, **options)
 

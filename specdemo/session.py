@@ -4,7 +4,7 @@ traces. The page, the command line, the servers and the benchmark use it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from specdemo.answering import Answering, OnWait, Question
+from specdemo.answering import Answering, Event, Question
 from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
@@ -28,7 +28,7 @@ from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, ForwardCosts, Repeat, Trace
+from specdemo.trace import Baseline, BaselineToken, ForwardCosts, Repeat, Trace
 from specdemo.verdict import enough
 
 ACTIVE_REQUESTS = 16
@@ -111,15 +111,10 @@ class Session(Answering):
         """The use of the KV caches "target", "target fast" and "draft", in blocks."""
         return self._engine.cache_blocks()
 
-    def prepare(
-        self,
-        numerics: str = "exact",
-        stop: threading.Event | None = None,
-        on_wait: OnWait | None = None,
-    ) -> None:
-        """Wait until all that makes answers fast is compiled and measured. Meanwhile `on_wait` is
-        called with place 0."""
-        self._engine.prepare(numerics, stop, on_wait)
+    def prepare(self, numerics: str = "exact") -> None:
+        """Wait until all that makes answers fast is compiled and measured."""
+        for _ in self._engine.preparing(numerics):
+            pass
 
     def close(self) -> None:
         """Cancel the running answers and release the models."""
@@ -144,38 +139,33 @@ class Session(Answering):
         in `settings` (temperature above 0). Raises the errors of `answer`."""
         return self.result_of(NextToken, instruction, settings, tokens)
 
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        certified = question.certify and not question.baseline
+    def ask(self, question: Question) -> Generator[Event]:
         asked = question.instruction, question.settings, question.prompt
-        request = self._request(*asked, certified=certified, timed=question.baseline)
+        request = self._request(*asked, timed=question.baseline)
         if self._learning and not question.baseline:
             request.table = self._learning
         return self._answer(question, request)
 
-    def _answer(
-        self, question: Question, request: Request
-    ) -> Iterator[Round | BaselineToken | Trace]:
-        settings, stop, on_wait = question.settings, question.stop, question.on_wait
+    def _answer(self, question: Question, request: Request) -> Generator[Event]:
+        settings, stop = question.settings, question.stop
         missing = question.measured or not self._engine.compiled(settings.numerics)
         if missing and (question.baseline or settings.drafter == "model"):
-            self.prepare(settings.numerics, stop, on_wait)  # a race is timed on a quiet machine
+            yield from self._engine.preparing(settings.numerics, stop)  # a race: a quiet machine
         target = self._engine.target(settings.numerics)
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         loading = question.loading()
         handle = self._engine.submit(request, target, stop=stop)
         rounds: list[Round] = []
         text = self._tokenizer.stream()
-        with closing(handle.events(on_wait)) as events:
+        with closing(handle.events()) as events:
             for event in events:
-                rounds.append(_with_texts(event, text, self._tokenizer))
-                yield rounds[-1]
+                if isinstance(event, Round):
+                    _set_texts(event, text, self._tokenizer)
+                    rounds.append(event)
+                yield event
         if self._learning and not handle.stopped:
             self._learning.read(request.answer)
         decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
-        certificate = None
-        if request.certificate_seconds is not None and not handle.stopped:
-            place, checked = request.difference, len(request.answer)
-            certificate = Certificate(place is None, checked, place, request.certificate_seconds)
         trace = Trace(
             instruction=question.instruction,
             prompt_tokens=len(request.tokens),
@@ -187,7 +177,6 @@ class Session(Answering):
             finish_reason="cancelled" if handle.stopped else handle.result,
             cpu_seconds=request.cpu,
             outside_seconds=max(decoding - request.inference, 0.0),
-            certificate=certificate,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=machine.describe(),
             shared_with=handle.most_others,
@@ -197,16 +186,14 @@ class Session(Answering):
         if not question.baseline or handle.stopped:
             yield trace
             return
-        for event in self.baseline(trace, stop, on_wait):
+        for event in self.baseline(trace, stop):
             if isinstance(event, Trace) and question.loading():
                 event = replace(event, compiling=True)
             yield event
         if question.repeat:
             yield from self._repeats(question, event, target, rates)
 
-    def baseline(
-        self, trace: Trace, stop: threading.Event | None = None, on_wait: OnWait | None = None
-    ) -> Iterator[BaselineToken | Trace]:
+    def baseline(self, trace: Trace, stop: threading.Event | None = None) -> Iterator[Event]:
         """Decode a trace's instruction autoregressively, independently of its answer; yields each
         token, and last the Trace with `baseline` and `identical` set.
 
@@ -219,12 +206,14 @@ class Session(Answering):
         handle = self._engine.submit(request, target, stop=stop, first=True)
         shown: list[BaselineToken] = []
         text = self._tokenizer.stream()
-        with closing(handle.events(on_wait)) as events:
+        with closing(handle.events()) as events:
             for event in events:
-                token = event.emitted
-                piece = text(token.id)
-                shown.append(BaselineToken(token.id, event.shown_at, piece, token.margin))
-                yield shown[-1]
+                if isinstance(event, Round):
+                    [token] = event.tokens
+                    margin = event.emitted.margin if event.emitted else None
+                    event = BaselineToken(token.id, event.shown_at, text(token.id), margin)
+                    shown.append(event)
+                yield event
         baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
         identical = None if handle.stopped else same
@@ -250,13 +239,13 @@ class Session(Answering):
                 load = self.load
                 if load.active or load.waiting or load.preparing or question.loading():
                     return
-                options = {"rates": deepcopy(rates), "timed": True}
-                request = self._request(trace.instruction, way, **options)
+                own = deepcopy(rates)
+                request = self._request(trace.instruction, way, rates=own, timed=True)
                 try:
                     handle = self._engine.submit(request, target, stop=question.stop, first=True)
                 except Busy:  # the models were closed; the race stands without more repeats
                     return
-                shown = [event.shown_at for event in handle.events()]
+                shown = [one.shown_at for one in handle.events() if isinstance(one, Round)]
                 if handle.stopped:
                     return
                 if tuple(request.answer) != trace.token_ids:
@@ -317,12 +306,10 @@ def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts |
     return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
 
 
-def _with_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> Round:
-    """The round with every token's text: of accepted and emitted tokens from the text stream, of
-    others decoded alone."""
-    drafted = tuple(
-        replace(token, text=text(token.id) if token.accepted else tokenizer.decode([token.id]))
-        for token in round_.drafted
-    )
-    emitted = round_.emitted and replace(round_.emitted, text=text(round_.emitted.id))
-    return replace(round_, drafted=drafted, emitted=emitted)
+def _set_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> None:
+    """Set every token's text: of accepted and emitted tokens from the text stream; others are
+    decoded by themselves."""
+    for token in round_.drafted:
+        token.text = text(token.id) if token.accepted else tokenizer.decode([token.id])
+    if round_.emitted:
+        round_.emitted.text = text(round_.emitted.id)

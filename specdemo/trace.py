@@ -57,17 +57,6 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """The check of a finished answer by one parallel forward: each row of logits must choose the
-    answer's token. `first_difference` is the first answer position where it does not."""
-
-    certified: bool
-    checked: int
-    first_difference: int | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """The first answer position (from 0) where the baseline has another token, both texts, and the
     `margin` of the BaselineToken."""
@@ -104,8 +93,8 @@ class ForwardCosts:
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
-    `outside_seconds` (wall time outside inference) are of decoding, without prefill and
-    certificate. At most `shared_with` other requests ran beside it at once; seconds include their
+    `outside_seconds` (wall time outside inference) are of decoding, without prefill. At
+    most `shared_with` other requests ran beside it at once; seconds include their
     work. `compiling` tells whether models were loaded or compiled during its runs. `identical`
     tells whether answer and baseline, and those of the `repeats`, decoded independently, are
     equal."""
@@ -122,7 +111,6 @@ class Trace:
     finish_reason: Literal["stop", "length", "context", "cancelled"]
     cpu_seconds: float
     outside_seconds: float
-    certificate: Certificate | None = None
     baseline: Baseline | None = None
     identical: bool | None = None
     created: str = ""
@@ -195,8 +183,6 @@ class Summary:
     baseline_decoded: int | None = 0
     baseline_decode_seconds: float | None = 0.0
     baseline_cpu_seconds: float | None = 0.0
-    joules: float | None = None
-    baseline_joules: float | None = None
 
     @property
     def tokens_per_second(self) -> float:

@@ -17,7 +17,7 @@ from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.session import CacheUse
 from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, Certificate, PairInfo, Repeat, Trace
+from specdemo.trace import Baseline, BaselineToken, PairInfo, Repeat, Trace
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
@@ -28,10 +28,10 @@ class FakeSession(Answering):
     The ids of the answer's tokens are 1, 2, 3, ... Rounds: the first token, then in turn an
     accepted draft token and a correction. A round takes `delay` seconds. Everything may be set
     between requests: `errors` are raised by the next answers, one each, after two rounds; `refusal`
-    by every answer before anything runs, as is Busy where `limit` requests are at work; `waits` is
-    reported to `on_wait` before the first round; the baseline has another token at the position
-    `differs_at`. With `repeat` the trace comes again, with one more of `repeats` each time. While
-    `held` is set no round is made. `prompts` and `settings` are recorded.
+    by every answer before anything runs, as is Busy where `limit` requests are at work; `waits`
+    come before the first round; the baseline has another token at the position `differs_at`. With
+    `repeat` the trace comes again, with one more of `repeats` each time. While `held` is set a
+    Waiting comes again and again. `prompts` and `settings` are recorded.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class FakeSession(Answering):
         count = settings.max_new_tokens if self.text else min(len(pieces), settings.max_new_tokens)
         self.active += 1
         try:
-            for waiting in self.waits if question.on_wait else ():
-                question.on_wait(waiting)
+            yield from self.waits
             for at in range(count):
                 while self.held.is_set() and not stop.is_set():
+                    yield Waiting(0, None)
                     time.sleep(0.005)
                 if stop.wait(self.delay):
                     break
@@ -120,7 +120,6 @@ class FakeSession(Answering):
             self.active -= 1
 
     def _trace(self, question: Question, rounds: list[Round], stop: threading.Event) -> Trace:
-        certified = question.certify and not question.settings.temperature
         return Trace(
             instruction=question.instruction,
             prompt_tokens=len(question.prompt or (1, 2, 3, 4, 5)),
@@ -132,7 +131,6 @@ class FakeSession(Answering):
             finish_reason="cancelled" if stop.is_set() else "length",
             cpu_seconds=0.1,
             outside_seconds=0.0,
-            certificate=Certificate(True, len(rounds), None, 0.01) if certified else None,
         )
 
 

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import energy, figures, peers
+from specdemo.bench import figures, peers
 from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, page, summary_of, tables
@@ -134,27 +134,6 @@ def test_page_draws_the_numbers_of_the_report_and_escapes_labels(report):
     drafting = time_spent.data[1].y[0]
     assert drafting == pytest.approx(1e3 * total["draft_seconds"] / total["decoded"])
     assert by_peer.data[0].y[-1] == data["peers"]["fake/speculative"]["tokens_per_s"]
-
-
-def test_a_machine_with_counters_gives_joules_past_a_wrap_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, "ROOT", tmp_path)
-    per_token = {"autoregressive": None, "speculative": None}
-    assert report_of()["details"]["joules_per_token"] == per_token
-    zone = tmp_path / "intel-rapl:0"
-    zone.mkdir()
-    files = {"name": "package-0\n", "max_energy_range_uj": "99999\n", "energy_uj": "0\n"}
-    for name, content in files.items():
-        (zone / name).write_text(content)
-
-    class Burning(FakeSession):
-        def race(self, *given, **options):
-            for at, event in enumerate(super().race(*given, **options)):
-                (zone / "energy_uj").write_text(f"{40_000 * at % 100_000}\n")
-                yield event
-
-    shown = {row[""]: row["is"] for row in tables(report_of(session=Burning()))["Summary"]}
-    for way in per_token:
-        assert shown[f"joules per token, {way}"] == pytest.approx(0.04)
 
 
 # Peers

@@ -178,14 +178,10 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     with pytest.raises(Busy, match="2 requests are waiting"):
         submit(scheduler, shared)
     assert [scheduler.waiting(one).place for one in handles] == [0, 2, 1], "the last was put first"
-    told = []
-
-    def on_wait(waiting):
-        told.append(waiting)
-        shared["target"].gate.set()
-
-    collect(handles, on_wait=on_wait, every=0.01)
-    assert told[0].place > 0 and told[0].seconds > 0
+    waiting = next(handles[1].events(every=0.01))
+    assert waiting.place == 2 and waiting.seconds > 0
+    shared["target"].gate.set()
+    assert all(collect([handles[0], handles[2]]))
 
 
 def test_background_work_is_done_beside_requests_once_it_is_asked_for_and_they_know(endless):

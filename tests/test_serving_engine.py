@@ -11,6 +11,7 @@ from fakes import served, until
 
 from specdemo.answering import Question
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.serving.client import RemoteSession
 from specdemo.settings import ModelChoice, Settings
@@ -67,13 +68,13 @@ def test_a_remote_session_yields_the_rounds_and_the_trace_of_a_session_here(remo
     assert all(isinstance(one, Round) for one in rounds) and tuple(rounds) == trace.rounds
     assert (trace.token_ids, trace.text, trace.settings) == (here.token_ids, here.text, settings)
     assert trace.pair == here.pair
-    assert answered(remote, PROMPTS[1], Settings(), certify=True).certificate.certified
     there, here = (answered(one, "t", settings, prompt=(5, 6, 7)) for one in (remote, session))
     assert (there.token_ids, there.instruction) == (here.token_ids, "t")
 
 
 def test_a_remote_race_yields_rounds_then_baseline_tokens_then_the_trace(remote):
     *events, trace = remote.race(PROMPTS[1], Settings(max_new_tokens=20))
+    events = [event for event in events if not isinstance(event, Waiting)]
     assert (*trace.rounds, *trace.baseline.tokens) == tuple(events) and trace.identical
 
 

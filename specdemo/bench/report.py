@@ -17,11 +17,9 @@ from time import perf_counter
 from typing import Any
 
 from specdemo import __version__
-from specdemo.bench.energy import Meter
 from specdemo.bench.lengths import by_length
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
-from specdemo.engine.rounds import Round
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models.machine import describe
 from specdemo.models.progress import Progress
@@ -29,7 +27,6 @@ from specdemo.session import Session
 from specdemo.settings import Settings
 from specdemo.terminal import Table, text, where
 from specdemo.trace import (
-    BaselineToken,
     PairInfo,
     Summary,
     Trace,
@@ -142,23 +139,14 @@ def bench(
 def _race(
     session: Session, instruction: str, settings: Settings, stop: threading.Event
 ) -> tuple[Trace, Summary]:
-    """A race's trace, and its figures with the joules of each way from first to last token."""
-    meter, read = Meter(), {Round: [], BaselineToken: [], Trace: []}
-    for event in session.race(instruction, settings, stop=stop):
-        read[type(event)].append(meter.joules())
-    spent = [one[-1] - one[0] if one and one[0] is not None else None for one in read.values()]
-    return event, replace(summarize(event), joules=spent[0], baseline_joules=spent[1])
+    """A race's trace, and its figures."""
+    *_, trace = session.race(instruction, settings, stop=stop)
+    return trace, summarize(trace)
 
 
 def _sums(traces: Sequence[Trace], figures: Sequence[Summary]) -> dict[str, Any]:
-    """Totals of traces and figures for `details`: all figures, joules, acceptance by position."""
-    total = combined(figures)
-    joules = {
-        "autoregressive": over(total.baseline_joules, total.baseline_decoded),
-        "speculative": over(total.joules, total.decoded),
-    }
-    positions = acceptance_by_position(traces)
-    return {"total": total, "joules_per_token": joules, "positions": positions}
+    """Totals of traces and figures for `details`: all figures, and acceptance by position."""
+    return {"total": combined(figures), "positions": acceptance_by_position(traces)}
 
 
 def _ask(
@@ -255,7 +243,6 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     summary, details = data["summary"], data["details"]
     cpu, by_task = summary.pop("cpu_seconds_per_token"), summary.pop("speedup_by_task").items()
     summary |= {f"cpu seconds per token, {way}": cpu[way] for way in WAYS}
-    summary |= {f"joules per token, {way}": details["joules_per_token"][way] for way in WAYS}
     own = {"settings": {}, "identical": None}
     ours = {
         f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in WAYS

@@ -52,8 +52,7 @@ def run(
             for origin, style in STYLES.items():
                 screen.print(origin, style=style, end="   ")
             screen.print("\n")
-        asked = {"certify": not baseline, "baseline": baseline}
-        trace = show(session.answer(instruction, settings, **asked), screen)
+        trace = show(session.answer(instruction, settings, baseline=baseline), screen)
         loaded.check.require(CHECK_SECONDS)
     screen.print("\n" + "\n".join(report(trace)))
     if json_file:
@@ -93,11 +92,6 @@ def report(trace: Trace) -> list[str]:
             f" {figures.tokens_per_round:.2f} tokens per round;"
             f" drafting {figures.draft_seconds:.2f} s, verifying {figures.verify_seconds:.2f} s"
         )
-    if found := trace.certificate:
-        chose = "the same tokens"
-        if not found.certified:
-            chose = f"another token at position {found.first_difference + 1}"
-        lines.append(f"one parallel pass over the finished answer chose {chose}")
     if figures.speedup is not None:
         lines.append(f"autoregressive decoding: {figures.baseline_tokens_per_second:.1f} tokens/s")
         lines.append(f"speed-up {figures.speedup:.2f}x")

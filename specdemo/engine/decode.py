@@ -220,26 +220,3 @@ def settle(
     kind: Kind = "plain" if not drafted else "bonus" if kept == len(drafted) else "correction"
     emitted = EmittedToken(verdict.token, kind, verdict.token_probability, margin=verdict.margin)
     return Round(drafted, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
-
-
-def certify(
-    prompt: Prompt, answer: tuple[int, ...], target: Sequence, chunk: int
-) -> Generator[Forward, Reply, tuple[int | None, float]]:
-    """Check a greedy answer against the target model in parallel, `chunk` tokens a forward: each
-    token must be the likeliest after those before it. Gives the first answer position where it is
-    not (None: certified), and the seconds of the forwards.
-
-    `target` holds the prompt. If logits do not depend on how many tokens run together, this proves
-    by induction that autoregressive decoding would have given the same answer.
-    """
-    if prompt.logits.best(0) != answer[0]:
-        return 0, 0.0
-    seconds = 0.0
-    for begin in range(0, len(answer) - 1, chunk):
-        tokens = list(answer[begin : min(begin + chunk, len(answer) - 1)])
-        reply = yield Forward("target", Run(target, tokens, len(tokens), stepwise=True))
-        seconds += reply.seconds
-        for row in range(len(tokens)):
-            if reply.logits.best(row) != answer[begin + row + 1]:
-                return begin + row + 1, seconds
-    return None, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from .policy import MAX_DRAFT, Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Profile
 from .request import Request, Target, models
-from .scheduler import QUEUED, Handle, OnWait, Scheduler, Waiting
+from .scheduler import QUEUED, Handle, Scheduler, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class CacheUse:
 class Engine:
     """Compiles what the first token needs; arguments as in `Session`. The rest (fixed-shape
     instances, a draft model that may come later, a missing cost table) is prepared between requests
-    if `background` is set, or when `prepare` is called.
+    if `background` is set, or when `preparing` is called.
 
     `available_bytes` gives the free memory in bytes. `profile` holds earlier measurements of this
     pair on this machine; `remember` gets the later ones. `drafts` is True with a draft model, or
@@ -115,15 +115,13 @@ class Engine:
                 self.scheduler.run_in_background(self._preparation(target))
             return self._targets[name]
 
-    def prepare(
-        self, name: str = "exact", stop: Event | None = None, on_wait: OnWait | None = None
-    ) -> None:
-        """Prepare the rest and wait for it, or until `stop`; `on_wait` gets place 0 meanwhile."""
+    def preparing(self, name: str = "exact", stop: Event | None = None) -> Iterator[Waiting]:
+        """Prepare the rest. Yields a Waiting, of place 0, every 0.2 s until it is done or `stop`
+        is set."""
         target = self.target(name)
         self.scheduler.hurry()
         while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):
-            if on_wait is not None:
-                on_wait(Waiting(0, None))
+            yield Waiting(0, None)
 
     def compiled(self, name: str) -> bool:
         """Whether all instances for these numerics are compiled; measurements may be missing."""

@@ -1,16 +1,16 @@
-"""One request as the engine's thread runs it: prompt, answer, certificate, and their times."""
+"""One request as the engine's thread runs it: prompt, answer, and their times."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from .cache import Sequence
-from .decode import Decoding, Limits, certify, decode, prefill
+from .decode import Decoding, Limits, decode, prefill
 from .drafters import make_drafter
 from .guard import Guard
 from .head import Head
@@ -58,11 +58,9 @@ class Target:
 @dataclass
 class Request:
     """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
-    `make_drafter`, `draft_tokens` a draft length or None to adapt. With `certified` a greedy answer
-    is checked, and `difference` is the first answer position where the check differs (None:
-    nowhere). With `prefill_seconds` times count as if the prefill had taken that long. `rates` are
-    acceptance rates to begin with in place of those that all requests share. Nothing is prepared
-    beside a `timed` request."""
+    `make_drafter`, `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times
+    count as if the prefill had taken that long. `rates` are acceptance rates to begin with in place
+    of those that all requests share. Nothing is prepared beside a `timed` request."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -70,7 +68,6 @@ class Request:
     drafter: str
     draft_tokens: int | None = None
     table: NgramTable | None = None
-    certified: bool = False
     prefill_seconds: float | None = None
     rates: dict[str, Acceptance] | None = None
     timed: bool = False
@@ -80,8 +77,6 @@ class Request:
     cpu: float = 0.0
     inference: float = 0.0
     answer: list[int] = field(default_factory=list)
-    difference: int | None = None
-    certificate_seconds: float | None = None
 
     def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
         """Decode, with `draft` if the drafter uses it. Yields Forwards and Rounds; returns the
@@ -115,11 +110,6 @@ class Request:
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
             )
             reason = yield from self._timed(decoding, models(target, draft), since, policy)
-            if self.certified and target.invariance.tokens and self.sampling.greedy:
-                sequence.truncate(len(self.tokens))
-                self.difference, self.certificate_seconds = yield from certify(
-                    prompt, tuple(self.answer), sequence, target.invariance.tokens
-                )
             return reason
         finally:
             sequence.release()
@@ -157,7 +147,8 @@ class Request:
                 else:
                     self.inference = sum(model.seconds for model in named.values()) - begun
                     self.answer += [token.id for token in event.tokens]
-                    reply = yield replace(event, shown_at=perf_counter() - since)
+                    event.shown_at = perf_counter() - since
+                    reply = yield event
         except StopIteration as done:
             return done.value
         finally:

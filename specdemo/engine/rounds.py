@@ -1,4 +1,4 @@
-"""The rounds that decoding yields. Texts are filled in outside the engine."""
+"""The rounds that decoding yields. `Request` sets `shown_at`, and the session the tokens' texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["first", "correction", "bonus", "plain"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftToken:
     """A draft token: `accepted`, rejected, or not reached. In the last case `target_probability` is
     None, because the target saw another prefix."""
@@ -21,7 +21,7 @@ class DraftToken:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmittedToken:
     """The token that the target adds at the end of a round: the `first` after the prompt, a
     `correction` of a rejected draft token, a `bonus` after a fully accepted draft, or `plain` if
@@ -35,7 +35,7 @@ class EmittedToken:
     margin: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
     `emitted` is None when the answer ended inside the accepted draft tokens."""

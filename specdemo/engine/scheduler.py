@@ -42,9 +42,6 @@ class Waiting:
     seconds: float | None
 
 
-OnWait = Callable[[Waiting], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """The scheduler's load: numbers of `active` and `waiting` requests and of `restarts` of its
@@ -98,8 +95,8 @@ class Handle:
         """Tokens of the pending forward."""
         return len(self.forward.run.tokens)
 
-    def events(self, on_wait: OnWait | None = None, every: float = 1.0) -> Generator[Any]:
-        """The events of the request; raises its error. Until it is admitted, `on_wait` is called
+    def events(self, every: float = 1.0) -> Generator[Any]:
+        """The events of the request; raises its error. Until it is admitted, its Waiting comes
         about every `every` seconds. Leaving the iteration sets `stop`. Once `stop` is set, the
         remaining events are dropped, and the request gives back all that it holds."""
         event = None
@@ -108,8 +105,8 @@ class Handle:
                 try:
                     event = self.queue.get(timeout=every)
                 except Empty:
-                    if on_wait is not None and not self.admitted_at:
-                        on_wait(self.waiting(self))
+                    if not self.admitted_at:
+                        yield self.waiting(self)
                     continue
                 if self.stop.is_set():
                     self.stopped |= event is not END

@@ -167,7 +167,6 @@ class Form:
             "draft_s": summary.draft_seconds,
             "verify_s": summary.verify_seconds,
             "tokens_per_second": summary.tokens_per_second,
-            "certified": what.certificate and what.certificate.certified,
         }
         if self._asked.extension.trace:
             figures["trace"] = json.loads(to_json(what))

@@ -189,7 +189,7 @@ class LocalBackend:
         def run() -> None:
             try:
                 with Record(self._metrics) as record:
-                    for event in self._events(asked, stop, put):
+                    for event in self._events(asked, stop):
                         record.saw(event.what)
                         put(event)
             except BaseException as error:
@@ -221,11 +221,9 @@ class LocalBackend:
         finally:
             stop.set()
 
-    def _events(
-        self, asked: CommonRequest, stop: threading.Event, emit: Callable[[Event], None]
-    ) -> Iterator[Event]:
-        """Asks the session; while the request waits, its place is emitted. Setting `stop` ends the
-        answer within a round. Raises BadInput or Busy before the first event."""
+    def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Event]:
+        """Asks the session. Setting `stop` ends the answer within a round. Raises BadInput or Busy
+        before the first event."""
         longest, extras = self._model["max_answer_tokens"], asked.extension
         settings = asked.settings(min(self._options.max_new_tokens, longest))
         numerics = ("exact",) if self._options.strangers else ("exact", "fast")
@@ -237,10 +235,8 @@ class LocalBackend:
             title,
             settings,
             None if extras.baseline else prompt,  # a baseline decodes the instruction
-            extras.certify,
             extras.baseline,
             stop=stop,
-            on_wait=lambda waiting: emit(Event(waiting)),
             repeat=extras.repeat,
         )
         text, sent, found = "", 0, False

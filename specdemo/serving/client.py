@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from pydantic import TypeAdapter
 
-from specdemo.answering import Answering, Question
+from specdemo.answering import Answering, Event, Question
 from specdemo.engine.rounds import Round
-from specdemo.engine.scheduler import Load, Waiting
+from specdemo.engine.scheduler import Load
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.backend import EVENT_KINDS
 from specdemo.serving.options import key_from_environment
@@ -60,8 +60,8 @@ class RemoteSession(Answering):
         """Close the connections; the server goes on for others."""
         self._http.close()
 
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
-        wanted = {"baseline": question.baseline, "certify": question.certify}
+    def ask(self, question: Question) -> Generator[Event]:
+        wanted = {"baseline": question.baseline}
         wanted |= {"repeat": question.repeat} if question.repeat else {}
         wanted |= {"rounds": True, "trace": True, **dataclasses.asdict(question.settings)}
         body = {"model": self.info.target, "stream": True, "speculative": wanted}
@@ -83,10 +83,11 @@ class RemoteSession(Answering):
                     return
                 if isinstance(event, int):
                     prompt_tokens = event
-                elif isinstance(event, Waiting) and question.on_wait is not None:
-                    question.on_wait(event)
-                elif isinstance(event, Round | BaselineToken):
-                    (rounds if isinstance(event, Round) else shown).append(event)
+                elif event is not None:
+                    if isinstance(event, Round):
+                        rounds.append(event)
+                    elif isinstance(event, BaselineToken):
+                        shown.append(event)
                     yield event
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."

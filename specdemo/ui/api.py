@@ -8,7 +8,9 @@ from typing import Any
 
 import gradio as gr
 
+from specdemo.answering import Event
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.trace import Trace, over
 from specdemo.ui import MAX_EVENTS
@@ -55,10 +57,12 @@ def add(service: Service, offer: Offer) -> None:
     gr.api(generate, api_name="generate", concurrency_limit=MAX_EVENTS)
 
 
-def _pieces(events: Iterator[Round | Trace], service: Service) -> Iterator[dict[str, Any]]:
+def _pieces(events: Iterator[Event], service: Service) -> Iterator[dict[str, Any]]:
     rounds: list[Round] = []
     sent, sent_at = 0, 0.0
     for event in events:
+        if isinstance(event, Waiting):
+            continue
         ended = isinstance(event, Trace)
         if not ended:
             rounds.append(event)

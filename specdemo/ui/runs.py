@@ -11,15 +11,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from threading import Event
 from typing import Any
 
 from specdemo.answering import Answering
 from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
@@ -136,32 +135,25 @@ def _race(
     stop: Event,
     service: Service,
 ) -> Iterator[str]:
-    places: deque = deque(maxlen=1)
     repeat = service.gate.limits.race_seconds
-    options = {"repeat": repeat, "measured": False, "stop": stop, "on_wait": places.append}
-    events = session.race(question, settings, **options)
-    # The first event is awaited in a thread, so that the place in the queue can be shown meanwhile.
-    pool = ThreadPoolExecutor(1)
-    first = pool.submit(next, events)
-    pool.shutdown(wait=False)
-    while not wait([first], timeout=1.0).done:
-        if places:
-            yield channel.envelope("waiting", queue_place(places.pop()))
-    sent = 0.0
-    trace: Trace | None = None
-    for event in chain([first.result()], events):
+    sent, trace = 0.0, None
+    options = {"repeat": repeat, "measured": False, "stop": stop}
+    for event in session.race(question, settings, **options):
         if isinstance(event, Trace):
             if trace is None and not enough(event, repeat):
                 yield channel.envelope("again", AGAIN, verdict=verdict(event, again=True))
                 stop.wait(service.update_seconds)  # until a browser on this machine has drawn it
             trace = event
             continue
-        answering = isinstance(event, Round)
-        (channel.rounds if answering else channel.baseline).append(event)
-        if time.monotonic() - sent >= service.update_seconds:
+        if isinstance(event, Waiting):
+            phase, note = "waiting", queue_place(event)
+        elif isinstance(event, Round):
+            channel.rounds.append(event)
+            phase, note = "speculative", "Answering with speculative decoding"
+        else:
+            channel.baseline.append(event)
             phase, note = "plain", "Answering again, one token at a time"
-            if answering:
-                phase, note = "speculative", "Answering with speculative decoding"
+        if time.monotonic() - sent >= service.update_seconds:
             yield channel.envelope(phase, note)
             sent = time.monotonic()
     stopped = trace.identical is None

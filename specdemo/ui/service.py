@@ -9,13 +9,13 @@ import dataclasses
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from specdemo.answering import Answering, Question
+from specdemo.answering import Answering, Event, Question
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.request_guard import network_of
@@ -123,8 +123,7 @@ class Gate:
 
 
 class LimitedSession(Answering):
-    """Applies the limits to one request of a session, and counts how the request ended. Other
-    attributes are those of the session.
+    """Applies the limits to one request of a session, and counts how the request ended.
 
     Raises BadInput, with the first event, for an instruction or an answer over the limits, and
     RequestFailed, with the last, when the request takes too long."""
@@ -137,19 +136,15 @@ class LimitedSession(Answering):
         loading: Callable[[], bool] = lambda: False,
     ):
         self._session, self._metrics, self._limits = session, metrics, limits
-        self._loading = loading
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+        self._loading, self.info = loading, session.info
 
     def close(self) -> None:
         """Does nothing: other requests use the session too."""
 
-    def ask(self, question: Question) -> Iterator[Any]:
+    def ask(self, question: Question) -> Generator[Event]:
         limits, settings = self._limits, question.settings
         stop = question.stop or threading.Event()
-        timer = threading.Timer(limits.seconds, stop.set)
-        timer.daemon = True
+        until, late = monotonic() + limits.seconds, False
         with Record(self._metrics) as record:
             require_loaded(settings, limits.numerics)
             if (length := len(question.instruction)) > limits.prompt_characters:
@@ -158,21 +153,20 @@ class LimitedSession(Answering):
             if (asked := settings.max_new_tokens) > limits.new_tokens:
                 most = f"this server gives up to {limits.new_tokens}."
                 raise BadInput(f"Maximum tokens is {asked}; {most}", "max_new_tokens")
-            timer.start()
-            try:
-                asked = dataclasses.replace(question, stop=stop, loading=self._loading)
-                with closing(self._session.ask(asked)) as events:
-                    for event in events:
-                        if timer.finished.is_set() and isinstance(event, Trace):
-                            record.end("timeout", event)
-                            raise RequestFailed(
-                                f"Stopped after {limits.seconds:g} seconds, as long as this "
-                                "server gives to a question; ask for a shorter answer."
-                            )
-                        record.saw(event)
-                        yield event
-            finally:
-                timer.cancel()
+            asked = dataclasses.replace(question, stop=stop, loading=self._loading)
+            with closing(self._session.ask(asked)) as events:
+                for event in events:
+                    if late and isinstance(event, Trace):
+                        record.end("timeout", event)
+                        raise RequestFailed(
+                            f"Stopped after {limits.seconds:g} seconds, as long as this "
+                            "server gives to a question; ask for a shorter answer."
+                        )
+                    record.saw(event)
+                    yield event
+                    if monotonic() > until and not late:  # an event comes each second at least
+                        late = True
+                        stop.set()
 
 
 @dataclass(frozen=True, slots=True)
