@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Collection
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeSession
@@ -159,37 +159,56 @@ def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(faili
     assert "no reason" in report["details"]["skipped"]["fake/speculative (K=2)"]
 
 
-class FakeLlama:
-    """Answers 1, 2, 3, ..., from the draft length on where there is one."""
+LLAMA_SERVER = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
-    def __init__(self, path, **options):
-        self.set_seed = lambda seed: None
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({{}})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        tokens = [sum(asked["prompt"]), asked.get("speculative.n_max", 0)][: asked["n_predict"]]
+        stop = "limit" if len(tokens) == asked["n_predict"] else "eos"
+        self.answer({{"tokens": tokens, "stop_type": stop, "timings": {{"predicted_ms": 500}}}})
+    def answer(self, value):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+    def log_message(self, *args):
+        pass
 
-    def generate(self, tokens, **options):
-        drafted = self.draft_model.num_pred_tokens if self.draft_model else 0
-        yield from range(drafted + 1, 1000)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
 
 
-def test_llama_cpp_runs_in_two_modes_to_the_stop_token_or_the_limit(
+def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     tiny_llama_pair, tmp_path, monkeypatch
 ):
-    package, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
-    package.Llama, package.__version__ = FakeLlama, "1"
-    speculative.LlamaPromptLookupDecoding = lambda **options: SimpleNamespace(**options)
-    monkeypatch.setitem(sys.modules, "llama_cpp", package)
-    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", speculative)
-    with pytest.raises(BadInput, match="--pair embedded"):
-        list(peers.peers_of(["llama-cpp"], tiny_llama_pair, {}))
-    (tmp_path / peers.SOURCE).touch()
-    changes = {"target_xml": tmp_path / "openvino_model.xml", "stop_ids": frozenset({9})}
-    pair = dataclasses.replace(tiny_llama_pair, **changes)
+    server, gguf = tmp_path / "llama-server", tmp_path / peers.SOURCE
+    server.write_text(LLAMA_SERVER.format(python=sys.executable))
+    server.chmod(0o755)
+    pair = dataclasses.replace(
+        tiny_llama_pair,
+        target_xml=tmp_path / "target.xml",
+        draft_xml=tmp_path / "draft.xml",
+        stop_ids=frozenset({9}),
+    )
+    monkeypatch.setenv("LLAMA_SERVER", str(server))
+    with pytest.raises(BadInput, match="GGUF"):
+        list(peers.peers_of(["llama-cpp"], pair, {}))
+    gguf.touch()
     found = list(peers.peers_of(["llama-cpp"], pair, {}))
-    assert [peer.settings["variant"] for peer in found] == ["Q4_1", "K=3", "K=5"]
-    assert [peer.length for peer in peers.to_audit(found, 4)] == [None, 4]
-    assert found[0].answer("hello", Settings(max_new_tokens=3))[0] == (1, 2, 3)
-    assert found[1].answer("hello", SETTINGS)[0] == tuple(range(4, 10))
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(MissingPackage, match="pip install llama-cpp-python"):
+    names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
+    assert [one.name for one in found] == [f"llama-cpp/{name}" for name in names]
+    ids = sum(pair.template.render("Hello", pair.tokenizer))
+    tokens, seconds = found[-1].answer("Hello", Settings(max_new_tokens=9))
+    assert tokens == (ids, 8, min(pair.stop_ids)) and seconds == 0.5
+    assert found[-1].answer("Hello", Settings(max_new_tokens=1))[0] == (ids,)
+    found[-1].close()
+    monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "none"))
+    with pytest.raises(MissingPackage, match="LLAMA_SERVER"):
         list(peers.peers_of(["llama-cpp"], pair, {}))
 
 
