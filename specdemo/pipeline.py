@@ -146,7 +146,7 @@ def load(
     assistant_model: str = "",
     device: str = "CPU",
     draft_device: str = "CPU",
-    weight_format: str = "int8",
+    weight_format: str = "auto",
     kv_cache: str = "auto",
     threads: int | None = None,
 ) -> Pipeline:

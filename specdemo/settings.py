@@ -96,15 +96,17 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `target` and `draft` (a folder or a Hub repository) name
-    the user's own pair; `weight_format` is for exporting a PyTorch checkpoint."""
+    """Which models, and where they run. `target` and `draft` (a folder, a GGUF file or a Hub
+    repository) name the user's own pair; `weight_format` is for converting a PyTorch checkpoint or
+    a GGUF file."""
 
     pair: Line = option(
         "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
     )
     target: Line = option(
         "",
-        "your own target model: a folder or a Hub repository",
+        "your own target model: a folder, a GGUF file or a Hub repository (for a GGUF file there "
+        "OWNER/NAME:FILE.gguf or OWNER/NAME:Q4_K_M)",
         name="model",
         metavar="DIR_OR_REPO",
     )
@@ -114,9 +116,12 @@ class ModelChoice:
         name="assistant_model",
         metavar="DIR_OR_REPO",
     )
-    weight_format: Literal["int8", "int4", "fp16"] = option(
-        "int8", "precision that a PyTorch checkpoint is exported to"
+    weight_format: Literal["auto", "int8", "int4", "fp16"] = option(
+        "auto",
+        "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int4 for GGUF "
+        "files of at most 5 bits a weight, else int8",
     )
+    thinking: bool = option(False, "let a model that can (Qwen3) think before it answers")
     device: Line = option(
         "CPU",
         "device of the target model: CPU (OpenVINO), or one of PyTorch's (torch:cpu, torch:cuda, "

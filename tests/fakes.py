@@ -15,6 +15,7 @@ from specdemo.answering import Answering, Question
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
+from specdemo.models.templates import Template
 from specdemo.session import CacheUse
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, PairInfo, Repeat, Trace
@@ -207,3 +208,15 @@ def page_server(service, files: Path, *, key: str | None = None):
     server.config.timeout_graceful_shutdown = 1
     with running(server) as url:
         yield url
+
+
+_CHATML = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML = Template("chatml", _CHATML)
+"""The template in the embedded target's file."""

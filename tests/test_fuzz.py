@@ -1,4 +1,4 @@
-"""Anything at all as a saved run, a link or a body: it is read, or refused in one sentence.
+"""Anything at all as a saved run, link, body or GGUF header: it is read, or refused in one sentence.
 
 Each property has 200 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
 """
@@ -8,17 +8,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 import time
-from functools import reduce
+from functools import cache, reduce
 from operator import getitem
+from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 from fakes import FakeSession
+from gguf import GGUFWriter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, FetchError
+from specdemo.models import gguf_file
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Trace, from_json, to_json
 from specdemo.ui import choice, routes
@@ -153,3 +158,37 @@ def test_a_saved_run_of_the_first_versions_still_opens():
     old["settings"] = {"max_new_tokens": 5, "draft_tokens": "auto"}
     trace = parses_or_says(json.dumps(old))
     assert trace.shared_with == trace.baseline.shared_with == 0
+
+
+@cache
+def gguf_header() -> tuple[tempfile.TemporaryDirectory, bytes]:
+    """A folder for files, and the content of a small one."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name, "tiny.gguf")
+    writer = GGUFWriter(path, "llama")
+    for name in ("block_count", "attention.head_count", "feed_forward_length"):
+        writer.add_uint32(f"llama.{name}", 1)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_token_list(["a", "b", "c"])
+    writer.add_token_types([1, 1, 1])
+    writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder, path.read_bytes()
+
+
+@fuzz(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=4))
+def test_a_gguf_header_with_anything_changed_is_read_or_refused_in_a_sentence(changes):
+    folder, content = gguf_header()
+    data = bytearray(content)
+    for at, value in changes:
+        data[at] = value
+    path = Path(folder.name, "changed.gguf")
+    path.write_bytes(data)
+    try:
+        gguf_file.decoder(gguf_file.read(path))
+    except (BadInput, FetchError) as error:
+        assert 10 < len(str(error)) < 800 and "\n" not in str(error)

@@ -96,7 +96,7 @@ def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_
     assert "Exporting made-up/big" in said
     assert "Exporting made-up/small" not in said
     [exported] = (tmp_path / "home" / "exported").glob("big-*")
-    assert {"openvino_tokenizer.xml", "sha256.json"} <= {path.name for path in exported.iterdir()}
+    assert {"tokenizer.json", "sha256.json"} <= {path.name for path in exported.iterdir()}
     server.stop()
     again, said = answer(*options)
     assert "Exporting" not in said

@@ -11,10 +11,10 @@ from functools import partial
 import httpx
 import openai
 import pytest
-from fakes import PIECES, FakeSession, served, until
+from fakes import CHATML, PIECES, FakeSession, served, until
 
 from specdemo.errors import BadInput, DamagedModel
-from specdemo.models.templates import CHATML, DOLLY, Message, Template
+from specdemo.models.templates import DOLLY, Message, Template
 from specdemo.trace import PairInfo, from_json
 
 QUESTION = [{"role": "user", "content": "Count, please."}]

@@ -140,7 +140,7 @@ def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     """The matrices in a tensor, by name. GPT-2 has columns for rows. Queries, keys and values may
     be one matrix; in GPT-NeoX those of a head lie side by side."""
     if shape.family.positions and re.fullmatch(r"blk.*(qkv|output|up|down)\.weight", name):
-        tensor = replace(tensor, shape=tensor.shape[::-1], transposed=True)
+        tensor = replace(tensor, shape=tensor.shape[::-1], swapped=tensor.shape[1])
     if "attn_qkv" not in name:
         return {name: tensor}
     rows = np.arange(tensor.shape[0])

@@ -32,25 +32,29 @@ def export(
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all.
 
-    `weight_format` is int8, int4 or fp16. Raises BadInput if `source` has no model that can be
-    exported or `out` exists, MissingPackage if optimum-intel is needed and a package of it is
-    missing, FetchError if the export fails.
+    `weight_format` is int8, int4, fp16, or auto: `gguf_file.weight_format`, int8 for a folder.
+    Raises BadInput if `source` has no model that can be exported or `out` exists, MissingPackage
+    if optimum-intel is needed and a package of it is missing, FetchError if the export fails.
     """
     from specdemo.models import checkpoints, decoder, gguf_file, vocabulary
     from specdemo.models.weights import FileWeights
 
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
-    name, bits = name or str(source), decoder.BITS[weight_format]
-    before = ir.fingerprint(source)
+    name, before = name or str(source), ir.fingerprint(source)
+    if weight_format == "auto" and not source.is_file():
+        weight_format = "int8"
     if source.is_file():
         file = gguf_file.read(source)
         shape, tensors = gguf_file.decoder(file)
+        if weight_format == "auto":
+            weight_format = gguf_file.weight_format(tensors)
     else:
         require_checkpoint(source)
         config = ir.read_json(source / "config.json")
         if shape := checkpoints.shape_of(config):
             shape, tensors = checkpoints.decoder(source, shape)
+    bits = decoder.BITS[weight_format]
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
         raise MissingPackage(
@@ -66,7 +70,10 @@ def export(
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
             if shape:
-                decoder.write(shape, bits, FileWeights(tensors, report, name), made)
+                weights = FileWeights(tensors, report, name)
+                decoder.write(shape, bits, weights, made)
+                if left := weights.unused():
+                    raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
             else:
                 group = fitting_group_size(config)
                 arguments = optimum_arguments(source, made, weight_format, group)

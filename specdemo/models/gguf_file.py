@@ -4,8 +4,10 @@ can keep it busy for hours."""
 
 from __future__ import annotations
 
+import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from specdemo.models import ir
 from specdemo.models.decoder import FAMILIES, Shape, with_biases
 from specdemo.models.weights import Tensor
 
+FEW_BITS = 5.0
 READABLE = ("llama", "qwen2", "qwen3")
 _HEADER_BYTES = 256 << 20  # a header of 150,000 tokens takes 6 MB
 _NUMBERS = "BbHhIif?"  # struct formats by type; 8 is a string, 9 an array
@@ -201,6 +204,14 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
                 pairs = np.arange(tensor.shape[0]).reshape(-1, width // 2, 2)
                 tensors[name] = tensor.rows(pairs.swapaxes(1, 2).reshape(-1))
     return shape, tensors
+
+
+def weight_format(tensors: Mapping[str, Tensor]) -> str:
+    """The format for a file whose layers have these tensors: int4 where they have at most FEW_BITS
+    a weight, else int8."""
+    layers = [one for name, one in tensors.items() if name.startswith("blk.")]
+    weights = sum(math.prod(one.shape) for one in layers)
+    return "int4" if 8 * sum(one.bytes for one in layers) <= FEW_BITS * weights else "int8"
 
 
 def _number(file: Gguf, name: str, default: Any) -> Any:

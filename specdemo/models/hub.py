@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
 PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
-REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?")
+REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
 
+_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
 """Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The complete folder of a model. `revision`: its commit, or a fingerprint of its files."""
+    """The complete folder of a model, or its (first) GGUF file. `revision`: its commit, or a
+    fingerprint of its files."""
 
     folder: Path
     revision: str
@@ -42,25 +44,30 @@ def cached(repo: str) -> Snapshot | None:
     """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. Another
     program may have put it there. A Space's preload goes to PRELOADED, wherever HF_HOME points to.
     Uses no network."""
-    name, revision = split(repo)
+    name, revision, gguf = split(repo)
     for cache in (constants.HF_HUB_CACHE, PRELOADED):
         storage, commit = _storage(name, cache), revision
         with suppress(OSError, SpecdemoError):
             if not re.fullmatch("[0-9a-f]{40}", commit):
                 commit = (storage / "refs" / commit).read_text(encoding="utf-8").strip()
             folder = storage / "snapshots" / commit
-            names = {path.name for path in folder.iterdir() if path.is_file()}
-            _choose(names, repo)
+            files = (path for path in folder.rglob("*") if path.is_file())
+            names = {path.relative_to(folder).as_posix() for path in files}
+            first = _choose(names, repo)[0]
+            if gguf:
+                return Snapshot(ir.gguf_parts(folder / first)[0], commit)
             shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
             if names.issuperset(shards.values()):
                 return Snapshot(folder, commit)
     return None
 
 
-def split(repo: str) -> tuple[str, str]:
-    """`owner/name@revision` as (`owner/name`, `revision`); main if none is named."""
-    name, _, revision = repo.partition("@")
-    return name, revision or "main"
+def split(repo: str) -> tuple[str, str, str]:
+    """`owner/name@revision:gguf` as its three parts; without a revision main, without a GGUF file
+    or its kind ""."""
+    place, _, gguf = repo.partition(":")
+    name, _, revision = place.partition("@")
+    return name, revision or "main", gguf
 
 
 def download(
@@ -89,7 +96,7 @@ def _listing(repo: str) -> ModelInfo:
     """The Hub's metadata of `repo`, with the needed files only, sorted by size."""
     from huggingface_hub import HfApi
 
-    name, revision = split(repo)
+    name, revision, _ = split(repo)
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
     wanted = _choose([one.rfilename for one in info.siblings or []], repo)
@@ -101,7 +108,7 @@ def _listing(repo: str) -> ModelInfo:
 def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
     from huggingface_hub import hf_hub_download
 
-    name, revision = split(repo)
+    name, revision, gguf = split(repo)
     storage = _storage(name)
     with _explaining(f"{name}@{listing.sha}"):
         for file in listing.siblings:
@@ -111,21 +118,51 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
         reference = storage / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(listing.sha, encoding="utf-8")
-    return Snapshot(storage / "snapshots" / listing.sha, listing.sha)
+    folder = storage / "snapshots" / listing.sha
+    first = min(file.rfilename for file in listing.siblings)
+    return Snapshot(folder / first if gguf else folder, listing.sha)
 
 
 def _choose(names: Collection[str], repo: str) -> list[str]:
-    """Those of `names` that are needed: the IR with tokenizer if there is one, else the PyTorch
-    checkpoint. Raises BadInput if it is missing or incomplete."""
+    """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with
+    tokenizer if there is one, else the PyTorch checkpoint. Raises BadInput if it is missing or
+    incomplete."""
+    if kind := split(repo)[2]:
+        return _choose_gguf(names, kind, repo)
     weights = [ir.MODEL, ir.WEIGHTS]
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
     if not weights:
-        raise BadInput(f"{repo} on the Hub has neither {ir.MODEL} nor weights in safetensors.")
+        gguf = (
+            f"; its GGUF files are named as {repo}:FILE.gguf" if any(map(_is_gguf, names)) else ""
+        )
+        raise BadInput(f"{repo} on the Hub has neither {ir.MODEL} nor safetensors{gguf}.")
     required = [*weights, "config.json", "tokenizer.json"]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
+    """The parts of the GGUF file `kind` (FILE.gguf, or what its name ends with, such as Q4_K_M).
+    Raises BadInput unless there is exactly one."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(filter(_is_gguf, names)):
+        models.setdefault(_PART.sub("", name), []).append(name)
+    if (named := _PART.sub("", kind)) in models:
+        return models[named]
+    ending = re.compile(rf"(.*[-._/])?{re.escape(kind)}", re.I)
+    found = list(filter(ending.fullmatch, models))
+    if len(found) != 1:
+        raise BadInput(
+            f"{repo} names {len(found) or 'none'} of the GGUF files of this repository on the "
+            f"Hub: {', '.join(models) or 'there are none'}."
+        )
+    return models[found[0]]
 
 
 @contextmanager
@@ -133,7 +170,7 @@ def _explaining(repo: str) -> Iterator[None]:
     """Turn errors of the Hub's client into FetchError or BadInput, one sentence with advice."""
     from huggingface_hub import errors
 
-    name, revision = split(repo)
+    name, revision, _ = split(repo)
     page = f"{constants.ENDPOINT}/{name}"
     try:
         yield

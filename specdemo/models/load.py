@@ -105,6 +105,7 @@ def _opened(
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
         limits.append(ir.read_config(model.folder)[1])
     end = tokenizer.token_id("### End")  # only Dolly has this token
+    template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
     table = ngrams.made_path(pair.target.name, target.revision)
     loaded = LoadedPair(
         info=PairInfo(
@@ -117,7 +118,7 @@ def _opened(
         target_xml=_model(target, choice.device),
         draft_xml=_model(model, choice.draft_device) if model else None,
         tokenizer=tokenizer,
-        template=chat_template(target.folder) or (PLAIN if end is None else DOLLY),
+        template=replace(template, thinking=choice.thinking),
         stop_ids=ids | ({end} - {None}),
         # Beyond the context of either model, learned positions fail and rotary ones are untrained.
         context_limit=min(filter(None, limits), default=2048),

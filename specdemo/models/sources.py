@@ -41,7 +41,8 @@ def source_of(text: str, option: str, weight_format: str) -> Source:
         return Source(str(path), name, export=weight_format)
     if not hub.REPOSITORY.fullmatch(text) or text.startswith((".", "/")):
         raise BadInput(f"{option} {text!r} is no folder or GGUF file here, and no Hub repository.")
-    return Source(text, hub.split(text)[0], export=weight_format)
+    name, _, gguf = hub.split(text)
+    return Source(text, f"{name}:{gguf}" if gguf else name, export=weight_format)
 
 
 def here(source: Source) -> bool:
@@ -97,11 +98,11 @@ def _exported(source: Source, checkpoint: Snapshot) -> Path:
     """The folder of the cached export of a checkpoint, which may not be there yet."""
     parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
     key = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    name = f"{Path(source.name).name}-{_format(source)}-{key}"
+    name = f"{Path(source.name).name.replace(':', '-')}-{_format(source)}-{key}"
     return machine.cache_home() / "exported" / name
 
 
 def _format(source: Source) -> str:
     """The weight format that a checkpoint is exported to. Torch reads a GGUF file itself, but the
     tokenizer comes from its export."""
-    return "int8" if source.export in ("", AS_IT_IS) else source.export
+    return "auto" if source.export in ("", AS_IT_IS) else source.export

@@ -23,14 +23,6 @@ from specdemo.models.tokenizer import Tokenizer
 
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
-_CHATML = (
-    "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
-    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 # For models without turns: system text first, then the messages; several get their role's name.
 _ONE_TEXT = (
     "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
@@ -55,13 +47,15 @@ class Template:
     """The text around an instruction or a conversation, in Jinja.
 
     `bos`: add the tokens that the tokenizer itself puts before a text, such as `<s>`. `tokens`:
-    the texts of the special tokens that the template may name, such as `bos_token`.
+    the texts of the special tokens that the template may name, such as `bos_token`. `thinking`: ask
+    models that can think before they answer to do so.
     """
 
     name: str
     jinja: str
     bos: bool = False
     tokens: dict[str, str] = field(default_factory=dict)
+    thinking: bool = False
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Nothing in the instruction becomes a special token."""
@@ -88,7 +82,8 @@ class Template:
         given = {"messages": marked, "add_generation_prompt": True, "tools": None}
         try:
             template = _environment().from_string(self.jinja)
-            text = template.render(given, documents=None, **self.tokens)
+            given |= {"documents": None, "enable_thinking": self.thinking}
+            text = template.render(given, **self.tokens)
         except Exception as error:  # a repository's template may raise anything
             raise BadInput(
                 f"The model's chat template refuses this conversation: {error}", "messages"
@@ -139,7 +134,6 @@ def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
     return ids
 
 
-CHATML = Template("chatml", _CHATML)
 DOLLY = Template(
     "dolly",
     "Below is an instruction that describes a task. Write a response that appropriately completes "

@@ -82,7 +82,7 @@ def _tokenizer(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
     if file.fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         id = file.fields["tokenizer.ggml.bos_token_id"]
         begin = [(tokens[id], id)]
-        tokenizer.post_processor = TemplateProcessing(f"{tokens[id]} $A", special_tokens=begin)
+        tokenizer.post_processor = TemplateProcessing([tokens[id], "$A"], special_tokens=begin)
     return tokenizer
 
 

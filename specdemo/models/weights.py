@@ -23,7 +23,7 @@ from specdemo.models.machine import processors
 from specdemo.models.progress import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
-_PIECE = 1 << 20  # weights that a thread converts at once
+_PIECE = 1 << 18  # weights that a thread converts at once
 _SHIFT = 4096  # bytes of noise between the starts of two made-up matrices
 _STEP = 2.7e-4  # scale of made-up 8-bit weights: standard deviation 0.02, as in a new model
 
@@ -41,14 +41,14 @@ class Weights(Protocol):
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor [rows, columns] or [rows] in a file, from the byte `begin`. `order`: which of the
-    file's rows these are, None for all. `transposed`: the file has its columns as rows."""
+    file's rows these are, None for all. `swapped`: if the file has columns as rows, their width."""
 
     path: Path
     begin: int
     shape: tuple[int, ...]
     type: GGMLQuantizationType
     order: np.ndarray | None = None
-    transposed: bool = False
+    swapped: int = 0
 
     def rows(self, order: np.ndarray) -> Tensor:
         """The tensor of these rows."""
@@ -64,15 +64,15 @@ class Tensor:
         order = np.arange(first, end) if self.order is None else self.order[first:end]
         low, high = int(order.min()), int(order.max()) + 1
         width = math.prod(self.shape[1:])
-        if self.transposed:
-            low, high, width = 0, width, self.shape[0]
+        if self.swapped:
+            low, high, width = 0, width, self.swapped
         [size] = gguf.quant_shape_to_byte_shape((width,), self.type)
         with open(self.path, "rb", buffering=0) as file:
             raw = os.pread(file.fileno(), (high - low) * size, self.begin + low * size)
         if len(raw) != (high - low) * size:
             raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
         stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
-        if self.transposed:
+        if self.swapped:
             return gguf.dequantize(stored, self.type)[:, order].T
         return gguf.dequantize(stored if self.order is None else stored[order - low], self.type)
 
@@ -103,10 +103,11 @@ class FileWeights:
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
         tensor = self._taken(name, (rows, columns))
         group = _group(columns) if bits == 4 else columns
-        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        kind = {4: ov.Type.u4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
         stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         flat = raw_bytes(stored)
         scales = np.empty((rows, columns // group, 1), np.float16)
+        zeros = np.empty(scales.shape, np.uint8) if bits == 4 else None
         # Pieces end at whole bytes: a row of 4-bit weights may not.
         step = max(_PIECE // columns // 2 * 2, 2)
 
@@ -116,8 +117,12 @@ class FileWeights:
             begin, size = first * columns * bits // 8, -(-weights.size * bits // 8)
             if bits == 16:
                 packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
-            else:
+            elif bits == 8:
                 packed, scales[first:end] = quantized(weights.reshape(end - first, -1, group), bits)
+            else:
+                packed, scales[first:end], zeros[first:end] = quantized4(
+                    weights.reshape(end - first, -1, group)
+                )
             flat[begin : begin + size] = packed
             return weights.size
 
@@ -127,7 +132,7 @@ class FileWeights:
             stored.shape = ov.Shape([rows, columns])
             half = ov.op.Constant(stored, shared_memory=True)
             return ops.convert(half, "f32", name=f"{name}/half").output(0)
-        return compressed(stored, scales)
+        return compressed(stored, scales, zeros)
 
     def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.pop(name, None)
@@ -162,17 +167,21 @@ class MadeUp:
         return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
 
 
-def compressed(integers: ov.Tensor, scales: np.ndarray, zero: int = 0) -> ov.Output:
-    """A float32 matrix [rows, columns] from integers [rows, groups, group] with zero point `zero`
-    and a float16 scale per group; a single group is a whole row. Does not copy the integers."""
+def compressed(
+    integers: ov.Tensor, scales: np.ndarray, zeros: np.ndarray | int | None = None
+) -> ov.Output:
+    """A float32 matrix [rows, columns] from integers [rows, groups, group], float16 `scales` [rows,
+    groups, 1] and zero points like them (None: 0); a single group is a whole row. Does not copy the
+    integers."""
     rows, groups, group = integers.shape
+    if zeros is not None:
+        zeros = np.broadcast_to(np.uint8(zeros), scales.shape)
     if groups == 1:
-        scales = scales[:, 0]
+        scales, zeros = scales[:, 0], None if zeros is None else zeros[:, 0]
         integers.shape = ov.Shape([rows, group])
     values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
-    if zero:
-        zeros = ops.constant(np.full(scales.shape, zero, np.uint8))
-        values = ops.subtract(values, ops.convert(zeros, "f16"))
+    if zeros is not None:
+        values = ops.subtract(values, ops.convert(ops.constant(np.ascontiguousarray(zeros)), "f16"))
     weights = ops.multiply(values, ops.constant(scales))
     if groups > 1:
         weights = ops.reshape(weights, [rows, groups * group], False)
@@ -195,3 +204,18 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     if bits == 4:
         packed = (packed[::2] & 15) | (packed[1::2] << 4)
     return packed, scales.astype(np.float16)
+
+
+def quantized4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unsigned integers of 4 bits (flat uint8, two per byte), scales (float16) and zero points
+    (uint8), both [rows, groups, 1], of float32 weights [rows, groups, group]."""
+    lowest = np.minimum(weights.min(-1, keepdims=True), 0)
+    highest = np.maximum(weights.max(-1, keepdims=True), 0)
+    scales = ((highest - lowest) / 15).clip(np.finfo(np.float32).eps).astype(np.float16)
+    zeros = np.rint(-lowest / scales).clip(0, 15)
+    values = np.divide(weights, scales)
+    values += zeros
+    np.rint(values, out=values)
+    np.clip(values, 0, 15, out=values)
+    packed = values.astype(np.uint8).reshape(-1)
+    return packed[::2] | packed[1::2] << 4, scales, zeros.astype(np.uint8)

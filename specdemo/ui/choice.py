@@ -48,7 +48,7 @@ def models_of(values: Mapping[str, Any]) -> ModelChoice:
     models exist is checked when they are opened."""
     chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
     if chosen.pair != OWN:
-        return replace(chosen, target="", draft="", weight_format="int8")
+        return replace(chosen, target="", draft="", weight_format="auto")
     if not chosen.target:
         raise BadInput(
             "Your own pair needs a target: a folder here or a Hub repository (owner/name).",

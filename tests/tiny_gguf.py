@@ -1,0 +1,104 @@
+"""Tiny GGUF files of each architecture, written by the `gguf` package with torch's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from tiny_models import trained_words
+
+ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ADDED = "<think>"
+
+
+def vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens, SPECIAL and ADDED last, and merges as text."""
+    words, merges = trained_words()
+    return [*words, *SPECIAL, ADDED], [" ".join(pair) for pair in merges]
+
+
+def torch_model(architecture: str, **own):
+    """A made-up float32 model of `architecture`, biases and norms included."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 256, "rope_parameters": ROPE}
+    sizes |= {"vocab_size": len(vocabulary()[0]), "initializer_range": 0.1, "head_dim": 32}
+    sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": False}
+    config = getattr(transformers, f"{KINDS[architecture]}Config")(**sizes | own)
+    model = getattr(transformers, f"{KINDS[architecture]}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(0.05 * torch.randn_like(weights))
+            weights.copy_(weights.to(torch.float16))
+    return model
+
+
+def write(
+    path: Path,
+    model,
+    architecture: str,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F16,
+    pre: str = "qwen2",
+    **fields: object,
+) -> None:
+    """Write `model` as a GGUF file with matrices of `kind`. `model` gets the weights that the file
+    then has. `fields` are further metadata, with __ for dots."""
+    import torch
+
+    config = model.config
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim if architecture == "qwen3" else 32)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    tokens, merges = vocabulary()
+    kinds = [TokenType.NORMAL] * len(tokens)
+    kinds[-4:] = [TokenType.CONTROL] * 3 + [TokenType.USER_DEFINED]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(tokens.index("<|im_end|>"))
+    writer.add_chat_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant\n{% if not enable_thinking %}<think>{% endif %}"
+    )
+    for name, value in fields.items():
+        writer.add_key_value(name.replace("__", "."), *value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], 2)
+    for name, weights in model.named_parameters():
+        own = names.get_name(name, (".weight", ".bias"))
+        values = weights.detach().numpy()
+        stored = values.astype(np.float32)
+        if values.ndim > 1:
+            with torch.no_grad():
+                stored = gguf.quantize(stored, kind)
+                weights.copy_(torch.from_numpy(gguf.dequantize(stored, kind).copy()))
+        if architecture == "llama" and own.rpartition(".")[0].endswith(("attn_q", "attn_k")):
+            heads = len(stored) // 32
+            stored = stored.reshape(heads, 2, 16, *stored.shape[1:]).swapaxes(1, 2)
+            stored = np.ascontiguousarray(stored).reshape(heads * 32, *stored.shape[3:])
+        writer.add_tensor(own, stored, raw_dtype=kind if values.ndim > 1 else None)
+    if config.rope_parameters.get("rope_type") == "llama3":
+        default = 1 / 500_000.0 ** (np.arange(0, 32, 2) / 32)
+        factors = default / model.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
