@@ -175,7 +175,9 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     """Names that scripts use; a field that is renamed must not rename its option."""
     assert cli.main(["run", "--help"]) == 0
     out = capsys.readouterr().out
-    expected = "--baseline --json --pair --model --assistant-model --weight-format --device"
+    expected = (
+        "--baseline --json --pair --model --assistant-model --weight-format --thinking --device"
+    )
     expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens"
     expected += " --drafter --temperature --top-p --top-k --seed --coupling --numerics --help"
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(expected.split())

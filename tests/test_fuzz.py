@@ -1,4 +1,4 @@
-"""Anything at all as a saved run, link, body or GGUF header: it is read, or refused in one sentence.
+"""Anything as a saved run, a link, a body or a GGUF header: it is read, or refused in a sentence.
 
 Each property has 200 examples; `make test-hostile` tries more of them for FUZZ_SECONDS.
 """

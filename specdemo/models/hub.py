@@ -136,7 +136,9 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
         gguf = (
             f"; its GGUF files are named as {repo}:FILE.gguf" if any(map(_is_gguf, names)) else ""
         )
-        raise BadInput(f"{repo} on the Hub has neither {ir.MODEL} nor safetensors{gguf}.")
+        raise BadInput(
+            f"{repo} on the Hub has neither {ir.MODEL} nor weights in safetensors{gguf}."
+        )
     required = [*weights, "config.json", "tokenizer.json"]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")

@@ -158,6 +158,7 @@ class RaceTab:
             put(gr.Textbox, "target", "Target", max_lines=1, scale=2)
             put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
             choose("weight_format", "Weight format")
+            put(gr.Checkbox, "thinking", "Thinking")
         with gr.Row():
             most = LIMITS.new_tokens
             put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
