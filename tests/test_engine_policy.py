@@ -266,7 +266,7 @@ def test_a_request_that_loses_time_to_drafts_pauses_until_half_of_its_credit_is_
         paused += 1
         policy.record_round(PLAIN, 1)
         policy.begin_round(most=1000)
-    assert paused == pytest.approx(2.5 / 0.01, rel=0.05)
+    assert paused == pytest.approx(2.5 / 0.015, rel=0.05)
 
 
 def test_of_a_short_answer_less_may_be_lost():
@@ -274,4 +274,4 @@ def test_of_a_short_answer_less_may_be_lost():
     policy.begin_round(most=5)
     short = policy.credit
     policy.begin_round(most=500)
-    assert short == pytest.approx(0.1) and policy.credit == pytest.approx(1.0)
+    assert short == pytest.approx(0.15) and policy.credit == pytest.approx(1.5)

@@ -14,7 +14,7 @@ MAX_DRAFT = LARGEST - 1
 PROBE_SHARE = 0.005
 """The most time for probes of a source, as a share of the time decoded without it."""
 
-MOST_LOSS = 0.02
+MOST_LOSS = 0.03
 """The most time that a request may lose to drafts, as a share of autoregressive decoding."""
 
 LEARNT = 40
