@@ -7,6 +7,7 @@ Drafters run no model themselves: like decoding, they are generators that ask fo
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,9 @@ class DraftHead(Drawing):
     depth = DEPTH
 
     def start(self, context: list[int], state: np.ndarray | None) -> None:
-        self._hidden, self._state, self._read = state, None, 0
+        self._hidden: Any = state  # a target model for a head gives its states
+        self._read = 0
+        self._state: np.ndarray | None = None
 
     def step(
         self, context: list[int], drafted: list[int]
@@ -212,7 +215,7 @@ class AdaptiveDrafter:
         half of what the rest of the answer is expected to save, and half of the credit. Otherwise
         the model is asked only when a probe is due."""
         policy, model = self.policy, self.model
-        if len(drafted) >= model.depth:
+        if model is None or len(drafted) >= model.depth:
             return False
         expected = policy.accepted(model.name).total.hopeful
         if policy.fixed is not None:
@@ -266,7 +269,7 @@ def make_drafter(
     `head_tokens`, or a draft model that reads `sequence`, or neither."""
     if name == "none":
         return None
-    model = None
+    model: DraftModel | DraftHead | None = None
     if head_tokens is not None and name != "lookup":
         model = DraftHead(policy, sampling, head_tokens)
     elif sequence is not None and name != "lookup":

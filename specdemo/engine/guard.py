@@ -34,6 +34,7 @@ class Guard:
         """Run all tokens from `since` again, then `run`, which begins with the last token of
         `context`. Gives the reply to `run` and the seconds of all forwards."""
         sequence = run.sequence
+        assert self.since is not None, "only doubts make a choice be repeated"
         sequence.truncate(self.since)
         seconds = 0.0
         for begin in range(self.since, len(context) - 1, REPEATED):

@@ -58,7 +58,9 @@ class Instance:
 
     def run(self, parts: list[Part], wanted: list[int]) -> Logits:
         """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
-        ids, positions, blocks = [], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        blocks: list[int] = []
         begins, block_begins, longest = [0], [0], 0
         for tokens, start, table in parts:
             end = start + len(tokens)
@@ -173,7 +175,7 @@ class PagedModel:
         size = self.costs.choose(count) if stepwise and not exact else count
         size = size if exact else max(size, self.least_tokens)
         instance = self._fixed.get(size, self._any) if stepwise else self._any
-        answers = range(len(wanted))
+        answers = list(range(len(wanted)))
         if instance is not self._any:
             wanted, answers = list(range(size)), wanted  # a fixed shape gives every row
         elif len(wanted) == 1 and size > 1 and self.least_tokens > 1:
@@ -245,7 +247,7 @@ class PagedModel:
             for self._fixed in ({}, {size: instance}):
                 rows.append(self.forward([run])[0].rows.copy())
                 sequence.truncate(0)
-        self._fixed = before | {size: instance} if np.array_equal(*rows) else before
+        self._fixed = before | {size: instance} if np.array_equal(rows[0], rows[1]) else before
 
     @property
     def block_bytes(self) -> int:

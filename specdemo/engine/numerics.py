@@ -80,7 +80,7 @@ def candidates(
         precisions = [kv_cache]
     caches = [("KV_CACHE_PRECISION", one) for one in precisions]
     group = (_GROUP, str(activation_group(graph.read_decoder(core, source), core)))
-    found = [(_F32, cache, group) for cache in caches]
+    found: list[Properties] = [(_F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
     return found if kv_cache == "u8" else [*found, (_F32, caches[-1], _NO_DYNAMIC)]
 
@@ -124,7 +124,8 @@ def open_target(
     first candidate in which forwards of LEAST_USEFUL tokens agree, and single tokens agree or have
     a guard, else the last candidate. Raises ModelError."""
     source = files.target
-    shapes, size = (), weights_size(source)
+    shapes: tuple[int, ...] = ()
+    size = weights_size(source)
     if isinstance(source, Path) and size in FIXED_SHAPE_WEIGHTS:
         costs = known.costs if known else {}
         six = min((costs[size] for size in costs if size >= 6), default=0)
@@ -137,8 +138,9 @@ def open_target(
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
         found = Invariance(0, 0.0, 0, merging=True)
+    model: Model
     for properties in tried:
-        model = None  # before the next is made: two at once may not fit into memory
+        model = None  # type: ignore[assignment] # freed first: two may not fit into memory
         model = open_model(source, replace(settings, properties=properties), core)
         if exact and known is None:
             found = measure_invariance(model)
