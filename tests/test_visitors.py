@@ -4,7 +4,6 @@ and the endpoints under load. A FakeSession answers."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,6 @@ from specdemo.serving.load import ask, level
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import choice, runs, server
 from specdemo.ui.service import (
-    SHARED_LIMITS,
     Gate,
     LimitedSession,
     Limits,
@@ -145,7 +143,7 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
     ],
 )
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
-    limits = dataclasses.replace(SHARED_LIMITS, prompt_characters=100, new_tokens=50)
+    limits = Limits(prompt_characters=100, new_tokens=50, numerics=("exact",))
     with pytest.raises(BadInput, match=said):
         list(LimitedSession(fake, Metrics(), limits).race(question, settings))
     assert fake.settings == []

@@ -1,9 +1,5 @@
 """Answers requests: with a session in this process (prompts, stop strings, events for asyncio), or
-with replicas; if a replica dies, another one is asked.
-
-Independent of HTTP, and of Ray: the types of its errors are arguments. Events are plain data that
-can be sent to another process.
-"""
+with replicas; if a replica dies, another one is asked. Independent of HTTP, and of Ray."""
 
 from __future__ import annotations
 
@@ -75,21 +71,6 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
         return min(places), True
     starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return len(text) - max(starts, default=0), False
-
-
-def with_last_trace(
-    events: Iterator[Round | BaselineToken | Trace],
-) -> Iterator[Round | BaselineToken | Trace]:
-    """The events, of their Traces only the last: those before it have fewer repeats."""
-    trace = None
-    with closing(events):
-        for event in events:
-            if isinstance(event, Trace):
-                trace = event
-            else:
-                yield event
-    if trace is not None:
-        yield trace
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
@@ -226,24 +207,21 @@ class LocalBackend:
         before the first event."""
         longest, extras = self._model["max_answer_tokens"], asked.extension
         settings = asked.settings(min(self._options.max_new_tokens, longest))
-        numerics = ("exact",) if self._options.strangers else ("exact", "fast")
-        require_loaded(settings, numerics, "speculative.numerics")
+        require_loaded(settings, self._options.loaded_numerics, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
         prompt, title = self._prompt(asked)
-        question = Question(
-            title,
-            settings,
-            None if extras.baseline else prompt,  # a baseline decodes the instruction
-            extras.baseline,
-            stop=stop,
-            repeat=extras.repeat,
-        )
+        how = {"baseline": extras.baseline, "repeat": extras.repeat, "stop": stop}
+        # A baseline decodes the instruction.
+        question = Question(title, settings, None if extras.baseline else prompt, **how)
         text, sent, found = "", 0, False
-        with closing(with_last_trace(self._session.ask(question))) as events:
+        with closing(self._session.ask(question)) as events:
             first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):
+                if isinstance(event, Trace):
+                    trace = event  # a later one has more repeats
+                    continue
                 new = ""
                 if isinstance(event, Round) and not found:
                     text += "".join(token.text for token in event.tokens)
@@ -251,11 +229,8 @@ class LocalBackend:
                     new, sent = text[sent:end], end
                     if found:
                         stop.set()
-                elif isinstance(event, Trace) and found:
-                    event = replace(event, finish_reason="stop")
-                elif isinstance(event, Trace):
-                    new = text[sent:]
                 yield Event(event, new)
+        yield Event(replace(trace, finish_reason="stop")) if found else Event(trace, text[sent:])
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
@@ -308,9 +283,8 @@ class ReplicaBackend:
         return generate_latest(SimpleNamespace(collect=found.values)).decode()
 
     async def _reports(self) -> list[dict[str, Any]]:
-        """The reports of all running replicas (`deployment.EngineReplica.report`). A broadcast asks
-        all of them: a call to one would wait if that replica is full."""
-        try:
+        """The reports of all running replicas (`deployment.EngineReplica.report`)."""
+        try:  # a call to one would wait if that replica is full
             asked = self._engine.broadcast("report")
             reports = await asked.results_async(timeout_s=5.0, return_exceptions=True)
         except self._none:

@@ -1,8 +1,5 @@
-"""The options of the servers: which pair, how many replicas, how many requests for each.
-
-The command `serve` makes its options from the fields; Ray Serve takes them from the `args` of a
-config file.
-"""
+"""The options of the servers: which pair, how many replicas, how many requests for each. Ray Serve
+takes them from the `args` of a config file."""
 
 from __future__ import annotations
 
@@ -51,6 +48,10 @@ class ServerOptions(ModelChoice):
         from specdemo.serving.request_guard import strangers_share
 
         return strangers_share(self.host, self.share, self.shared)
+
+    @property
+    def loaded_numerics(self) -> tuple[str, ...]:
+        return ("exact",) if self.strangers else ("exact", "fast")
 
     @property
     def learn(self) -> bool:

@@ -48,10 +48,11 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
     """Whether people who do not know each other share a server: as `option` says; if it is None, on
     a Space, with a public link (`share`), or if `host` is not a loopback address."""
+    if option is not None:
+        return option
     address = _address(host)
     own = address.is_loopback if address else host == "localhost"
-    found = share or "SPACE_ID" in os.environ or not own
-    return found if option is None else option
+    return share or "SPACE_ID" in os.environ or not own
 
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -65,13 +66,11 @@ class RequestGuard:
     """The rules of one server, as ASGI middleware. Thread safe to read and close.
 
     The Host of a request must be localhost, an address, the name of the machine or of the Space, or
-    one of `allowed_hosts` ("*" for any). No page of another site can then reach the server through
-    a name of that site (DNS rebinding). A browser's Origin must be that host or one of
-    `allow_origins`. With a `key`, a path that `needs_key` is answered only with it. All this is
-    checked before the body is read, which has `largest_body` bytes at most; that of a POST is JSON.
-    Once `closing` is set, /health and all but GET, HEAD and OPTIONS get 503. Responses of paths
-    that begin with one of `endless` last as long as their client stays; `open` does not count them.
-    One network may have `most_of_network` requests at work.
+    one of `allowed_hosts` ("*" for any); so no page of another site reaches the server through a
+    name of that site (DNS rebinding). A browser's Origin must be that host or an allowed one. With
+    a `key`, a path that `needs_key` is answered only with it. All this is checked before the body
+    is read. Once `closing` is set, /health and all but GET, HEAD and OPTIONS get 503. `open` does
+    not count the responses of `endless` paths, which last as long as their client stays.
     """
 
     endless: tuple[str, ...] = ("\0",)
@@ -105,8 +104,7 @@ class RequestGuard:
         return path not in ("/health", "/openapi.json")
 
     def largest_body(self, scope: Scope) -> int:
-        """The most bytes that the body of a request may have. Raises HTTPException for a request
-        that the application does not answer."""
+        """The most bytes of a request's body. Raises HTTPException for an address of no use."""
         return MAX_BODY
 
     def validate_request(self, scope: Scope, body: bytes) -> bytes:
@@ -190,8 +188,7 @@ class RequestGuard:
                     body += piece
                     self._unread[network] += len(piece)
                     if len(body) > largest:
-                        said = f"The request's body is larger than {largest:,} bytes."
-                        raise HTTPException(413, said)
+                        raise HTTPException(413, f"The body is larger than {largest:,} bytes.")
                     if network and self._unread[network] > MAX_UNREAD:
                         said = "Too much is being sent from your network at once."
                         raise HTTPException(429, said, {"Retry-After": "10"})

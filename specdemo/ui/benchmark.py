@@ -44,6 +44,30 @@ TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams a
 are not here are fetched; the fastest is used from then on.</p>"""
 
 
+def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """An event handler that yields what the method `work` yields; an error is shown as one sentence
+    in place of the progress."""
+
+    def run(self: Tab, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        files = {file: gr.update(interactive=False) for file in self.files}
+        yield {self.table: "", **files}
+        prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))
+        try:
+            if prompts not in range(1, MOST_PROMPTS + 1):
+                raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
+            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
+            visitor = visitor_of(request)
+            with self._running.run(visitor.name) as stop:
+                for state in self._service.states(pair, stop):
+                    yield {self.progress: progress_html(0, 1, state.line)}
+                yield from work(self, visitor, pair, settings, prompts, stop)
+        except Exception as error:
+            said = html.escape(error_sentence(error))
+            yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
+
+    return run
+
+
 class Tab:
     """The tab's components, and what its buttons do."""
 
@@ -77,38 +101,6 @@ class Tab:
         start.click(self.run, asked, shown, **limited)
         measure.click(self.run_lengths, asked, [*shown, self.chart, self.lengths], **limited)
         self.tuning = tune.click(self.run_tune, asked, shown, **limited)
-
-    def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Runs the benchmark."""
-        yield from self._guarded(self._measured, request, values)
-
-    def run_lengths(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Measures answers of LENGTHS."""
-        yield from self._guarded(partial(self._measured, lengths=LENGTHS), request, values)
-
-    def run_tune(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Races the drafts of the pair."""
-        yield from self._guarded(self._tuned, request, values)
-
-    def _guarded(
-        self, work: Callable[..., Iterator], request: gr.Request, values: Sequence[Any]
-    ) -> Iterator[dict[Any, Any]]:
-        """Yields what `work` yields; an error is shown as one sentence in place of the progress."""
-        files = {file: gr.update(interactive=False) for file in self.files}
-        yield {self.table: "", **files}
-        prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))
-        try:
-            if prompts not in range(1, MOST_PROMPTS + 1):
-                raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
-            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
-            visitor = visitor_of(request)
-            with self._running.run(visitor.name) as stop:
-                for state in self._service.states(pair, stop):
-                    yield {self.progress: progress_html(0, 1, state.line)}
-                yield from work(visitor, pair, settings, prompts, stop)
-        except Exception as error:
-            said = html.escape(error_sentence(error))
-            yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
 
     def _measured(
         self,
@@ -146,7 +138,10 @@ class Tab:
                 path.write_text(text, encoding="utf-8")
                 yield {file: gr.update(value=str(path), interactive=True)}
 
-    def _tuned(
+    run, run_lengths = _guarded(_measured), _guarded(partial(_measured, lengths=LENGTHS))
+
+    @_guarded
+    def run_tune(
         self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench import tune

@@ -16,13 +16,7 @@ from specdemo.cli import option_name
 from specdemo.errors import RequestFailed
 from specdemo.models.registry import chosen_pair
 from specdemo.serving.options import key_from_environment
-from specdemo.serving.request_guard import (
-    PRIVATE_NETWORKS,
-    Server,
-    bound_socket,
-    has_key,
-    url_of,
-)
+from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, has_key, url_of
 from specdemo.settings import ModelChoice
 from specdemo.ui import MAX_EVENTS, choice
 from specdemo.ui.options import ON_SPACE, PageOptions
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from specdemo.ui.service import Service
 
 MAX_SESSIONS = 256
-"""Browser sessions that Gradio keeps something for; further ones make it forget the oldest."""
+"""Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
 
 STOP_LOOP = b"""<head><script>{
   const frame = requestAnimationFrame;
@@ -53,7 +47,7 @@ def main(options: PageOptions) -> None:
 
     from huggingface_hub import constants
 
-    from specdemo.ui.service import LIMITS, SHARED_LIMITS, Service
+    from specdemo.ui.service import Limits, Service
 
     if options.engine:
         offer = choice.RemoteOffer(options.engine)
@@ -65,8 +59,7 @@ def main(options: PageOptions) -> None:
         capacity = {"cache_mb": options.cache_mb, "learn": options.learn}
         capacity["active"] = 1 if options.exclusive else options.visitors
         offer = choice.Offer(first, options.strangers, **capacity)
-        limits = SHARED_LIMITS if options.strangers else LIMITS
-        limits = replace(limits, race_seconds=options.race_seconds)
+        limits = Limits(race_seconds=options.race_seconds, numerics=options.loaded_numerics)
         service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()
@@ -90,19 +83,14 @@ def main(options: PageOptions) -> None:
         if options.share:
             guard.hosts.add(public_name(options.host, options.port))
         print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
-        proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
 
         def finish() -> None:
             service.close()
             app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
 
-        Server(
-            app,
-            guard,
-            options.drain_seconds,
-            trusted_proxies=proxies,
-            finish=finish,
-        ).run([listening])
+        proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
+        ends = {"trusted_proxies": proxies, "finish": finish}
+        Server(app, guard, options.drain_seconds, **ends).run([listening])
 
 
 class Sessions(dict):
@@ -122,10 +110,7 @@ class Sessions(dict):
 
 
 def page_app(
-    blocks: gradio.Blocks,
-    looks: dict[str, Any],
-    service: Service,
-    guard: PageGuard,
+    blocks: gradio.Blocks, looks: dict[str, Any], service: Service, guard: PageGuard
 ) -> FastAPI:
     """The page with its endpoint, GET /health and GET /metrics. /health has status 200 once the
     models are ready, else 503. With a key, /metrics and the figures of /health need it."""
@@ -157,9 +142,7 @@ def page_app(
         app.add_route(path, answer)
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
-    blocks.state_session_capacity = (
-        MAX_SESSIONS  # 0.2 MB each; the least recently used is dropped first
-    )
+    blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
     blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
     blocks._queue.pending_messages_per_session = Sessions(blocks._queue)
     # By default Gradio looks for new events a thousand times a second, which takes 5 % of a core.

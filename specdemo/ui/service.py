@@ -1,7 +1,5 @@
-"""Loads the pair in a background thread, and limits how much each visitor may ask.
-
-How many requests run at once is not decided here: the session's scheduler queues them.
-"""
+"""Loads the pair in a background thread, and limits how much each visitor may ask. The session's
+scheduler decides how many requests run at once."""
 
 from __future__ import annotations
 
@@ -36,9 +34,8 @@ BEGINNING = "Getting the models ready"
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
-    and a minute of one visitor and of one network address, seconds of a request with its waiting
-    time, seconds of decoding of each way until a race is not repeated (`verdict.enough`), and the
-    numerics that may be asked for."""
+    and a minute of a visitor and of a network, seconds of a request with its waiting time, seconds
+    of decoding until a race is not repeated (`verdict.enough`), and the numerics on offer."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
@@ -52,8 +49,6 @@ class Limits:
 
 
 LIMITS = Limits()
-SHARED_LIMITS = Limits(numerics=("exact",))
-"""Limits of a server that strangers share: other numerics would make it compile models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +118,8 @@ class Gate:
 
 
 class LimitedSession(Answering):
-    """Applies the limits to one request of a session, and counts how the request ended.
-
-    Raises BadInput, with the first event, for an instruction or an answer over the limits, and
-    RequestFailed, with the last, when the request takes too long."""
+    """Applies the limits to one request of a session, and counts how the request ended. Raises
+    BadInput for a request over the limits, and RequestFailed when it takes too long."""
 
     def __init__(
         self,
@@ -138,23 +131,22 @@ class LimitedSession(Answering):
         self._session, self._metrics, self._limits = session, metrics, limits
         self._loading, self.info = loading, session.info
 
-    def close(self) -> None:
-        """Does nothing: other requests use the session too."""
+    def close(self) -> None: ...  # other requests use the session too
 
     def ask(self, question: Question) -> Generator[Event]:
         limits, settings = self._limits, question.settings
         stop = question.stop or threading.Event()
+        question = dataclasses.replace(question, stop=stop, loading=self._loading)
         until, late = monotonic() + limits.seconds, False
         with Record(self._metrics) as record:
             require_loaded(settings, limits.numerics)
             if (length := len(question.instruction)) > limits.prompt_characters:
                 most = f"this server reads up to {limits.prompt_characters}: shorten it."
                 raise BadInput(f"The question has {length} characters; {most}")
-            if (asked := settings.max_new_tokens) > limits.new_tokens:
+            if (tokens := settings.max_new_tokens) > limits.new_tokens:
                 most = f"this server gives up to {limits.new_tokens}."
-                raise BadInput(f"Maximum tokens is {asked}; {most}", "max_new_tokens")
-            asked = dataclasses.replace(question, stop=stop, loading=self._loading)
-            with closing(self._session.ask(asked)) as events:
+                raise BadInput(f"Maximum tokens is {tokens}; {most}", "max_new_tokens")
+            with closing(self._session.ask(question)) as events:
                 for event in events:
                     if late and isinstance(event, Trace):
                         record.end("timeout", event)
@@ -253,9 +245,8 @@ class Service:
         self._become(state, session, number)
 
     def _become(self, state: State, session: Session | None, number: int) -> None:
-        """Set the state of load `number`; unless it failed, `session` replaces the sessions that it
-        is no variant of. These, or `session` if the load was given up, are closed once no request
-        uses them."""
+        """Set the state of load `number`; unless it failed, `session` replaces those that it is no
+        variant of. These, or `session` of a load given up, are closed once no request uses them."""
         with self._changed:
             old = [session] if session else []
             if number == self._load_number:
@@ -282,10 +273,9 @@ class Service:
         return state if state and state.kind == "ready" else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
-        """Yields the states until `pair` is ready. Starts to load it if needed; the load of another
-        pair is then given up. Closing the iterator early gives up the load of `pair` if another
-        pair is loaded. Raises RequestFailed, in one sentence, if the pair cannot be loaded, or if
-        another pair is chosen or `stop` is set before."""
+        """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
+        load of another pair; closing the iterator early gives up this load if another pair is here.
+        Raises RequestFailed if the load fails, another pair is chosen or `stop` is set before."""
         with self._changed:
             wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
             if not wanted and not self._answers(pair):
