@@ -1,7 +1,4 @@
-"""A session on a server: the methods of `specdemo.session.Session` over the API of `serve`.
-
-The page uses it in place of a session of its own; nothing is decoded here.
-"""
+"""A session on a server: the methods of `specdemo.session.Session` over the API of `serve`."""
 
 from __future__ import annotations
 
@@ -61,8 +58,7 @@ class RemoteSession(Answering):
         self._http.close()
 
     def ask(self, question: Question) -> Generator[Event]:
-        wanted = {"baseline": question.baseline}
-        wanted |= {"repeat": question.repeat} if question.repeat else {}
+        wanted = {"baseline": question.baseline, "repeat": question.repeat}
         wanted |= {"rounds": True, "trace": True, **dataclasses.asdict(question.settings)}
         body = {"model": self.info.target, "stream": True, "speculative": wanted}
         if question.prompt is None:
@@ -70,9 +66,7 @@ class RemoteSession(Answering):
             body["messages"] = [{"role": "user", "content": question.instruction}]
         else:
             path, body["prompt"] = "/v1/completions", list(question.prompt)
-        rounds: list[Round] = []
-        shown: list[BaselineToken] = []
-        prompt_tokens = 0
+        seen = []
         with self._reached(), self._http.stream("POST", path, json=body) as response:
             for line in response.iter_lines():
                 if question.stop is not None and question.stop.is_set():
@@ -81,30 +75,27 @@ class RemoteSession(Answering):
                 if isinstance(event, Trace):
                     yield dataclasses.replace(event, instruction=question.instruction)
                     return
-                if isinstance(event, int):
-                    prompt_tokens = event
-                elif event is not None:
-                    if isinstance(event, Round):
-                        rounds.append(event)
-                    elif isinstance(event, BaselineToken):
-                        shown.append(event)
+                seen.append(event)
+                if event is not None and not isinstance(event, int):
                     yield event
             else:
                 message = f"The server at {self.url} ended its answer too early; ask again."
                 raise RequestFailed(message)
+        rounds = tuple(event for event in seen if isinstance(event, Round))
+        shown = tuple(event for event in seen if isinstance(event, BaselineToken))
         prefill = rounds[0].verify_seconds if rounds else 0.0
         yield Trace(  # of a stopped run, without the figures that the server would send last
             instruction=question.instruction,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=next((event for event in seen if isinstance(event, int)), 0),
             prompt_reused=0,
             pair=self.info,
             settings=question.settings,
             prefill_seconds=prefill,
-            rounds=tuple(rounds),
+            rounds=rounds,
             finish_reason="stop" if shown else "cancelled",
             cpu_seconds=0.0,
             outside_seconds=0.0,
-            baseline=Baseline(tuple(shown), prefill, 0.0) if shown else None,
+            baseline=Baseline(shown, prefill, 0.0) if shown else None,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 

@@ -1,8 +1,5 @@
-"""The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API.
-
-`app` builds it for `specdemo serve` and for `serve deploy`. Ray places, watches, restarts, scales
-and balances the engines; `backend` decides what happens to a request whose engine dies.
-"""
+"""The service on Ray Serve: engines that each hold the pair, and a gateway that speaks the API. Ray
+places, watches, restarts, scales and balances the engines."""
 
 from __future__ import annotations
 

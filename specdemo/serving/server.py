@@ -1,7 +1,5 @@
-"""`specdemo serve`: an OpenAI-compatible API, in this process or on a Ray cluster of its own.
-
-Ray's usage statistics and dashboard are off, and its own processes listen on 127.0.0.1 only.
-Serve's replicas open a port on every address for calls between them; Ray has no setting for that.
+"""`specdemo serve`: an OpenAI-compatible API, in this process or on a Ray cluster of its own, which
+listens on 127.0.0.1. But Serve's replicas open a port on every address; Ray has no setting for it.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
 
 AUTO, OWN = "auto", "own"
-"""Two values of `pair` that are not names of pairs: the pair that suits the machine, and the
-visitor's own pair."""
+"""Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
 
 DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
 LONGEST_LINK_QUESTION = 2000
@@ -50,21 +49,16 @@ def models_of(values: Mapping[str, Any]) -> ModelChoice:
     if chosen.pair != OWN:
         return replace(chosen, target="", draft="", weight_format="auto")
     if not chosen.target:
-        raise BadInput(
-            "Your own pair needs a target: a folder here or a Hub repository (owner/name).",
-            "target",
-        )
+        message = "Your own pair needs a target: a folder here or a Hub repository (owner/name)."
+        raise BadInput(message, "target")
     return replace(chosen, pair="")
 
 
 def from_link(
     query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values that a link sets; a missing or invalid value keeps its default.
-
-    Devices and a visitor's own pair are not taken from a link: a click must not fetch or run models
-    that a stranger named.
-    """
+    """The values that a link sets; a missing or invalid value keeps its default. Devices and a
+    visitor's own pair are not taken from a link: a click must not run models of a stranger."""
     values = dict(defaults)
     if "question" in query:
         values["question"] = query["question"][:LONGEST_LINK_QUESTION]
@@ -79,11 +73,10 @@ def from_link(
 
 
 class Offer:
-    """The models that one server offers. `first` is its default; if the server starts with the pair
-    AUTO, `first` names the pair that stands for it. `later` is a pair that suits the machine better
-    but is not here; it replaces the pair of `first` once it is opened. Where strangers share the
-    server, visitors may not change the inputs `fixed`, which would load or compile models.
-    `capacity` are arguments of Session (`active`, `cache_mb`, `learn`)."""
+    """The models that one server offers. `first` is its default, and what AUTO stands for. `later`
+    is a pair that suits the machine better but is not here; it replaces that of `first` once it is
+    opened. Where strangers share the server, they may not change the inputs `fixed`, which would
+    load or compile models. `capacity` are arguments of Session."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity
@@ -119,8 +112,8 @@ class Offer:
         return machine.available_bytes() > weights + WORKING_BYTES
 
     def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
-        """Fetch missing files of the models, compile the models, and return their session. Takes
-        seconds to hours. Raises SpecdemoError."""
+        """Fetch missing files, compile the models, and return their session, in seconds to hours.
+        Raises SpecdemoError."""
         from specdemo.models.load import load_pair
 
         loaded = load_pair(_pair(chosen), choice=chosen, progress=lambda one: report(one.line))
@@ -152,10 +145,8 @@ class Offer:
         if self.fixed:
             offered = [one for one in offered if one[1] == self.defaults["pair"]]
         facts = {AUTO: self.first.pair, **_surveyed()} if survey else {}
-        return [
-            (f"{title} ({facts[name]})" if name in facts else title, name)
-            for title, name in offered
-        ]
+        facts = {name: f" ({fact})" for name, fact in facts.items()}
+        return [(title + facts.get(name, ""), name) for title, name in offered]
 
 
 class RemoteOffer(Offer):

@@ -24,12 +24,10 @@ STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
 HEADER = f"""<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>{IDEA}</p>
-</header>"""
+<p>{IDEA}</p></header>"""
 
 SCRIPTS = "tokens.js", "share.js", "slow_motion.js", "curve.js", "examples.js", "race_view.js"
-RECORDED = STATIC / "recorded.json"
-"""The run that the page plays before the first question; `tools/page_record.py` makes it."""
+RECORDED = STATIC / "recorded.json"  # played before the first question; see tools/page_record.py
 
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
 THEME = gr.themes.Base(
@@ -41,17 +39,12 @@ THEME = gr.themes.Base(
     button_primary_background_fill="#005a8f",
     button_primary_background_fill_dark="#005a8f",
     button_primary_text_color="white",
-    body_text_color_subdued=LIGHT,
-    body_text_color_subdued_dark=DARK,
-    block_info_text_color=LIGHT,
-    block_info_text_color_dark=DARK,
+    **dict.fromkeys(("body_text_color_subdued", "block_info_text_color"), LIGHT),
+    **dict.fromkeys(("body_text_color_subdued_dark", "block_info_text_color_dark"), DARK),
 )
 """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
 
-DOES_NOT_PAY = "Describe a storm at sea"
-"""The question with the fewest tokens a round of those that were measured
-(docs/results/benchmark.md)."""
-
+DOES_NOT_PAY = "Describe a storm at sea"  # the fewest tokens a round (docs/results/benchmark.md)
 EXAMPLES = (
     "Write a Python function that reverses a string",
     "Count from one to fifty in words",
@@ -113,14 +106,8 @@ class RaceTab:
         self._service, self._running, self._offer = service, running, offer
         self._defaults = defaults
         with gr.Row(elem_id="sd-ask", equal_height=True):
-            question = gr.Textbox(
-                label="Your question",
-                value=defaults["question"],
-                max_lines=8,
-                scale=8,
-                elem_id="sd-question",
-                container=False,
-            )
+            looks = {"scale": 8, "max_lines": 8, "elem_id": "sd-question", "container": False}
+            question = gr.Textbox(label="Your question", value=defaults["question"], **looks)
             narrow = {"scale": 1, "min_width": 110}
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
             self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
@@ -179,10 +166,8 @@ class RaceTab:
         page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
-        known = [
-            (name, name != "question" and one.label, self._defaults[name])
-            for name, one in self.inputs.items()
-        ]
+        labels = {name: one.label for name, one in self.inputs.items()} | {"question": False}
+        known = [(name, label, self._defaults[name]) for name, label in labels.items()]
         remember = f"(...values) => window.specdemo.settings({json.dumps(known)}, values)"
         # "multiple": the default drops a change that comes while another one is handled.
         changes = [component.change for component in every]
@@ -216,8 +201,7 @@ class RaceTab:
         return [values[name] for name in choice.NAMES]
 
     def _loading(self) -> Iterator[str]:
-        """Text for the line under the title, until the pair is ready or has failed. Starts
-        nothing."""
+        """Text for the line under the title, until the pair is ready or has failed."""
         words, shown = {"loading": "Loading. ", "ready": "", "failed": "Not available. "}, None
         while shown is None or shown.kind == "loading":
             if shown != self._service.state:

@@ -1,8 +1,5 @@
 """Runs of the page: turns a session's events into small JSON envelopes for the page's script, and
-stops runs. The server keeps no run: a link holds the whole run.
-
-No HTML is made here; the script draws text with `textContent` only.
-"""
+stops runs. The server keeps no run: a link holds the whole run."""
 
 from __future__ import annotations
 
@@ -16,11 +13,9 @@ from dataclasses import asdict
 from threading import Event
 from typing import Any
 
-from specdemo.answering import Answering
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
@@ -38,8 +33,8 @@ class Running:
 
     @contextmanager
     def run(self, session: str) -> Iterator[Event]:
-        """The stop signal of a new run; an earlier run of the same session is stopped. The signal
-        is set when the block ends, with or without an error."""
+        """The stop signal of a new run, set when the block ends; an earlier run of the same session
+        is stopped."""
         self.stop(session)
         stop = self._stops[session] = Event()
         try:
@@ -122,25 +117,18 @@ def run(
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")
-                yield from _race(session, channel, question, settings, stop, service)
+                options = {"repeat": service.gate.limits.race_seconds, "measured": False}
+                events = session.race(question, settings, stop=stop, **options)
+                yield from _race(events, channel, stop, service)
         except Exception as error:
             yield failed(error)
 
 
-def _race(
-    session: Answering,
-    channel: Channel,
-    question: str,
-    settings: Settings,
-    stop: Event,
-    service: Service,
-) -> Iterator[str]:
-    repeat = service.gate.limits.race_seconds
+def _race(events: Iterator[Any], channel: Channel, stop: Event, service: Service) -> Iterator[str]:
     sent, trace = 0.0, None
-    options = {"repeat": repeat, "measured": False, "stop": stop}
-    for event in session.race(question, settings, **options):
+    for event in events:
         if isinstance(event, Trace):
-            if trace is None and not enough(event, repeat):
+            if trace is None and not enough(event, service.gate.limits.race_seconds):
                 yield channel.envelope("again", AGAIN, verdict=verdict(event, again=True))
                 stop.wait(service.update_seconds)  # until a browser on this machine has drawn it
             trace = event
