@@ -50,8 +50,7 @@ class LoadOptions:
 def ask(
     client: httpx.Client, url: str, instruction: str, max_new_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Ask over the page's endpoint /generate, in a session of its own. Yields the pieces, each with
-    the number of `tokens` so far; the last has the `text`. Raises RequestFailed."""
+    """Ask /generate in a session of its own. Yields its pieces. Raises RequestFailed."""
     call = f"{url}/gradio_api/call/generate"
     body = {"data": [instruction, max_new_tokens, *DEFAULTS], "session_hash": uuid.uuid4().hex}
     event = ""
@@ -119,8 +118,7 @@ def level(
 
 def settle(url: str) -> None:
     """Wait until the server's /health reports no request, at most 30 s."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+    for _ in range(300):
         health = httpx.get(f"{url}/health", timeout=10).json()
         if not any(health.get(name) for name in ("active", "queue", "visitors")):
             return

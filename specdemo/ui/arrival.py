@@ -20,6 +20,8 @@ from specdemo.ui.choice import Offer
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
+RETRY_SECONDS = 300.0  # until a shared server, which has no button, tries a failed fetch again
+
 STATES = {
     "fetching": ("Pause", "Fetching {}"),
     "paused": ("Resume", "Paused: {}"),
@@ -30,13 +32,9 @@ STATES = {
 }
 """By state: the label of the button, "" for no button, and the text of the line."""
 
-RETRY_SECONDS = 300.0
-"""How long after a failed fetch a shared server, which has no button, tries again."""
-
 
 class Arrival:
-    """Fetches the pair `offer.later` and changes to it. `state` is one of STATES, `error` the
-    reason of "failed"."""
+    """Fetches the pair `offer.later` and changes to it; `error` is the reason of "failed"."""
 
     def __init__(self, service: Service, offer: Offer):
         self._service, self._offer = service, offer
@@ -127,13 +125,11 @@ class Arrival:
         shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
         gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
         if not self.shared:
-            self._button.click(self._press, self._button, shown, **now)
+            self._button.click(self._look, self._button, shown, **now)
 
-    def _press(self, button: str) -> list[Any]:
-        self.press(button)
-        return self._look()
-
-    def _look(self) -> list[Any]:
+    def _look(self, button: str = "") -> list[Any]:
+        if button:
+            self.press(button)
         label = STATES[self.state][0]
         button = gr.update(visible=bool(label) and not self.shared, value=label)
         rest = [gr.skip()] * 3

@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTICEABLE = 0.03
-"""A speed-up within this of 1 is called neither faster nor slower."""
-
-AGREED = 0.05
-"""Prediction and measurement that differ by less need no explanation."""
+NOTICEABLE = 0.03  # a speed-up within this of 1 is called neither faster nor slower
+AGREED = 0.05  # prediction and measurement that differ by less need no explanation
 
 
 def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
-    """The words for a run: `tone` ("faster", "even", "slower", or "stopped" if there is nothing to
-    compare), `headline` and `sentence`; for a finished run `reason` and `identity` too. `again`:
-    the race is being repeated."""
+    """The words for a run: `tone` ("faster", "even", "slower", "stopped"), `headline`, `sentence`;
+    for a finished run `reason` and `identity` too. `again`: the race is being repeated."""
     summary, baseline = summarize(trace), trace.baseline
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
@@ -100,10 +96,9 @@ def _count(number: int, name: str) -> str:
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
-    """What the page says about the run's cost model: how much longer it takes to check the median
-    number of `tokens` than to make one, as a `sentence`; the `predicted` speed-up, at the run's
-    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`.
-    None without a cost model; without draft tokens or a baseline some figures are None."""
+    """What the page says about the run's cost model: a `sentence` about checking the median number
+    of `tokens`; the `predicted` speed-up, at the run's acceptance `rate` and `by_rate` of 0, 1, ...
+    100 %; the `measured` one, and what `differs`. None without a cost model."""
     if trace.costs is None:
         return None
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
@@ -126,16 +121,14 @@ def difference(predicted: Speed, measured: Speed) -> str:
     """What makes prediction and measurement differ most, if they do noticeably."""
     if abs(predicted.speedup / measured.speedup - 1) <= AGREED:
         return ""
-    named = {
-        "tokens_per_round": ("a round yielded", "{:.2f} tokens"),
-        "round_seconds": ("a round took", "{:.3g} ms"),
-    }
-    ratios = {name: getattr(measured, name) / getattr(predicted, name) for name in named}
-    name = max(ratios, key=lambda name: abs(math.log(ratios[name])))
-    words, form = named[name]
-    scale = 1 if name == "tokens_per_round" else 1000
-    got, expected = (form.format(scale * getattr(one, name)) for one in (measured, predicted))
-    return f"They differ because {words} {got}, not {expected} as predicted."
+    tokens = measured.tokens_per_round / predicted.tokens_per_round
+    seconds = measured.round_seconds / predicted.round_seconds
+    both = measured, predicted
+    if abs(math.log(tokens)) >= abs(math.log(seconds)):
+        words, figures = "yielded", [f"{one.tokens_per_round:.2f} tokens" for one in both]
+    else:
+        words, figures = "took", [f"{1000 * one.round_seconds:.3g} ms" for one in both]
+    return f"They differ because a round {words} {figures[0]}, not {figures[1]} as predicted."
 
 
 def origin(trace: Trace, when: str = "Recorded") -> str:
