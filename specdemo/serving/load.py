@@ -26,7 +26,8 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.cli import json_option, options_of, write_json
 from specdemo.errors import RequestFailed
-from specdemo.settings import CONFIG, Line, Whole, option
+from specdemo.serving.options import AnswerTokens, Visitors
+from specdemo.settings import CONFIG, Line, option
 from specdemo.terminal import show
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +40,12 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 class LoadOptions:
     """The options of `specdemo load`."""
 
-    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
+    visitors: Visitors = option(
         16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
     )
     seconds: Annotated[float, Field(ge=1, le=600)] = option(30.0, "how long each level lasts")
     pair: Line = option("embedded", "what the server loads")
-    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(100, "length of the answers")
+    max_new_tokens: AnswerTokens = option(100, "length of the answers")
 
 
 def ask(

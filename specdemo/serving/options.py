@@ -11,13 +11,18 @@ from pydantic.dataclasses import dataclass
 
 from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, Whole, option
 
+Count = Annotated[Whole, Field(ge=1)]
+Port = Annotated[Whole, Field(ge=1, le=65535)]
+Visitors = Annotated[Whole, Field(ge=1, le=64)]
+AnswerTokens = Annotated[Whole, Field(ge=1, le=2000)]
+
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ServerOptions(ModelChoice):
     """The options of both servers, the page's and the API's: the models, and who may ask."""
 
     host: Line = option("127.0.0.1", "address to listen on")
-    port: Annotated[Whole, Field(ge=1, le=65535)] = option(8000, "port to listen on")
+    port: Port = option(8000, "port to listen on")
     share: bool = False
     shared: bool | None = option(
         None,
@@ -66,18 +71,12 @@ class ServeOptions(ServerOptions):
         512, "tokens of a chat answer whose request names no limit"
     )
     no_ray: bool = option(False, "one engine in this process, without Ray")
-    replicas: Annotated[Whole, Field(ge=1)] = option(
-        1, "replicas, each with the pair and an engine of its own"
-    )
-    max_replicas: Annotated[Whole, Field(ge=1)] | None = option(
-        None, "the most replicas that the load may bring"
-    )
-    cpus_per_replica: Annotated[Whole, Field(ge=1)] | None = option(
+    replicas: Count = option(1, "replicas, each with the pair and an engine of its own")
+    max_replicas: Count | None = option(None, "the most replicas that the load may bring")
+    cpus_per_replica: Count | None = option(
         None, "cores of each replica", unset="1; with --no-ray all of the machine"
     )
-    ongoing: Annotated[Whole, Field(ge=1)] = option(
-        8, "requests that each replica runs at once", name="max_ongoing"
-    )
+    ongoing: Count = option(8, "requests that each replica runs at once", name="max_ongoing")
     waiting: Annotated[Whole, Field(ge=0)] = option(
         64,
         "requests that may wait for each replica; more are refused with status 429",
@@ -86,7 +85,7 @@ class ServeOptions(ServerOptions):
     drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"
     )
-    gateways: Annotated[Whole, Field(ge=1)] = 1
+    gateways: Count = 1
 
 
 def key_from_environment() -> str | None:

@@ -125,11 +125,13 @@ class Arrival:
         shown, now = [*self._shown, status, pair], {"queue": False, **PRIVATE}
         gr.on([blocks.load, self._shown[-1].tick], self._look, None, shown, **now)
         if not self.shared:
-            self._button.click(self._look, self._button, shown, **now)
+            self._button.click(self._press, self._button, shown, **now)
 
-    def _look(self, button: str = "") -> list[Any]:
-        if button:
-            self.press(button)
+    def _press(self, button: str) -> list[Any]:
+        self.press(button)
+        return self._look()
+
+    def _look(self) -> list[Any]:
         label = STATES[self.state][0]
         button = gr.update(visible=bool(label) and not self.shared, value=label)
         rest = [gr.skip()] * 3

@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.serving.options import ServerOptions
-from specdemo.settings import CONFIG, Line, Whole, option
+from specdemo.serving.options import AnswerTokens, Port, ServerOptions, Visitors
+from specdemo.settings import CONFIG, Line, option
 from specdemo.verdict import ENOUGH_SECONDS
 
 ON_SPACE = "SPACE_ID" in os.environ
@@ -24,7 +24,7 @@ class PageOptions(ServerOptions):
         metavar="URL",
     )
     host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
-    port: Annotated[Whole, Field(ge=1, le=65535)] = option(7860, "port to listen on")
+    port: Port = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
     trusted_proxy: tuple[str, ...] = option(
         (),
@@ -35,15 +35,11 @@ class PageOptions(ServerOptions):
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = option(
         20, "how long answers that have begun may take to finish when the server is stopped"
     )
-    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
-        16, "requests that share the models at once; more wait"
-    )
+    visitors: Visitors = option(16, "requests that share the models at once; more wait")
     exclusive: bool = option(
         False, "run requests one at a time, so that no figure is of a shared machine"
     )
     race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
         ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
     )
-    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
-        100, "where the page's setting of that name starts"
-    )
+    max_new_tokens: AnswerTokens = option(100, "where the page's setting of that name starts")

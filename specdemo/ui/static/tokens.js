@@ -1,6 +1,5 @@
 /* Draws the two runs of a race: their tokens, their lanes, the sketch of both, and the line about
-   one token. Text of models goes through textContent only. page.py puts all scripts into one
-   closure. */
+   one token. Text of models goes through textContent only. */
 const make = (tag, cls, text) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
@@ -62,13 +61,11 @@ class Runner {
 
   /* Tokens against seconds, in at most 300 points however long the run is. */
   points(span, total) {
-    const step = Math.ceil(this.shown / 300), points = [];
-    for (let at = 0; at < this.shown; at += 1) {
-      if (at % step && at < this.shown - 1) continue;
-      const x = 100 * this.spent(at + 1) / (span || 1), y = 100 - 76 * this.events[at].tokens / total;
-      points.push(`${x.toFixed(1)},${y.toFixed(1)}`);
-    }
-    return points.join(" ");
+    const step = Math.ceil(this.shown / 300), last = this.shown - 1;
+    const x = (at) => (100 * this.spent(at + 1) / (span || 1)).toFixed(1);
+    const y = (at) => (100 - 76 * this.events[at].tokens / total).toFixed(1);
+    return [...Array(this.shown).keys()].filter((at) => at % step === 0 || at === last)
+      .map((at) => `${x(at)},${y(at)}`).join(" ");
   }
 }
 
