@@ -56,16 +56,16 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a request: its number of prompt tokens, its place in the queue, what its session
-    yields, or None after PING seconds without one. `text` is the next certain piece of text."""
+    """An event of a request: its number of prompt tokens, what its session yields, or None after
+    PING seconds without one. `text` is the next certain piece of text."""
 
     what: int | Waiting | Round | BaselineToken | Trace | None
     text: str = ""
 
 
 def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How many characters of an answer so far are certain, and whether a stop string ends it. Text
-    at the end that may be the start of a stop string is not certain."""
+    """How many characters of an answer so far are certain, which the start of a stop string is not,
+    and whether a stop string ends the answer."""
     places = [at for stop in stops if (at := text.find(stop)) >= 0]
     if places:
         return min(places), True
@@ -79,9 +79,8 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
     from specdemo.models.registry import chosen_pair
     from specdemo.session import Session
 
-    loaded = load_pair(
-        chosen_pair(options), choice=options, progress=lambda progress: report(progress.line)
-    )
+    pair = chosen_pair(options)
+    loaded = load_pair(pair, choice=options, progress=lambda progress: report(progress.line))
     report("Compiling the models for this processor")
     session = Session(
         loaded,
@@ -96,8 +95,7 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
 
 
 class LocalBackend:
-    """One pair in this process. Requests raise NotReady until `load` has opened it, and Busy when
-    the queue of its session is full."""
+    """One pair in this process. Requests raise NotReady until `load` has opened it."""
 
     def __init__(self, options: ServeOptions, opener: Callable = open_pair):
         self._options, self._opener = options, opener
@@ -108,7 +106,7 @@ class LocalBackend:
         self.failed: str | None = None
 
     def load(self) -> None:
-        """Load now. A failure is not raised here; every request then raises NotReady with it."""
+        """Load now. A failure is not raised here, but by every request, as NotReady."""
         try:
             session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
         except Exception as error:

@@ -31,16 +31,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from specdemo.errors import BadInput, SpecdemoError
 
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
-
 MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
 
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 CONNECTIONS = 1000
-HEAD_SECONDS, BODY_SECONDS = 20.0, 60.0
-"""How long a connection may be silent before its request, and how long a body may take."""
-
+HEAD_SECONDS = 20.0  # that a connection may be silent before its request
+BODY_SECONDS = 60.0  # that a body may take
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0.0/10,::1,fc00::/7"
 """The networks of a Space's proxies. In X-Forwarded-For the visitor's address is before theirs."""
 
@@ -134,8 +132,7 @@ class RequestGuard:
             if network and self._of_network[network] > self.most_of_network:
                 said = f"{self.most_of_network} requests from your network are at work already."
                 raise HTTPException(429, said, {"Retry-After": "10"})
-            body = await self._whole_body(scope, receive, network)
-            body = self.validate_request(scope, body)
+            body = self.validate_request(scope, await self._whole_body(scope, receive, network))
         except ClientDisconnect:
             pass
         except (HTTPException, BadInput) as error:
@@ -179,8 +176,7 @@ class RequestGuard:
             raise HTTPException(415, said)
 
     async def _whole_body(self, scope: Scope, receive: Receive, network: str) -> bytes:
-        """The body. Raises HTTPException if it has more than `largest_body` bytes, if those that
-        the network sends at once have more than MAX_UNREAD, or if it takes over BODY_SECONDS."""
+        """The body. Raises HTTPException over `largest_body`, MAX_UNREAD or BODY_SECONDS."""
         largest, body = self.largest_body(scope), bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -188,7 +184,8 @@ class RequestGuard:
                     body += piece
                     self._unread[network] += len(piece)
                     if len(body) > largest:
-                        raise HTTPException(413, f"The body is larger than {largest:,} bytes.")
+                        said = f"The request's body is larger than {largest:,} bytes."
+                        raise HTTPException(413, said)
                     if network and self._unread[network] > MAX_UNREAD:
                         said = "Too much is being sent from your network at once."
                         raise HTTPException(429, said, {"Retry-After": "10"})
@@ -201,8 +198,8 @@ class RequestGuard:
 
 
 def network_of(address: str) -> str:
-    """What limits count an address by: an IPv4 address itself, the /64 network of an IPv6 address,
-    since a subscriber has at least that many, "" for this machine and for no address."""
+    """What limits count an address by: itself in IPv4, its /64 network in IPv6, which one
+    subscriber has; "" for this machine and for no address."""
     found = _address(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     if found is None or found.is_loopback:
@@ -270,11 +267,9 @@ class PatientProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves, with `run(sockets=[...])`, until SIGINT or SIGTERM. Then running responses may finish
-    within `drain_seconds` (a second signal ends them at once); new requests get 503. `finish` ends
-    the responses that would never end. X-Forwarded-For is used only if it comes from one of the
-    `trusted_proxies` (addresses and networks, separated by commas).
-    """
+    """Serves until SIGINT or SIGTERM. Then running responses may finish within `drain_seconds` (a
+    second signal ends them at once); new requests get 503. `finish` ends the responses that would
+    never end. X-Forwarded-For counts only from `trusted_proxies` (with commas between)."""
 
     def __init__(
         self,

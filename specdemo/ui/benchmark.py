@@ -37,8 +37,8 @@ medians, and beside them, in grey, those of the paper that this demo follows: do
 draft dolly-v2-3b, on its authors' machine. Ratios compare, seconds of two machines do not. See <a
 href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 
+# The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it.
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
-"""The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it."""
 
 TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams alone. Drafts that
 are not here are fetched; the fastest is used from then on.</p>"""
@@ -72,8 +72,7 @@ class Tab:
     """The tab's components, and what its buttons do."""
 
     def __init__(self, service: Service, running: Running, offer: Offer, given: dict[str, Any]):
-        """Adds the tab to the layout being built. `given` are the inputs of the race tab, by
-        name."""
+        """Adds the tab to the layout being built, for the inputs `given` of the race tab."""
         self._service, self._running, self._offer = service, running, offer
         self._names = list(given)
         wide = {"scale": 0, "min_width": 220}

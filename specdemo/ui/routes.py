@@ -59,14 +59,13 @@ class NamedCall(Body, RootModel[dict[str, Plain]]):
     """A call of /generate; the arguments by name."""
 
 
-class Cancel(Body):
-    event_id: Id
-    fn_index: int
-    session_hash: Id
-
-
 class Reset(Body):
     event_id: Id
+
+
+class Cancel(Reset):
+    fn_index: int
+    session_hash: Id
 
 
 class OpenRun(Body):
@@ -152,8 +151,7 @@ class PageGuard(RequestGuard):
         raise HTTPException(404, "This server has no such address for this method.")
 
     def _require_event(self, path: str, query: str) -> None:
-        """Raises HTTPException for the results of a call that ended or never began, on which
-        Gradio fails."""
+        """Raises HTTPException for the results of a call unknown to Gradio, which fails on it."""
         queue, known = self._blocks._queue, True
         if path == "/gradio_api/queue/data":
             session = parse_qs(query).get("session_hash", [""])[0]

@@ -60,8 +60,7 @@ class Visitor:
 
 
 def visitor_of(request: gradio.Request) -> Visitor:
-    """The visitor that sent a request. The address is the connection's, or the one that a trusted
-    proxy sends (`request_guard.Server`)."""
+    """The visitor that sent a request, by the address of the connection or of a trusted proxy."""
     network = network_of(request.client.host if request.client else "")
     return Visitor((request.session_hash or "")[:64] or f"network {network or 'here'}", network)
 
@@ -163,8 +162,8 @@ class LimitedSession(Answering):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the service for a pair. `kind` is "loading", "ready" or "failed". `ahead`: how
-    many other requests have waited longer for the pair."""
+    """The state of the service for a pair: "loading", "ready" or "failed". `ahead`: how many other
+    requests have waited longer."""
 
     kind: str
     pair: ModelChoice
@@ -183,10 +182,7 @@ class Service:
     and then replaces it; requests that run at that moment end on the first. A second variant of the
     pair, with another device or KV cache, does not replace the first: visitors who differ in these
     do not wait for each other. The variant that was used least recently gives way to a third one.
-
-    `fetch` gets a pair's files and returns whether there is memory to load the pair beside the
-    others. If there is not, these are closed before.
-    """
+    `fetch` gets a pair's files; if it returns False, the others are closed before, for memory."""
 
     def __init__(
         self,
@@ -208,8 +204,7 @@ class Service:
 
     @property
     def update_seconds(self) -> float:
-        """Seconds between two updates of a stream. Each takes about 20 ms of processor time from
-        the models, in the server and in a browser on the same machine."""
+        """Seconds between two updates, which each take 20 ms of processor time from the models."""
         return 0.3 if self._users.total() < 2 else 0.5
 
     def start(self) -> None:
