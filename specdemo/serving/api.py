@@ -129,8 +129,7 @@ class Form:
         return {**self._written(said, trace), "usage": _usage(trace)}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
-        """The chunks for an event: none if it has no text, is neither the first nor the last, and
-        rounds were not requested."""
+        """The chunks for an event; there may be none."""
         what, told = event.what, {}
         begins, ends = isinstance(what, int), isinstance(what, Trace)
         if self._asked.extension.rounds and not ends:

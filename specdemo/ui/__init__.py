@@ -1,7 +1,5 @@
-"""The page: Gradio layout and events, and scripts that draw tokens as they arrive.
-
-It asks a session for answers and draws traces; nothing here decodes, measures or downloads.
-"""
+"""The page: Gradio layout and events, and scripts that draw tokens as they arrive. It asks a
+session for answers and draws traces; nothing here decodes, measures or downloads."""
 
 import os
 
@@ -15,5 +13,5 @@ MAX_EVENTS = 64
 """Runs that are active or wait at once; the scheduler decides how many share the models."""
 
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
-"""Options of an event that is not an endpoint. Gradio's progress display makes a browser draw sixty
-times a second even where it is hidden, so it is shown on nothing; the page has its own."""
+"""Options of an event that is not an endpoint. Gradio's progress display, even a hidden one, makes
+a browser draw sixty times a second, so it is shown on nothing."""
