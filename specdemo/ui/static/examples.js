@@ -13,11 +13,7 @@ const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
   const shown = drafted.slice(from, from + CHIPS + 3);
   const word = (text) => visible(text.trim() || text);
   const chip = (look, text) => make("span", `sd-chip sd-${look}`, word(text));
-  const label = (number, text) => {
-    const node = make("p", "sd-label", text);
-    node.prepend(make("b", "", number));
-    return node;
-  };
+  const label = (number, text) => make("p", "sd-label", make("b", "", number), text);
   const row = (first, ...others) => {
     first.classList.add("sd-start");
     return [first, ...others];
@@ -26,9 +22,8 @@ const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
   const verdicts = shown.map((token, at) => {
     if (token.accepted) return chip("accepted", token.text);
     if (from + at > wrong) return chip("unseen", token.text);
-    const node = chip("correction", emitted?.text ?? "");
-    node.prepend(make("s", "", word(token.text)), " ");
-    return node;
+    const correction = word(emitted?.text ?? "");
+    return make("span", "sd-chip sd-correction", make("s", "", word(token.text)), " ", correction);
   });
   const target = make("span", "sd-target", `target model, one step, ${milliseconds(spent)}`);
   target.style.gridColumnEnd = `span ${shown.length}`;

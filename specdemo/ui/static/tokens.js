@@ -1,9 +1,9 @@
 /* Draws the two runs of a race: their tokens, their lanes, the sketch of both, and the line about
-   one token. Text of models goes through textContent only. */
-const make = (tag, cls, text) => {
+   one token. Text of models goes only into text nodes. */
+const make = (tag, cls, ...content) => {
   const node = document.createElement(tag);
   if (cls) node.className = cls;
-  if (text !== undefined) node.textContent = text;
+  node.append(...content);
   return node;
 };
 
