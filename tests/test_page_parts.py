@@ -80,6 +80,16 @@ def test_the_curve_tells_the_cost_table_and_the_speed_up_that_it_predicts():
     assert told["differs"] == said
 
 
+def test_a_run_whose_drafts_were_all_rejected_has_a_curve_too():
+    rejected, instead = DraftToken(0, None, 0.5, False, "model"), EmittedToken(0, "correction")
+    first, *others = TRACE.rounds
+    rounds = [dataclasses.replace(one, drafted=(rejected,), emitted=instead) for one in others]
+    costs = ForwardCosts((0.018, 0.0108), 0.001)
+    told = wording.curve(changed(rounds=(first, *rounds), costs=costs))
+    assert told["rate"] == 0
+    assert told["by_rate"][0] == pytest.approx(told["predicted"], abs=1e-3)
+
+
 def test_the_speed_up_of_ten_embedded_runs_is_predicted_within_a_tenth():
     for kept in json.loads(PREDICTED_RUNS.read_text("utf-8")):
         trace = recorded_run(kept)

@@ -123,7 +123,7 @@ def _place(round_: Round, at: int) -> tuple[int, str, bool]:
 
 def _scaled(share: float, overall: float, rate: float | None) -> float:
     """`share` moved towards 0 or 1 as far as `overall` is to become `rate`."""
-    if rate is None:
+    if rate is None or rate == overall:  # both can be 0
         return share
     if rate <= overall:
         return share * rate / overall
