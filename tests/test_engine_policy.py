@@ -250,28 +250,3 @@ def test_acceptance_rates_are_learnt_by_confidence():
         rates.saw(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05
-
-
-def test_a_request_that_loses_time_to_drafts_pauses_until_half_of_its_credit_is_back():
-    policy = Policy(costs=known_costs())
-    for _ in range(200):
-        policy.accepted("model").saw(0.9, True)  # the rates promise much, and are known
-    policy.begin_round(most=1000)
-    assert policy.best_length([0.9] * 4) == 3 and not policy.paused
-    policy.record_round(3.5, 1)  # two and a half seconds lost
-    policy.begin_round(most=999)
-    assert policy.paused and policy.best_length([0.9] * 4) == 0
-    paused = 0
-    while policy.paused:
-        paused += 1
-        policy.record_round(PLAIN, 1)
-        policy.begin_round(most=1000)
-    assert paused == pytest.approx(2.5 / 0.015, rel=0.05)
-
-
-def test_of_a_short_answer_less_may_be_lost():
-    policy = Policy(costs=known_costs())
-    policy.begin_round(most=5)
-    short = policy.credit
-    policy.begin_round(most=500)
-    assert short == pytest.approx(0.15) and policy.credit == pytest.approx(1.5)

@@ -46,7 +46,7 @@ def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
 
 @pytest.mark.slow
 def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
-    for stage, delay in (("Downloading", 0.3), ("Converting", 1.0)):
+    for stage, delay in (("Downloading", 0.3), ("Exporting", 1.0)):
         fetch = begin_fetch()
         next(line for line in fetch.stderr if line.startswith(stage))
         time.sleep(delay)

@@ -172,7 +172,7 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     [
         (["--tokens", "5"], "--tokens"),
         (["--device", "gpu"], "--device"),
-        (["--target", "./nowhere"], "neither a folder here nor a Hub repository"),
+        (["--target", "./nowhere"], "is no folder or GGUF file here"),
         (["--target", "embedded", "--only", "ngrams"], "an n-gram table of its own"),
         (["--out", "HERE"], "is no earlier run"),
         (["--out", "TRAINED"], "a run with other settings"),

@@ -178,7 +178,7 @@ class AdaptiveDrafter:
         policy.begin_round(len(context), limit)
         if self.model is not None:
             self.model.start(context, state)
-        limit = min(limit, policy.fixed or (1 if policy.paused else policy.limit))
+        limit = min(limit, policy.fixed or policy.limit)
         self._learn(context)
         proposals: list[Proposal] = []
         drafted: list[int] = []
@@ -212,8 +212,8 @@ class AdaptiveDrafter:
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
         n-gram proposal, accepted with chance `free` (0: none). What it must read first may take
-        half of what the rest of the answer is expected to save, and half of the credit. Otherwise
-        the model is asked only when a probe is due."""
+        half of what the rest of the answer is expected to save. Otherwise the model is asked only
+        when a probe is due."""
         policy, model = self.policy, self.model
         if model is None or len(drafted) >= model.depth:
             return False
@@ -225,11 +225,9 @@ class AdaptiveDrafter:
             saved = survival * (expected - free) * policy.pace - step
         else:
             saved = policy.gain(len(drafted), survival, expected, step)
-        if policy.paused:
-            saved = 0.0
         if saved <= 0 and drafted:
             return False
-        most = min(saved * policy.remaining, policy.credit) / 2
+        most = saved * policy.remaining / 2
         reading = model.catch_up(context, drafted, most)
         if saved > 0 and most >= reading:
             return True

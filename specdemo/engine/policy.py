@@ -14,12 +14,6 @@ MAX_DRAFT = LARGEST - 1
 PROBE_SHARE = 0.005
 """The most time for probes of a source, as a share of the time decoded without it."""
 
-MOST_LOSS = 0.03
-"""The most time that a request may lose to drafts, as a share of autoregressive decoding."""
-
-LEARNT = 40
-"""Observations (`Rate.seen`) after which a source's acceptance rate counts as known."""
-
 LIKELY_TOKENS = 50
 """Tokens of an answer that has only begun, if it may have so many."""
 
@@ -91,11 +85,6 @@ class Policy:
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
     of drafting and V(gamma + 1) of verification. The adaptive rule maximises E / (D + V(gamma + 1))
     and drafts nothing where that is below 1 / V(1), autoregressive decoding.
-
-    Chances can be misjudged, so a request drafts on `credit`: what drafts have saved it so far, and
-    MOST_LOSS of the time of autoregressive decoding. When that is used up, drafting is `paused`
-    until half of the second part has come back: sources are still judged by their first token, and
-    nothing is verified. Sources that are not known yet are tried anyway.
     """
 
     fixed: int | None = None
@@ -106,13 +95,9 @@ class Policy:
     others: int = 0
     rows: list[float] = field(default_factory=list)
     """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
-    credit: float = math.inf
-    """Seconds that drafts may still lose."""
-    paused: bool = False
     remaining: int = 0
     """Tokens that the answer is expected to still get: as many as it has, at least LIKELY_TOKENS,
     at most those that it may get."""
-    _saved: float = 0.0
     _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
@@ -121,11 +106,6 @@ class Policy:
         """Begin a round after `context` tokens, with at most `most` tokens to come."""
         self.rows = self.costs.forwards(self.others, context)
         self.remaining = min(max(self._answered, LIKELY_TOKENS), most)
-        if all(rates.total.seen > LEARNT for rates in self.acceptance.values()):
-            answer = max(self._answered, min(LIKELY_TOKENS, self._answered + most))
-            allowed = MOST_LOSS * answer * self.baseline
-            self.paused = self._saved < (-allowed / 2 if self.paused else -allowed)
-            self.credit = allowed + self._saved
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
         """A policy for one more request. All share the costs and acceptance rates, so they learn
@@ -140,25 +120,17 @@ class Policy:
         return self.acceptance[source]
 
     @property
-    def baseline(self) -> float:
-        """Seconds a token of autoregressive decoding, divided by `others` + 1."""
-        return self.rows[1] / (self.others + 1)
-
-    @property
     def pace(self) -> float:
-        """Recent seconds a token, at most the baseline's, which also stands in before the first
-        round."""
-        baseline = self.baseline
+        """Recent seconds a token, at most those of autoregressive decoding, which also stand in
+        before the first round. The seconds of a forward are divided by `others` + 1."""
+        baseline = self.rows[1] / (self.others + 1)
         return min(baseline, self._seconds / self._tokens) if self._tokens else baseline
 
     def record_round(self, seconds: float, tokens: int) -> None:
         """A round took `seconds` and gave `tokens` tokens."""
-        if not self.rows:
-            return
         seconds /= self.others + 1
         for source in self.acceptance.values():
             source.idle_seconds += seconds
-        self._saved += tokens * self.baseline - seconds
         self._answered += tokens
         self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
@@ -193,8 +165,6 @@ class Policy:
         before it are accepted; `spent` is the seconds of drafting."""
         if self.fixed is not None:
             return min(self.fixed, len(acceptances))
-        if self.paused:
-            return 0
         rows = self.rows
         expected = 1.0 + self.others  # the tokens of all requests that share the forward
         best, length = expected / (spent + rows[1] or 1.0), 0

@@ -49,7 +49,8 @@ def fingerprint(source: Path) -> str:
     """A hash of names, sizes and modification times of the files in a folder, or of the parts of a
     GGUF file. Raises BadInput."""
     total = hashlib.sha256(str(source.resolve()).encode())
-    for path in gguf_parts(source) if source.is_file() else sorted(source.glob("*")):
+    files = gguf_parts(source) if source.is_file() else sorted(source.glob("*"))
+    for path in filter(Path.is_file, files):
         status = path.stat()
         total.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return total.hexdigest()[:16]
