@@ -9,18 +9,22 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import wraps
 from pathlib import Path
 
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdemo.errors import BadInput, FetchError
 from specdemo.models.ir import read_json
 from specdemo.models.tokenizer import Tokenizer
 
+_LARGEST, _STEPS = 20_000, 200_000
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
 # For models without turns: system text first, then the messages; several get their role's name.
@@ -81,7 +85,7 @@ class Template:
         ]
         given = {"messages": marked, "add_generation_prompt": True, "tools": None}
         try:
-            template = _environment().from_string(self.jinja)
+            template = _Sandbox().from_string(self.jinja)
             given |= {"documents": None, "enable_thinking": self.thinking}
             text = template.render(given, **self.tokens)
         except Exception as error:  # a repository's template may raise anything
@@ -100,19 +104,96 @@ class Template:
         return pieces
 
 
-@cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The Jinja environment in which transformers renders chat templates."""
+class _Loops(CodeGenerator):
+    """Counts the passes of every loop and bounds what `~` joins."""
 
-    def refuse(message: str) -> None:
-        raise ValueError(message)
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        if node.recursive:
+            self.fail("recursive loops are not supported", node.lineno)
+        passes = nodes.EnvironmentAttribute("passes")
+        node.iter = nodes.Call(passes, [node.iter], [], None, None, lineno=node.lineno)
+        super().visit_For(node, frame)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
-    return environment
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.bounded(")
+        super().visit_Concat(node, frame)
+        self.write(")")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The Jinja environment in which transformers renders chat templates, for one rendering.
+
+    Messages are short marks here, so little suffices: no number, text or list above _LARGEST, and
+    _STEPS passes of loops, calls, filters and operations; 100 items or characters cost one more.
+    """
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    code_generator_class = _Loops
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        self.steps = _STEPS
+        self.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        self.filters = {name: self._limited(one) for name, one in self.filters.items()}
+        self.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
+        del self.globals["lipsum"]
+
+    def bounded(self, value: object) -> object:
+        """`value`, counted as a step. Raises ValueError if it or the rendering is too large."""
+        size = abs(value) if isinstance(value, int) else len(value) if _sized(value) else 0
+        self.steps -= 1 if isinstance(value, int) else 1 + size // 100
+        if size > _LARGEST or self.steps < 0:
+            _refuse("it loops or grows without end")
+        return value
+
+    def passes(self, items: Iterable) -> Iterator:
+        """`items`, each counted as a step."""
+        for item in items:
+            self.bounded(0)
+            yield item
+
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        if operator == "**" and self.bounded(right) > 16:
+            _refuse("it computes too large a power")
+        if operator == "*" and any(map(_sized, (left, right))):
+            text, times = (left, right) if _sized(left) else (right, left)
+            self.bounded(len(text) * times)
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left)
+        return self.bounded(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, called: object, *args: object, **named: object) -> object:
+        method = getattr(called, "__wrapped__", called)  # as Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str) and method.__name__.startswith("format"):
+            _check_widths(owner)
+        for value in (owner, *args, *named.values()):
+            self.bounded(value)
+        return self.bounded(super().call(context, called, *args, **named))
+
+    def _limited(self, function: Callable) -> Callable:
+        @wraps(function)  # copies Jinja's marks
+        def limited(*args: object, **named: object) -> object:
+            if function.__name__ == "do_format":
+                _check_widths(str(args[0]))
+            for value in (*args, *named.values()):
+                self.bounded(value)
+            return self.bounded(function(*args, **named))
+
+        return limited
+
+
+def _sized(value: object) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _check_widths(text: str) -> None:
+    if re.search(r"[0-9]{5}|\*", text):
+        _refuse("it pads a text too far")
 
 
 def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
