@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
 import pytest
 import tiny_gguf
 from gguf import GGMLQuantizationType as Type
@@ -17,7 +19,7 @@ from test_models_decoder import EXACT, IDS
 from tokenizers import Regex, pre_tokenizers
 
 from specdemo.engine.model import ModelSettings, PagedModel, Run
-from specdemo.errors import BadInput, FetchError
+from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.models import gguf_file, hub, ir, sources, vocabulary, weights
 from specdemo.models.export import export
 from specdemo.models.templates import Message, chat_template
@@ -73,6 +75,43 @@ def test_logits_of_a_gguf_file_and_of_its_checkpoint_are_torchs(tmp_path, archit
         # 16 bits hold F16 exactly, and the products of other types to 2^-11.
         bound = 1e-4 if kind == Type.F16 else 0.02
         assert abs(logits_of(tmp_path / f"{source.name}-ir") - expected).max() < bound
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory) -> Path:
+    """IR in the shape of Qwen3."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_gguf.write(folder / "tiny.gguf", tiny_gguf.torch_model("qwen3"), "qwen3", Type.Q8_0)
+    export(folder / "tiny.gguf", folder / "ir", "int8")
+    return folder / "ir" / ir.MODEL
+
+
+def test_qwen3_goes_back_behind_rejected_tokens_bit_by_bit(qwen3):
+    paged = PagedModel(qwen3, ModelSettings("CPU", tuple(EXACT.items())))
+    ids = IDS[0].tolist()
+
+    def verify(sequence, tokens: list[int]) -> np.ndarray:
+        run = Run(sequence, tokens, len(tokens), stepwise=True)
+        return paged.forward([run])[0].rows.copy()
+
+    with paged.new_sequence() as sequence:
+        verify(sequence, ids[:6])
+        expected = verify(sequence, ids[6:10])
+        for rejected in (1, 4):
+            sequence.truncate(6)
+            verify(sequence, ids[:rejected])
+            sequence.truncate(6)
+            assert np.array_equal(verify(sequence, ids[6:10]), expected)
+
+
+def test_recurrent_layers_are_refused_in_one_sentence(qwen3, tmp_path):
+    model = ov.Core().read_model(qwen3)
+    first = ops.constant(np.zeros((1, 8, 4), np.float32))
+    state = ops.read_value(first, "ssm", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
+    model.add_sinks([ops.assign(state, "ssm")])
+    ov.save_model(model, tmp_path / "recurrent.xml")
+    with pytest.raises(ModelError, match="has recurrent layers, .*; choose a model"):
+        PagedModel(tmp_path / "recurrent.xml", ModelSettings("CPU", tuple(EXACT.items())))
 
 
 @pytest.fixture(scope="module")

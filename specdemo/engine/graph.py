@@ -71,6 +71,14 @@ def largest_products(model: ov.Model, weights: int) -> ov.Model:
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
     `fuse_matmuls`. Raises ModelError for any other graph."""
+    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+    shapes = [node.get_output_partial_shape(0) for node in states]
+    # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
+    if any(s.rank.is_static and all(one.is_static for one in list(s)[1:]) for s in shapes):
+        raise ModelError(
+            "The IR has recurrent layers, whose state cannot go back to before a rejected token; "
+            "choose a model with attention only."
+        )
     try:
         paged_attention_transformation(model, False, False)
         shape_head(model, vocabulary, 0)
