@@ -143,6 +143,8 @@ def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path
     "endless",
     [
         "{% for a in range(10**12) %}{% endfor %}",
+        "{% set s = 'a' * 20000 %}{% for a in range(9999) %}{{ s }}{% endfor %}",
+        "{% set b %}{% for a in range(9999) %}{{ 'a' * 999 }}{% endfor %}{% endset %}",
         "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% set n = namespace(s=0) %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",

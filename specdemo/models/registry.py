@@ -99,8 +99,6 @@ _GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8")
 _QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
-_PHI4_MINI = _openvino("Phi-4-mini-instruct-int4-ov", 2_200)
-_FASTDRAFT = _openvino("Phi-4-mini-FastDraft-120M-int8-ov", 130)
 _CODER_15B, _CODER_05B = (
     Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, export="auto")
     for name, size in (("Qwen2.5-Coder-1.5B-Instruct", 1_117), ("Qwen2.5-Coder-0.5B-Instruct", 491))
@@ -136,7 +134,6 @@ _TABLE = (
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER),
     ("qwen3-1.7b", "Qwen3 1.7B, 8 bits a weight", 7_000, _QWEN3_17B, (_QWEN3_06B,)),
     ("qwen3-4b", "Qwen3 4B, 4 bits a weight", 8_400, _QWEN3_4B, (_QWEN3_06B,)),
-    ("phi-4-mini", "Phi-4-mini 3.8B, 4 bits a weight", 7_000, _PHI4_MINI, (_FASTDRAFT,)),
     ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 4 bits a weight", 4_200, _CODER_15B, (_CODER_05B,)),
     ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,)),
 )

@@ -25,6 +25,7 @@ from specdemo.models.ir import read_json
 from specdemo.models.tokenizer import Tokenizer
 
 _LARGEST, _STEPS = 20_000, 200_000
+_LONGEST = 1_000_000  # characters of a rendering, or of a block in it
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
 # For models without turns: system text first, then the messages; several get their role's name.
@@ -145,6 +146,16 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if size > _LARGEST or self.steps < 0:
             _refuse("it loops or grows without end")
         return value
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """The text of the template, or of a block in it. Raises ValueError beyond _LONGEST."""
+        kept, size = [], 0
+        for piece in pieces:
+            kept.append(piece)
+            size += len(piece)
+            if size > _LONGEST:
+                _refuse("it loops or grows without end")
+        return "".join(kept)
 
     def passes(self, items: Iterable) -> Iterator:
         """`items`, each counted as a step."""
