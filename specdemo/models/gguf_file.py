@@ -95,7 +95,7 @@ class _Header:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(
-                f"{self._path} is damaged or truncated ({error}); fetch it again."
+                f"{self._path} is damaged or truncated ({error!s:.200}); fetch it again."
             ) from error
 
     def _number(self, kind: str) -> Any:
@@ -128,7 +128,7 @@ class _Header:
     def _info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, rank = self._string(), self._number("I")
         if not 1 <= rank <= 4:
-            raise ValueError(f"{name} has {rank} dimensions")
+            raise ValueError(f"{name!r:.60} has {rank} dimensions")
         dimensions = [self._number("Q") for _ in range(rank)]
         return name, tuple(reversed(dimensions)), self._number("I"), self._number("Q")
 
