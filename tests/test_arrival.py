@@ -90,7 +90,7 @@ def test_answers_that_run_finish_on_the_old_pair_which_is_closed_then(place):
     old = place.opened["embedded"]
     old.held.set()
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")))
+    asking = threading.Thread(target=lambda: answers.append(place.ask("a long one")), daemon=True)
     asking.start()
     until(lambda: old.active)
     place.arrival.start()
@@ -136,7 +136,9 @@ def test_a_pair_of_the_list_is_fetched_while_the_old_one_answers(place, monkeypa
     monkeypatch.setattr("specdemo.session.Session", opened)
     place.hub.bytes_per_second = 200_000
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(place.ask(pair="dolly-3b")))
+    asking = threading.Thread(
+        target=lambda: answers.append(place.ask(pair="dolly-3b")), daemon=True
+    )
     asking.start()
     until(lambda: place.hub.sending)
     assert place.ask() == "embedded" and seen == []

@@ -136,18 +136,16 @@ def test_a_head_says_which_hidden_states_it_reads(tmp_path):
 @pytest.mark.parametrize("drafter", ["auto", "model"])
 @pytest.mark.parametrize("coupling", ["shared", "maximal"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_answers_with_a_draft_head_are_the_targets_own(
-    head_pair, session, drafter, coupling, temperature
-):
+def test_answers_with_a_draft_head_are_the_targets_own(head_pair, drafter, coupling, temperature):
     wanted = Settings(max_new_tokens=24, drafter=drafter, draft_tokens=3, temperature=temperature)
     wanted = dataclasses.replace(wanted, coupling=coupling)
-    with Session(head_pair) as with_head:
-        *_, trace = with_head.answer("Count from one to five.", wanted)
+    without = dataclasses.replace(wanted, drafter="none")
+    with Session(head_pair) as session:
+        *_, trace = session.answer("Count from one to five.", wanted)
+        *_, expected = session.answer("Count from one to five.", without)
     sources = {token.source for round_ in trace.rounds for token in round_.drafted}
     assert "head" in sources
     if coupling == "shared" or not temperature:
-        plain = dataclasses.replace(wanted, drafter="none")
-        *_, expected = session.answer("Count from one to five.", plain)
         assert trace.token_ids == expected.token_ids
 
 

@@ -206,7 +206,7 @@ def test_questions_asked_meanwhile_show_their_places_and_what_is_being_done():
 
     asking = []
     for number in range(2):
-        asking.append(threading.Thread(target=ask, args=[number]))
+        asking.append(threading.Thread(target=ask, args=[number], daemon=True))
         asking[-1].start()
         until(lambda number=number: any("00:07 left" in one for one in notes[number]))
     assert any("00:07 left. Your question is next." in one for one in notes[0])
