@@ -13,7 +13,6 @@ import pytest
 from fakes import FakeSession
 
 from specdemo.bench import figures, peers
-from specdemo.bench.costs import CostTable, expected_speedup, expected_tokens
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, page, summary_of, tables
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
@@ -217,27 +216,6 @@ def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
     first, *_ = peers.peers_of(["openvino-genai"], tiny_llama_pair, {"A": "b"})
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
         first.answer("hello", SETTINGS)
-
-
-# Costs
-
-
-def test_verification_costs_between_measured_sizes_lie_on_a_line_and_never_fall():
-    costs = CostTable(1.0, 0.1, {1: 1.0, 3: 2.0, 5: 1.8})
-    assert costs.verify_seconds(2) == pytest.approx(1.5)
-    assert costs.verify_seconds(4) >= 1.8
-    assert costs.verify_seconds(9) > 1.8
-
-
-def test_expected_figures_are_leviathans():
-    assert expected_tokens(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
-    assert expected_tokens(1.0, 4) == 5
-    # Theorem 3.8 with cost coefficient c: (1 - a^(g+1)) / ((1 - a)(g c + 1))
-    flat = CostTable(1.0, 0.1, {1: 1.0})
-    theorem = (1 - 0.7**6) / (0.3 * (5 * 0.1 + 1))
-    assert expected_speedup(0.7, 5, flat) == pytest.approx(theorem)
-    free = expected_speedup(0.7, 5, flat, draft_step=0.0)
-    assert free == pytest.approx(expected_tokens(0.7, 5))
 
 
 # Prompts

@@ -22,7 +22,7 @@ from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.models import machine, measured, ngrams, registry, sources
-from specdemo.models.decoder import Shape, write_made_up
+from specdemo.models.decoder import Shape
 from specdemo.models.load import chosen_draft, load_pair
 from specdemo.models.measured import DraftResult, TuningResult
 from specdemo.models.ngrams import LearningTable, NGramTable
@@ -34,6 +34,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import benchmark, choice, runs, service
 from tools import agreement as tool
 from tools.agreement import agreement
+from tools.made_up import write_made_up
 
 CHOICE = ModelChoice("dolly-3b")
 DRAFTS = [draft.name for draft in find_pair("dolly-3b").drafts]

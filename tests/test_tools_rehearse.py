@@ -9,11 +9,12 @@ import pytest
 
 from specdemo import cli
 from specdemo.models import ir, machine
-from specdemo.models.decoder import FAMILIES, Shape, write_made_up
+from specdemo.models.decoder import FAMILIES, Shape
 from specdemo.models.registry import PAIRS, find_pair
 from specdemo.models.sources import EMBEDDED_TARGET
 from tools import rehearse as tool
-from tools.rehearse import rehearse, rehearse_pair, shape_of
+from tools.made_up import write_made_up
+from tools.rehearse import expected_speedup, rehearse, rehearse_pair, shape_of
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +82,10 @@ def test_every_dolly_and_smollm2_pair_is_rehearsed_with_the_sizes_of_the_real_fi
             mixed = 0.2 if bits == 4 else 0.02  # some matrices of the real files have 8 bits
             assert shape.bytes(bits) == pytest.approx(pair.target.download_bytes, rel=mixed)
             assert all(shape_of(one) or one == EMBEDDED_TARGET for one in pair.drafts)
+
+
+def test_expected_speed_ups_are_leviathans_and_costs_never_fall_with_the_size():
+    # Theorem 3.8 with cost coefficient c: (1 - a^(g+1)) / ((1 - a)(g c + 1))
+    theorem = (1 - 0.7**6) / (0.3 * (5 * 0.1 + 1))
+    assert expected_speedup(0.7, 5, 0.1, [1.0] * 6) == pytest.approx(theorem)
+    assert expected_speedup(1.0, 4, 0.0, [1.0, 1.5, 2.0, 2.5, 2.2]) == 5 / 2.5

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
-from specdemo.bench.costs import measured_costs
 from specdemo.bench.prompts import WARM_UP, read_prompts, spread
 from specdemo.errors import RequestFailed
 from specdemo.models import measured
@@ -17,7 +16,7 @@ from specdemo.models.registry import NO_DRAFT, find_pair
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import Table
-from specdemo.trace import combined, summarize
+from specdemo.trace import combined, over, summarize
 
 TOKENS = 64  # of the longest answer
 
@@ -58,8 +57,8 @@ def tune(
             speedup=total.speedup,
             tokens_per_second=total.tokens_per_second,
             acceptance_rate=total.acceptance_rate,
-            target_seconds=measured_costs(traces[1:]).plain,
-            draft_seconds=measured_costs(traces[:1]).draft_step,
+            target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded),
+            draft_seconds=traces[0].costs.draft_step,
         )
         rows.append(row)
         yield row

@@ -17,7 +17,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.models import ir
-from specdemo.models.weights import GROUP, MadeUp, Weights
+from specdemo.models.weights import GROUP, Weights
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 _LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
@@ -118,12 +118,6 @@ def write(shape: Shape, bits: int, weights: Weights, folder: Path) -> None:
         mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
         text = re.sub(converted, rf"\1{mark}", text)
         (folder / ir.MODEL).write_text(text, encoding="utf-8")
-
-
-def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
-    """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
-    largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
-    write(shape, bits, MadeUp(7 * shape.layers + 2, largest), folder)
 
 
 class _Decoder:

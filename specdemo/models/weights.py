@@ -1,5 +1,5 @@
 """Weights of a decoder for `decoder`: tensors of a model's files, read and quantized piece by piece
-on all processors, or made-up ones."""
+on all processors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from specdemo.models.progress import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once
-_SHIFT = 4096  # bytes of noise between the starts of two made-up matrices
-_STEP = 2.7e-4  # scale of made-up 8-bit weights: standard deviation 0.02, as in a new model
 
 
 class Weights(Protocol):
@@ -77,7 +75,7 @@ class Tensor:
         return gguf.dequantize(stored if self.order is None else stored[order - low], self.type)
 
 
-def _group(columns: int) -> int:
+def weight_group(columns: int) -> int:
     """4-bit weights that share a scale: the largest of 128, 64 and 32 of a row, or the row."""
     group = math.gcd(GROUP, columns)
     return group if group >= 32 else columns
@@ -102,7 +100,7 @@ class FileWeights:
 
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
         tensor = self._taken(name, (rows, columns))
-        group = _group(columns) if bits == 4 else columns
+        group = weight_group(columns) if bits == 4 else columns
         kind = {4: ov.Type.u4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
         stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         flat = raw_bytes(stored)
@@ -143,28 +141,6 @@ class FileWeights:
                 f"{list(shape)}, and {found}."
             )
         return tensor
-
-
-class MadeUp:
-    """Random weights in the format of the Hub's IR (unsigned integers with a zero point). Every
-    matrix is a slice of the same noise, with its own start. So all take the memory of one, and no
-    two are equal: OpenVINO would store equal ones once. `largest`: bytes of the largest matrix."""
-
-    def __init__(self, matrices: int, largest: int) -> None:
-        self._random = np.random.default_rng(0)
-        self._noise = self._random.integers(0, 256, largest + matrices * _SHIFT, np.uint8)
-        self._used = 0
-
-    def vector(self, _name: str, *shape: int) -> np.ndarray:
-        return self._random.normal(1, 0.02, shape).astype(np.float32)
-
-    def matrix(self, _name: str, rows: int, columns: int, bits: int) -> ov.Output:
-        data = self._noise[self._used : self._used + rows * columns * bits // 8]
-        self._used += _SHIFT
-        group = _group(columns) if bits == 4 else columns
-        kind, zero, step = (ov.Type.u8, 128, _STEP) if bits == 8 else (ov.Type.u4, 8, 16 * _STEP)
-        integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
-        return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
 
 
 def compressed(
