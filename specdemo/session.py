@@ -4,7 +4,7 @@ traces. The page, the command line, the servers and the benchmark use it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -18,15 +18,14 @@ from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
 from specdemo.engine.policy import Acceptance, Policy
 from specdemo.engine.profile import Profile
-from specdemo.engine.request import NextToken, Request, Target
+from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
-from specdemo.engine.sampling import Distribution, Sampling
-from specdemo.engine.scheduler import QUEUED, Load
+from specdemo.engine.sampling import Sampling
+from specdemo.engine.scheduler import QUEUED, Handle, Load
 from specdemo.errors import BadInput, Busy, ModelError
 from specdemo.models import machine, measured
 from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
-from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import Settings
 from specdemo.trace import Baseline, BaselineToken, ForwardCosts, Repeat, Trace
 from specdemo.verdict import enough
@@ -132,13 +131,6 @@ class Session(Answering):
         list(handle.events())
         return handle.result
 
-    def next_distribution(
-        self, instruction: str, settings: Settings, tokens: tuple[int, ...] = ()
-    ) -> Distribution:
-        """The target model's distribution of the token after the prompt and the answer's `tokens`,
-        in `settings` (temperature above 0). Raises the errors of `answer`."""
-        return self.result_of(NextToken, instruction, settings, tokens)
-
     def ask(self, question: Question) -> Generator[Event]:
         asked = question.instruction, question.settings, question.prompt
         request = self._request(*asked, timed=question.baseline)
@@ -156,13 +148,10 @@ class Session(Answering):
         loading = question.loading()
         handle = self._engine.submit(request, target, stop=stop)
         rounds: list[Round] = []
-        text = self._tokenizer.stream()
-        with closing(handle.events()) as events:
-            for event in events:
-                if isinstance(event, Round):
-                    _set_texts(event, text, self._tokenizer)
-                    rounds.append(event)
-                yield event
+        for event in self._with_texts(handle):
+            if isinstance(event, Round):
+                rounds.append(event)
+            yield event
         if self._learning and not handle.stopped:
             self._learning.read(request.answer)
         decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
@@ -183,19 +172,19 @@ class Session(Answering):
             costs=_costs(target.policy, len(request.tokens), request.answer),
             compiling=handle.compiling or loading or question.loading(),
         )
-        if not question.baseline or handle.stopped:
-            yield trace
-            return
-        for event in self.baseline(trace, stop):
-            if isinstance(event, Trace) and question.loading():
-                event = replace(event, compiling=True)
-            yield event
-        if question.repeat:
-            yield from self._repeats(question, event, target, rates)
+        raced = question.baseline and not handle.stopped
+        if raced:
+            trace = yield from self.baseline(trace, stop)
+            trace = replace(trace, compiling=trace.compiling or question.loading())
+        yield trace
+        if raced and question.repeat:
+            yield from self._repeats(question, trace, target, rates)
 
-    def baseline(self, trace: Trace, stop: threading.Event | None = None) -> Iterator[Event]:
+    def baseline(
+        self, trace: Trace, stop: threading.Event | None = None
+    ) -> Generator[Event, None, Trace]:
         """Decode a trace's instruction autoregressively, independently of its answer; yields each
-        token, and last the Trace with `baseline` and `identical` set.
+        token, and returns the trace with `baseline` and `identical` set.
 
         Times count as if the prefill had taken the trace's `prefill_seconds`, since the prompt is
         in the prefix cache now. The request goes before those that wait.
@@ -205,20 +194,31 @@ class Session(Answering):
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop, first=True)
         shown: list[BaselineToken] = []
-        text = self._tokenizer.stream()
-        with closing(handle.events()) as events:
-            for event in events:
-                if isinstance(event, Round):
-                    [token] = event.tokens
-                    margin = event.emitted.margin if event.emitted else None
-                    event = BaselineToken(token.id, event.shown_at, text(token.id), margin)
-                    shown.append(event)
-                yield event
+        for event in self._with_texts(handle):
+            if isinstance(event, Round):
+                [token] = event.tokens
+                margin = event.emitted.margin if event.emitted else None
+                event = BaselineToken(token.id, event.shown_at, token.text, margin)
+                shown.append(event)
+            yield event
         baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
         identical = None if handle.stopped else same
         compiling = trace.compiling or handle.compiling
-        yield replace(trace, baseline=baseline, identical=identical, compiling=compiling)
+        return replace(trace, baseline=baseline, identical=identical, compiling=compiling)
+
+    def _with_texts(self, handle: Handle) -> Iterator[Event]:
+        """The events of a request. Sets every token's text: of accepted and emitted tokens from the
+        text stream; others are decoded by themselves."""
+        text, decode = self._tokenizer.stream(), self._tokenizer.decode
+        with closing(handle.events()) as events:
+            for event in events:
+                if isinstance(event, Round):
+                    for token in event.drafted:
+                        token.text = text(token.id) if token.accepted else decode([token.id])
+                    if event.emitted:
+                        event.emitted.text = text(event.emitted.id)
+                yield event
 
     def _repeats(
         self,
@@ -304,12 +304,3 @@ def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts |
     measured."""
     _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
     return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
-
-
-def _set_texts(round_: Round, text: Callable[[int], str], tokenizer: Tokenizer) -> None:
-    """Set every token's text: of accepted and emitted tokens from the text stream; others are
-    decoded by themselves."""
-    for token in round_.drafted:
-        token.text = text(token.id) if token.accepted else tokenizer.decode([token.id])
-    if round_.emitted:
-        round_.emitted.text = text(round_.emitted.id)

@@ -13,8 +13,9 @@ import pytest
 from fakes import FakeSession
 
 from specdemo.bench import figures, peers
+from specdemo.bench.figures import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
-from specdemo.bench.report import bench, page, summary_of, tables
+from specdemo.bench.report import bench, summary_of, tables
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.settings import Settings

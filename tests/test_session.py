@@ -106,7 +106,11 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
         return [logits._replace(rows=rows)]
 
     monkeypatch.setattr(target, "forward", other_choice)
-    *_, trace = session.baseline(trace)
+    with pytest.raises(StopIteration) as ended:
+        decoding = session.baseline(trace)
+        while True:
+            next(decoding)
+    trace = ended.value.value
     difference, theirs = trace.difference, trace.baseline.tokens
     assert trace.identical is False and difference.position == 7
     assert (difference.baseline_text, difference.margin) == (theirs[7].text, theirs[7].margin)

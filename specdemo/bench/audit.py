@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.report import Measurement
+from specdemo.engine.request import NextToken
 from specdemo.engine.sampling import Distribution
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.session import Session
@@ -53,8 +53,8 @@ class Comparison:
     differences: list[tuple[str, Difference | None]]
 
 
-@dataclass(frozen=True)
-class Audit(Measurement):
+@dataclass(frozen=True, slots=True)
+class Audit:
     """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value. Each of
     `peers` has `greedy`: its answers against its own autoregressive ones; `sampling`: its draws
     against our target model's exact distribution; `note`: its settings, and why it failed."""
@@ -97,13 +97,12 @@ def audit(
         again = [prompts[at % len(prompts)] for at in range(SAME_SEED_ANSWERS)]
         same_seed = _race(session, again, longer, "same seed")
         for tokens in OUTCOME_TOKENS:
-            following = partial(session.next_distribution, INSTRUCTION, sampled)
+            following = partial(session.result_of, NextToken, INSTRUCTION, sampled)
             exact = outcomes(following, tokens, stop_ids)
             if simulated_distances(exact, draws).mean() <= MOST_NOISE:
                 break
         cells = _sample(session, exact, sampled, draws)
     return Audit(
-        **Measurement.here(session, settings),
         greedy=compared,
         same_seed=same_seed,
         sampling=min(cells, key=lambda cell: cell["p_value"], default=None),

@@ -97,7 +97,9 @@ def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out:
     if not event["rows"]:
         raise RequestFailed("None of the prompts could be run.")
     if asked.html:
-        Path(asked.html).write_text(report.page(event), encoding="utf-8")
+        from specdemo.bench.figures import page  # imports plotly
+
+        Path(asked.html).write_text(page(event), encoding="utf-8")
     return event
 
 
@@ -124,10 +126,12 @@ def audit(
 ) -> None:
     from specdemo.bench import audit as audits
     from specdemo.bench.peers import to_audit
+    from specdemo.bench.report import head
 
     chosen = asked.read()
     sampled = audits.sampled_settings(settings)
     with _opened(asked, choice, settings) as (loaded, session, peers):
+        report = head(session, settings)
         found = audits.audit(
             session,
             chosen,
@@ -138,7 +142,7 @@ def audit(
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
-        write_json(as_json(found), json_file)
+        write_json(as_json({**report, **asdict(found)}), json_file)
     if not found.lossless:
         raise RequestFailed("Speculative decoding changes the output of this pair.")
 

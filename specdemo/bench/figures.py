@@ -1,16 +1,33 @@
-"""Plotly figures of a report (a dict, as in its JSON). Labels from files are escaped."""
+"""A benchmark's report (a dict, as in its JSON) as one HTML page with Plotly figures."""
 
 from __future__ import annotations
 
+import json
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from jinja2 import Template
+from plotly.offline import get_plotlyjs
 
 from specdemo.bench.lengths import chart
-from specdemo.bench.report import WAYS, token_milliseconds
+from specdemo.bench.report import WAYS, tables, token_milliseconds
+from specdemo.terminal import text
+from specdemo.trace import as_json
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#888"
+
+
+def page(report: dict[str, Any]) -> str:
+    """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
+    plotly's own output is escaped."""
+    source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+    data = json.loads(as_json(report))
+    look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
+    figures = [figure.to_html(**look) for figure in all_figures(data)]
+    names = {"tables": tables(data), "figures": figures, "text": text, "plotlyjs": get_plotlyjs()}
+    return Template(source, autoescape=True).render(data, **names)
 
 
 def all_figures(report: dict[str, Any]) -> list[go.Figure]:

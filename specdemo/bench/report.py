@@ -1,5 +1,4 @@
-"""Runs a benchmark as one generator, and shows its report (a dict, as in JSON) as tables and as one
-HTML page."""
+"""Runs a benchmark as one generator. Its report is a dict, as in JSON, and tables."""
 
 from __future__ import annotations
 
@@ -8,10 +7,9 @@ import platform
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 from statistics import median_low
 from time import perf_counter
 from typing import Any
@@ -25,9 +23,8 @@ from specdemo.models.machine import describe
 from specdemo.models.progress import Progress
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.terminal import Table, text, where
+from specdemo.terminal import Table, where
 from specdemo.trace import (
-    PairInfo,
     Summary,
     Trace,
     acceptance_by_position,
@@ -46,24 +43,14 @@ PACKAGES = "openvino openvino-genai openvino-tokenizers tokenizers numpy torch t
 WAYS = ("autoregressive", "speculative")
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """The machine, versions, pair and settings of a report or an audit."""
-
-    machine: str
-    versions: dict[str, str]
-    pair: PairInfo
-    settings: Settings
-
-    @staticmethod
-    def here(session: Session, settings: Settings) -> dict[str, Any]:
-        """The fields of a measurement on this machine."""
-        versions = {"specdemo": __version__, "python": platform.python_version()}
-        for package in PACKAGES:
-            if package not in ("torch", "transformers") or package in sys.modules:
-                versions[package] = metadata.version(package)
-        head = {"machine": describe(), "versions": versions, "pair": session.info}
-        return {**head, "settings": settings}
+def head(session: Session, settings: Settings) -> dict[str, Any]:
+    """What every report begins with: the machine, versions, pair and settings."""
+    versions = {"specdemo": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        if package not in ("torch", "transformers") or package in sys.modules:
+            versions[package] = metadata.version(package)
+    pair = {"machine": describe(), "versions": versions, "pair": session.info}
+    return {**pair, "settings": settings}
 
 
 def bench(
@@ -93,7 +80,7 @@ def bench(
     ours: list[tuple[int, ...]] = []
     raced: list[Trace] = []
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
-    report = {**Measurement.here(session, settings), "rows": rows}
+    report = {**head(session, settings), "rows": rows}
     answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
     yield Progress("warming up", 0, total)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
@@ -277,22 +264,6 @@ def token_milliseconds(data: dict[str, Any]) -> dict[str, float | None]:
     for name, part in parts.items():
         spent[name] = over(1e3 * total[f"{part}_seconds"], total["decoded"])
     return spent
-
-
-def page(report: dict[str, Any]) -> str:
-    """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
-    plotly's own output is escaped."""
-    from jinja2 import Template
-    from plotly.offline import get_plotlyjs
-
-    from specdemo.bench.figures import all_figures
-
-    source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    data = json.loads(as_json(report))
-    look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
-    figures = [figure.to_html(**look) for figure in all_figures(data)]
-    names = {"tables": tables(data), "figures": figures, "text": text, "plotlyjs": get_plotlyjs()}
-    return Template(source, autoescape=True).render(data, **names)
 
 
 def _listed(values: dict[str, Any]) -> str:

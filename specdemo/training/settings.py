@@ -1,4 +1,4 @@
-"""The settings of a training run, which are the options of `specdemo train-draft`."""
+"""`specdemo train-draft`, and the settings of a training run, which are its options."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Literal
 
+import click
 from pydantic import Field, FilePath
 from pydantic.dataclasses import dataclass
 
+from specdemo.cli import options_of
 from specdemo.settings import CONFIG, Line, Whole, option
 
 
@@ -51,3 +53,11 @@ class TrainSettings:
     chains: int = 2560
     width: int = 768
     checkpoint_seconds: float = 200.0
+
+
+@click.command()
+@options_of(TrainSettings, "settings", variables=False)
+def train_draft(settings: TrainSettings) -> None:
+    from specdemo.training import run
+
+    click.echo(run.train_draft(settings))

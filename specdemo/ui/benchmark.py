@@ -110,8 +110,9 @@ class Tab:
         stop: Event,
         lengths: Sequence[int] = (),
     ) -> Iterator[dict[Any, Any]]:
+        from specdemo.bench.figures import page
         from specdemo.bench.prompts import read_prompts, spread
-        from specdemo.bench.report import bench, page, tables
+        from specdemo.bench.report import bench, tables
         from specdemo.models.progress import Progress
         from specdemo.trace import as_json
 

@@ -1,11 +1,13 @@
-"""The options of `specdemo page`, beside those of every server."""
+"""`specdemo page`, which `app.py` is too, and its options beside those of every server."""
 
 import os
 from typing import Annotated
 
+import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from specdemo.cli import CONTEXT, options_of
 from specdemo.serving.options import AnswerTokens, Port, ServerOptions, Visitors
 from specdemo.settings import CONFIG, Line, option
 from specdemo.verdict import ENOUGH_SECONDS
@@ -43,3 +45,12 @@ class PageOptions(ServerOptions):
         ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
     )
     max_new_tokens: AnswerTokens = option(100, "where the page's setting of that name starts")
+
+
+@click.command(context_settings=CONTEXT)
+@options_of(PageOptions, "options")
+def page(options: PageOptions) -> None:
+    """Serve the page: a question, both runs against the clock, the verdict."""
+    from specdemo.ui import server
+
+    server.main(options)

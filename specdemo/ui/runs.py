@@ -113,7 +113,7 @@ def run(
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", while_loading(state))
+                    yield channel.envelope("loading", while_loading(state.line, state.ahead))
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")

@@ -16,7 +16,6 @@ from specdemo.trace import Trace, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
-    from specdemo.ui.service import State
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +138,10 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
     return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
 
 
-def while_loading(state: State) -> str:
-    """What happens to the pair of a waiting question, and the question's place."""
-    place = f"{_count(state.ahead, 'request')} ahead" if state.ahead else "Your question is next"
-    return f"{state.line}. {place}."
+def while_loading(line: str, ahead: int) -> str:
+    """What happens to the pair of a waiting question (`line`), and the question's place."""
+    place = f"{_count(ahead, 'request')} ahead" if ahead else "Your question is next"
+    return f"{line}. {place}."
 
 
 def queue_place(waiting: Waiting) -> str:
