@@ -12,9 +12,10 @@ import pytest
 from fakes import FakeSession, until
 
 from specdemo.bench.costs import measured_speed, predicted_speed
+from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models import registry
+from specdemo.models import embedded, machine, measured, registry
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import BaselineToken, ForwardCosts, PairInfo, Trace
 from specdemo.ui import choice, page, runs, wording
@@ -234,6 +235,23 @@ def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monke
     for name in (choice.AUTO, "dolly-3b"):
         assert offer.resolve(ModelChoice(name)) == offer.first == ModelChoice("dolly-3b")
     assert why in capsys.readouterr().err
+
+
+def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_be(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 16_000_000_000)
+    dolly = "Dolly V2 3B, 8 bits: the paper's model family, English. 8.1 GB of memory, 2.9 GB to "
+    titles = {name: title for title, name in choice.Offer(EMBEDDED, shared=False).pairs(True)}
+    assert titles["dolly-3b"] == f"{dolly}download"
+    assert "17.2 GB of memory (more than here), 7.3 GB to download" in titles["dolly-7b"]
+    flat = TargetProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
+    about = {"machine": machine.describe(), "target": f"{embedded.TARGET} 1", "devices": "CPU, CPU"}
+    measured.keep("profile", about, Profile({"exact": flat}, draft_step=0.001))
+    # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
+    titles = {name: title for title, name in choice.Offer(EMBEDDED, shared=False).pairs(True)}
+    assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"
 
 
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():

@@ -36,11 +36,13 @@ def _readable(name: str, value: Any) -> tuple[str, Any]:
 @click.command()
 @json_option
 def pairs(json_file: str | None) -> None:
+    from specdemo.models.expected import speed
     from specdemo.models.registry import PAIRS
 
     rows = [
         {
             "name": pair.name,
+            "use": pair.use,
             "target": pair.target.name,
             "draft": pair.draft.name if pair.draft else None,
             "drafts": [draft.name for draft in pair.drafts],
@@ -48,6 +50,7 @@ def pairs(json_file: str | None) -> None:
             "memory_bytes": pair.memory_bytes,
             "fits": pair.fits,
             "ready": pair.ready,
+            "expected": speed(pair),
             "measured": pair.facts,
         }
         for pair in PAIRS

@@ -31,6 +31,8 @@ TYPICAL = Path(__file__).parent / "embedded_profile.json"
 """The profile of acceptance by source of draft tokens, until this machine has measured its own."""
 
 _VERSION = f"v5-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
+TARGET = f"target-{_VERSION}"
+"""The name of the target's folder."""
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
@@ -63,7 +65,7 @@ def _places() -> tuple[Snapshot, Snapshot]:
         total.update(path.read_bytes())
     draft = total.hexdigest()[:10]
     return (
-        Snapshot(home / f"target-{_VERSION}", REVISION),
+        Snapshot(home / TARGET, REVISION),
         Snapshot(home / f"draft-{_VERSION}-{draft}", draft),
     )
 

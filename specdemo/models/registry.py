@@ -19,13 +19,15 @@ NO_DRAFT = "none"  # in place of a draft's name: n-grams only
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A target model and the models that can draft for it. If none of `drafts` is here, the first
-    is fetched; without `drafts`, n-grams draft. `memory_bytes`: weights, caches, working space."""
+    is fetched; without `drafts`, n-grams draft. `memory_bytes`: weights, caches, working space.
+    `use`: what its answers are good for."""
 
     name: str
     title: str
     memory_bytes: int
     target: Source
     drafts: tuple[Source, ...] = ()
+    use: str = ""
 
     @property
     def embedded(self) -> bool:
@@ -86,16 +88,16 @@ _DOLLY_7B_INT8 = _openvino("dolly-v2-7b-int8-ov", 6_900)
 _DOLLY_12B_INT8 = _openvino("dolly-v2-12b-int8-ov", 11_900)
 # Not pythia-1.4b-int4-ov or -int8-ov: the files of those names are a model of 12 billion weights.
 _PYTHIA_1B = _openvino("pythia-1b-int4-ov", 627)
-_PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, export="int8")
-_PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, export="int8")
+_PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, "int8", 162 * MB)
+_PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, "int8", 70 * MB)
 _SMOLLM_INT4 = Source(
     "AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", "SmolLM2-1.7B-Instruct-int4", 969 * MB
 )
 _SMOLLM_INT8 = Source(
     "hsuwill000/SmolLM2-1.7B-Instruct-openvino", "SmolLM2-1.7B-Instruct-int8", 1_710 * MB
 )
-_GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, export="int8")
-_GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, export="int8")
+_GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, "int8", 1_558 * MB)
+_GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, "int8", 124 * MB)
 _QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
@@ -109,37 +111,40 @@ _TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
 _SMALL_FIRST = _PYTHIA_160M, _PYTHIA_1B
 _LARGE_FIRST = _PYTHIA_1B, _PYTHIA_160M
 _PAPER = (_DOLLY_3B_INT4,)
+_SMALLEST = (EMBEDDED_TARGET,)  # it is here anyway and has the vocabulary of SmolLM2 1.7B
 
 EMBEDDED = Pair(
     "embedded",
-    "SmolLM2-135M-Instruct with a draft distilled for it",
+    "SmolLM2-135M-Instruct with its own draft",
     3_400 * MB,
     replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
     (Source("", "embedded draft"),),
+    "a first look, simple English",
 )
 
 # Memory: the target's weights twice, because a session with exact and fast numerics holds two
 # compiled models; the draft's weights; KV caches of a full context, at most 8,192 tokens; 1 GB of
 # working space. Exact numerics alone take little more than half of it (`rehearse` measures one
 # compiled model).
-# The embedded target drafts for SmolLM2: it is here anyway and has the same vocabulary.
+_ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
+_DOLLY = "the paper's model family, English"
 _TABLE = (
-    ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits a weight", 6_500, _SMOLLM_INT4, (EMBEDDED_TARGET,)),
-    ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits a weight", 8_000, _SMOLLM_INT8, (EMBEDDED_TARGET,)),
-    ("dolly-3b-int4", "Dolly V2 3B, 4 bits a weight", 5_700, _DOLLY_3B_INT4, _TINY_FIRST),
-    ("dolly-3b", "Dolly V2 3B, 8 bits a weight", 8_100, _DOLLY_3B_INT8, _TINY_FIRST),
-    ("dolly-7b-int4", "Dolly V2 7B, 4 bits a weight", 12_300, _DOLLY_7B_INT4, _SMALL_FIRST),
-    ("dolly-7b", "Dolly V2 7B, 8 bits a weight", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST),
-    ("dolly-12b", "Dolly V2 12B, 8 bits a weight", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST),
-    ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER),
-    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits a weight", 7_000, _QWEN3_17B, (_QWEN3_06B,)),
-    ("qwen3-4b", "Qwen3 4B, 4 bits a weight", 8_400, _QWEN3_4B, (_QWEN3_06B,)),
-    ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 4 bits a weight", 4_200, _CODER_15B, (_CODER_05B,)),
-    ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,)),
+    ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits", 6_500, _SMOLLM_INT4, _SMALLEST, _ENGLISH),
+    ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits", 8_000, _SMOLLM_INT8, _SMALLEST, _ENGLISH),
+    ("dolly-3b-int4", "Dolly V2 3B, 4 bits", 5_700, _DOLLY_3B_INT4, _TINY_FIRST, _DOLLY),
+    ("dolly-3b", "Dolly V2 3B, 8 bits", 8_100, _DOLLY_3B_INT8, _TINY_FIRST, _DOLLY),
+    ("dolly-7b-int4", "Dolly V2 7B, 4 bits", 12_300, _DOLLY_7B_INT4, _SMALL_FIRST, _DOLLY),
+    ("dolly-7b", "Dolly V2 7B, 8 bits", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST, _DOLLY),
+    ("dolly-12b", "Dolly V2 12B, 8 bits", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST, _DOLLY),
+    ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
+    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B,), _LANGUAGES),
+    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B,), _LANGUAGES),
+    ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 4 bits", 4_200, _CODER_15B, (_CODER_05B,), "code"),
+    ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,), "continuing a text"),
 )
 PAIRS = (
     EMBEDDED,
-    *(Pair(name, title, memory * MB, *models) for name, title, memory, *models in _TABLE),
+    *(Pair(name, title, memory * MB, *rest) for name, title, memory, *rest in _TABLE),
 )
 
 _UNASKED = ("dolly-3b", "dolly-3b-int4")

@@ -22,12 +22,14 @@ _EXPORT_VERSION = 5  # changes with the exporters, so that older exports are not
 class Source:
     """Where a model comes from: `repo` is a Hub repository, a folder, or "" for an embedded model.
     `export` is the weight format that a PyTorch checkpoint is exported to, "" for OpenVINO IR,
-    AS_IT_IS for a checkpoint that is not exported: torch runs it."""
+    AS_IT_IS for a checkpoint that is not exported: torch runs it. `ir_bytes`: of the weights that
+    run, where they are not what is downloaded."""
 
     repo: str
     name: str
     download_bytes: int = 0
     export: str = ""
+    ir_bytes: int = 0
 
 
 EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")

@@ -4,7 +4,7 @@ models a visitor may choose. What is allowed is decided by `specdemo.settings`."
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any, get_args, get_type_hints
@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from specdemo.answering import Answering
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
-from specdemo.models import ir, machine, registry
+from specdemo.models import expected, ir, machine, registry
 from specdemo.models.progress import Meter, Progress, size, watched
 from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
@@ -137,15 +137,16 @@ class Offer:
 
     def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
         """(title, name) of each offered pair, for the page's list. `survey` looks at disk and
-        memory; titles then say whether a pair is here, whether it fits, and what was measured."""
+        memory; titles then say what a pair takes, and the tokens/s expected or measured here."""
         auto = self.defaults["pair"] == AUTO
         offered = [("The pair that suits this machine", AUTO)] if auto else []
-        offered += [(pair.title, pair.name) for pair in registry.PAIRS]
+        offered += [(f"{pair.title}: {pair.use}", pair.name) for pair in registry.PAIRS]
         offered.append((self.defaults["target"] or "Your own pair (name it below)", OWN))
         if self.fixed:
             offered = [one for one in offered if one[1] == self.defaults["pair"]]
-        facts = {AUTO: self.first.pair, **_surveyed()} if survey else {}
-        facts = {name: f" ({fact})" for name, fact in facts.items()}
+        facts = {AUTO: f" ({self.first.pair})"} if survey else {}
+        for pair in registry.PAIRS if survey else ():
+            facts[pair.name] = ". " + ", ".join(filter(None, _facts(pair)))
         return [(title + facts.get(name, ""), name) for title, name in offered]
 
 
@@ -168,14 +169,12 @@ class RemoteOffer(Offer):
         return RemoteSession(self._url)
 
 
-def _surveyed() -> dict[str, str]:
-    facts = {}
-    for pair in registry.PAIRS:
-        fact = "here already" if pair.ready else f"{size(pair.download_bytes)} to download"
-        if not pair.fits:
-            fact += f"; needs {size(pair.memory_bytes)} of memory, more than there is here"
-        facts[pair.name] = "; ".join(filter(None, (fact, pair.facts)))
-    return facts
+def _facts(pair: registry.Pair) -> Iterator[str]:
+    """What helps to choose among the pairs: a look at disk and memory, and what was measured."""
+    yield f"{size(pair.memory_bytes)} of memory" + ("" if pair.fits else " (more than here)")
+    yield "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
+    yield expected.speed(pair)
+    yield pair.facts
 
 
 def _pair(chosen: ModelChoice) -> registry.Pair:
