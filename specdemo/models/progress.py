@@ -30,8 +30,11 @@ class Progress:
             return self.text
         line = f"{self.text}: {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
         if self.rate:
-            left = tqdm.format_interval((self.total - self.done) / self.rate)
-            line += f", {self.rate / 1e6:.1f} MB/s, {left} left"
+            line += f", {self.rate / 1e6:.1f} MB/s"
+            left = (self.total - self.done) / self.rate
+            # The first bytes are slow to come, and the last step may go on when all are done.
+            if self.done > self.total / 50 and left >= 1:
+                line += f", {tqdm.format_interval(left)} left"
         return line
 
 
