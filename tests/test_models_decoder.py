@@ -169,3 +169,11 @@ def test_other_models_are_left_to_optimum_intel(change):
     config = {**TINY, "model_type": "gpt_neox"}
     assert checkpoints.shape_of(config)
     assert checkpoints.shape_of({**config, **change}) is None
+
+
+def test_a_sliding_window_is_left_to_optimum_intel_where_it_is_used():
+    config = {"model_type": "mistral", "vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2}
+    assert checkpoints.shape_of({**config, "num_hidden_layers": 1, "sliding_window": None})
+    assert checkpoints.shape_of({**config, "num_hidden_layers": 1, "sliding_window": 4096}) is None
+    qwen = {**config, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}
+    assert checkpoints.shape_of(qwen)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import openvino.opset13 as ops
 import pytest
 import tiny_gguf
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFValueType
+from gguf import GGUFValueType, TokenType
 from test_models_decoder import EXACT, IDS
 from tokenizers import Regex, pre_tokenizers
 
@@ -122,25 +124,70 @@ def file(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_rounded_weights_keep_the_shape_of_the_logits(file, tmp_path, kind):
-    export(file, tmp_path / kind, kind)
-    export(file, tmp_path / "fp16", "fp16")
-    exact, rounded = (logits_of(tmp_path / one) for one in ("fp16", kind))
-    assert np.corrcoef(exact.ravel(), rounded.ravel())[0, 1] > (0.999 if kind == "int8" else 0.85)
+def test_logits_are_those_of_the_weights_rounded_as_the_format_says(tmp_path, kind):
+    import torch
+
+    model = tiny_gguf.torch_model("llama")
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.F16)
+    exact = torch_logits(model)
+    with torch.no_grad():
+        for name, matrix in model.named_parameters():
+            if matrix.ndim > 1:
+                four = kind == "int4" and ".layers." in name
+                matrix.copy_(torch.from_numpy(rounded(matrix.numpy(), four)))
+    export(tmp_path / "tiny.gguf", tmp_path / "ir", kind)
+    error = abs(logits_of(tmp_path / "ir") - torch_logits(model)).max()
+    assert error < 0.02 < 0.1 < abs(torch_logits(model) - exact).max()
+
+
+def rounded(matrix: np.ndarray, four: bool) -> np.ndarray:
+    """`matrix` with 16 levels from the least to the largest of 128 weights, 0 among them; or with
+    256 levels around 0 in a row."""
+    groups = matrix.reshape(len(matrix), -1, 128 if four else matrix.shape[1])
+    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    step = (high - low) / 15 if four else np.where(-low >= high, -low, -high) / 128
+    step = step.astype(np.float16).astype(np.float32)
+    zero, least = (np.rint(-low / step), 0) if four else (0, -128)
+    levels = np.clip(np.rint(groups / step + zero), least, least + (15 if four else 255))
+    return ((levels - zero) * step).reshape(matrix.shape)
 
 
 def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
-    data, whole = file.read_bytes(), gguf_file.read(file)
-    header = data[:24]
-    # Two parts with the same metadata: the tensors of the second are found in the first.
-    names = [f"tiny-{part:05}-of-00002.gguf" for part in (1, 2)]
-    for name in names:
-        (tmp_path / name).write_bytes(data)
-    assert header[:4] == b"GGUF"
-    assert set(gguf_file.read(tmp_path / names[1]).tensors) == set(whole.tensors)
-    (tmp_path / names[0]).unlink()
-    with pytest.raises(BadInput, match=r"tiny-00001-of-00002.gguf is not beside it"):
-        gguf_file.read(tmp_path / names[1])
+    model = tiny_gguf.torch_model("llama")
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert [one.name for one in parts] == [f"tiny-{at:05}-of-00003.gguf" for at in (1, 2, 3)]
+    export(file, tmp_path / "whole", "int8")
+    export(parts[1], tmp_path / "joined", "int8")
+    for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
+        assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    parts[0].unlink()
+    with pytest.raises(BadInput, match=r"tiny-00001-of-00003.gguf is not beside it"):
+        gguf_file.read(parts[1])
+
+
+def test_a_conversion_that_is_killed_leaves_nothing_that_runs_and_starts_anew(file, tmp_path):
+    killed = (
+        "import itertools, os, sys; from specdemo.models import sources, weights\n"
+        "read, count = weights.Tensor.read, itertools.count()\n"
+        "def dying(*given):\n"
+        "    if next(count) == 12: os.kill(os.getpid(), 9)\n"
+        "    return read(*given)\n"
+        "weights.Tensor.read = dying\n"
+        "sources.prepare([sources.source_of(sys.argv[1], '--model', 'int8')])"
+    )
+    home = {"SPECDEMO_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", killed, str(file)]
+    assert subprocess.run(command, env=os.environ | home).returncode == -9
+    assert list(tmp_path.rglob(ir.MODEL)) == []
+    assert list(tmp_path.glob("exported/scratch-*"))
+    again = [sys.executable, "-c", killed.replace("== 12", "< 0"), str(file)]
+    assert subprocess.run(again, env=os.environ | home).returncode == 0
+    [made] = tmp_path.rglob(ir.MODEL)
+    export(file, tmp_path / "whole", "int8")
+    expected = (tmp_path / "whole" / ir.WEIGHTS).read_bytes()
+    assert made.with_name(ir.WEIGHTS).read_bytes() == expected
+    assert not list(tmp_path.glob("exported/scratch-*"))
 
 
 # Tokenizer and template
@@ -159,6 +206,48 @@ def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pr
         assert own.encode(text) == reference.encode(text, add_special_tokens=False).ids
     assert own.special_ids == {reference.token_to_id(one) for one in tiny_gguf.SPECIAL}
     assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
+
+
+def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
+    words = [
+        one.replace("Ġ", "▁") for one in tiny_gguf.vocabulary()[0] if one.isascii() or "Ġ" in one
+    ]
+    words = [one for one in words if one not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    kinds += [TokenType.NORMAL] * len(words)
+    scores = [0.0] * 259 + [-float(at) for at in range(len(words))]
+    fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
+    fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    file = gguf_file.Gguf(
+        tmp_path / "tiny.gguf", {f"tokenizer.ggml.{name}": one for name, one in fields.items()}, {}
+    )
+    vocabulary.write(file, tmp_path)
+    own = Tokenizer(tmp_path / "tokenizer.json")
+    for text in (*TEXTS, "Give three tips for staying healthy."):
+        ids = own.encode(text, special=False)
+        assert own.decode(ids) == text
+        show = own.stream()
+        assert "".join(map(show, ids)) == text
+        assert ids == joined_by_score(text, dict(zip(tokens, range(len(tokens)), strict=True)))
+    assert own.encode("</s>a", bos=True)[:2] == [1, 2]
+    assert 2 not in own.encode("</s>a", special=False)
+
+
+def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
+    """SentencePiece's rule, as llama.cpp has it, for tokens in the order of their scores."""
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while pairs := [
+        (ids[left + right], at)
+        for at, (left, right) in enumerate(itertools.pairwise(parts))
+        if left + right in ids
+    ]:
+        _, at = min(pairs)
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+    pieces = [
+        [part] if part in ids else [f"<0x{one:02X}>" for one in part.encode()] for part in parts
+    ]
+    return [ids[one] for piece in pieces for one in piece]
 
 
 def reference_tokenizer(pre: str):
@@ -203,9 +292,19 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
 # Bad files
 
 
-def changed(file: Path, out: Path, **fields: tuple) -> Path:
-    tiny_gguf.write(out, tiny_gguf.torch_model("llama"), "llama", Type.Q8_0, **fields)
-    return out
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("llama__rope__scaling__type", "yarn", r"scales its positions \(yarn\) in a way that is"),
+        ("tokenizer__ggml__model", "t5", r"vocabulary of the kind 't5', 'qwen2'; Sentence"),
+    ],
+)
+def test_a_feature_that_is_not_supported_is_named_in_one_sentence(tmp_path, field, value, said):
+    kind = {field: (value, GGUFValueType.STRING)}
+    tiny_gguf.write(tmp_path / "own.gguf", tiny_gguf.torch_model("llama"), "llama", **kind)
+    with pytest.raises(BadInput, match=said):
+        export(tmp_path / "own.gguf", tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kept", [0, 3, 20, 30, 5000, 150_000])

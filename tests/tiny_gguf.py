@@ -48,14 +48,16 @@ def write(
     architecture: str,
     kind: GGMLQuantizationType = GGMLQuantizationType.F16,
     pre: str = "qwen2",
+    parts: int = 1,
     **fields: object,
 ) -> None:
-    """Write `model` as a GGUF file with matrices of `kind`. `model` gets the weights that the file
-    then has. `fields` are further metadata, with __ for dots."""
+    """Write `model` as a GGUF file with matrices of `kind`, or as `parts` files. `model` gets the
+    weights that they then have. `fields` are further metadata, with __ for dots."""
     import torch
 
     config = model.config
-    writer = GGUFWriter(path, architecture)
+    each = -(-len(list(model.parameters())) // parts) if parts > 1 else 0
+    writer = GGUFWriter(path, architecture, split_max_tensors=each)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

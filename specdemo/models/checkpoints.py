@@ -70,7 +70,9 @@ def _of_family(family: Family, config: dict[str, Any]) -> Family | None:
     """The family with this model's own choices; None if `decoder` lacks one of them."""
     active = _first(config, "hidden_act", "activation_function")
     if family.rms:
-        return family if active in (None, "silu") and not config.get("use_sliding_window") else None
+        # Qwen's files name a window that is not used, Mistral's first one that is.
+        windowed = config.get("use_sliding_window", bool(config.get("sliding_window")))
+        return family if active in (None, "silu") and not windowed else None
     gelu = _GELU.get(active or "gelu")
     if gelu is None or config.get("scale_attn_by_inverse_layer_idx"):
         return None

@@ -69,6 +69,10 @@ def export(
     try:
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
             made = Path(scratch) / "ir"
+            if source.is_file():  # first, since it may be refused
+                made.mkdir()
+                vocabulary.write(file, made)
+                (made / ir.SOURCE).symlink_to(source.absolute())
             if shape:
                 weights = FileWeights(tensors, report, name)
                 decoder.write(shape, bits, weights, made)
@@ -79,9 +83,6 @@ def export(
                 arguments = optimum_arguments(source, made, weight_format, group)
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
-            if source.is_file():
-                vocabulary.write(file, made)
-                (made / ir.SOURCE).symlink_to(source.absolute())
             # The exporters do not write these files, or write them in another form.
             for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
                 shutil.copyfile(kept, made / kept.name)

@@ -22,6 +22,8 @@ _WORDS = (
 )
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 """Control tokens that end an answer, also where the file names only one of them."""
+_PIECES = "llama"
+"""The name of SentencePiece's vocabularies in GGUF files."""
 
 
 def _split(digits: str) -> PreTokenizer:
@@ -43,15 +45,15 @@ PRE_TOKENIZERS = {
 
 
 def write(file: Gguf, folder: Path) -> None:
-    """Write the three files into `folder`. Raises BadInput for a vocabulary that is damaged or not
-    of byte pairs."""
+    """Write the three files into `folder`. Raises BadInput for a vocabulary that is damaged or of
+    another kind than byte pairs and SentencePiece's pairs."""
     name, pre = file.path.name, file.fields.get("tokenizer.ggml.pre", "")
     kind = file.fields.get("tokenizer.ggml.model", "")
     pre = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}.get(pre, pre)
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
+    if kind != _PIECES and (kind != "gpt2" or pre not in PRE_TOKENIZERS):
         raise BadInput(
-            f"{name} has a vocabulary of the kind {kind!r}, {pre!r}; byte pairs (gpt2) with one of "
-            f"{', '.join(PRE_TOKENIZERS)} can be read."
+            f"{name} has a vocabulary of the kind {kind!r}, {pre!r}; SentencePiece ({_PIECES}) and "
+            f"byte pairs (gpt2) with one of {', '.join(PRE_TOKENIZERS)} can be read."
         )
     try:
         tokens: list[str] = file.fields["tokenizer.ggml.tokens"]
@@ -66,6 +68,22 @@ def write(file: Gguf, folder: Path) -> None:
 
 def _tokenizer(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
     kinds: list[int] = file.fields["tokenizer.ggml.token_type"]
+    pieces = file.fields["tokenizer.ggml.model"] == _PIECES
+    tokenizer = _of_pieces(file, tokens, kinds) if pieces else _of_bytes(file, tokens, pre)
+    for token, kind in zip(tokens, kinds, strict=True):
+        added = AddedToken(token, normalized=False)
+        if kind == TokenType.CONTROL:
+            tokenizer.add_special_tokens([added])
+        elif kind == TokenType.USER_DEFINED:
+            tokenizer.add_tokens([added])
+    if file.fields.get("tokenizer.ggml.add_bos_token", pieces or pre == "llama-bpe"):
+        id = file.fields["tokenizer.ggml.bos_token_id"]
+        begin = [(tokens[id], id)]
+        tokenizer.post_processor = TemplateProcessing([tokens[id], "$A"], special_tokens=begin)
+    return tokenizer
+
+
+def _of_bytes(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
     merges = [tuple(one.split(" ")) for one in file.fields["tokenizer.ggml.merges"]]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
@@ -73,16 +91,30 @@ def _tokenizer(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     if "qwen" in pre:
         tokenizer.normalizer = normalizers.NFC()
-    for token, kind in zip(tokens, kinds, strict=True):
-        added = AddedToken(token, normalized=False)
-        if kind == TokenType.CONTROL:
-            tokenizer.add_special_tokens([added])
-        elif kind == TokenType.USER_DEFINED:
-            tokenizer.add_tokens([added])
-    if file.fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
-        id = file.fields["tokenizer.ggml.bos_token_id"]
-        begin = [(tokens[id], id)]
-        tokenizer.post_processor = TemplateProcessing([tokens[id], "$A"], special_tokens=begin)
+    return tokenizer
+
+
+def _of_pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    """SentencePiece joins the pair with the highest score first: its scores order the merges."""
+    scores: list[float] = file.fields["tokenizer.ggml.scores"]
+    usual = {one: scores[id] for id, one in enumerate(tokens) if kinds[id] == TokenType.NORMAL}
+    merges = [
+        (one[:at], one[at:])
+        for one in sorted(usual, key=usual.__getitem__, reverse=True)
+        for at in range(1, len(one))
+        if one[:at] in usual and one[at:] in usual
+    ]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    unknown = tokens[file.fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    rules = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    tokenizer = Tokenizer(BPE(vocabulary, merges, **rules))
+    spaces = [normalizers.Replace(" ", "▁")]
+    shown = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if file.fields.get("tokenizer.ggml.add_space_prefix", True):
+        spaces.insert(0, normalizers.Prepend("▁"))
+        shown.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.decoder = decoders.Sequence(shown)
     return tokenizer
 
 
