@@ -11,7 +11,9 @@ from pathlib import Path
 import specdemo
 
 ROOT = Path(specdemo.__file__).parent
-PLAIN = "cache decode drafters guard messages ngrams policy prefixes profile rounds sampling"
+PLAIN = (
+    "cache constraint decode drafters guard messages ngrams policy prefixes profile rounds sampling"
+)
 BLOCKED = """
 import importlib, sys
 sys.modules.update(dict.fromkeys(("openvino", "torch", "tokenizers", "gradio")))

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import decode
+from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft
+from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, choose
 
 PROMPT = (1, 4, 2)
@@ -23,20 +25,29 @@ def table_of(seed: int) -> np.ndarray:
     return toy.random_table(np.random.default_rng(seed), VOCABULARY)
 
 
-def run(table, *, limits, drafter=None, prompt=PROMPT, sampling=toy.GREEDY):
+def run(table, *, limits, drafter=None, prompt=PROMPT, sampling=toy.GREEDY, language=None):
     target = toy.sequence(prompt)
     decoding = toy.decoding(
-        table, prompt, limits, target=target, drafter=drafter, sampling=sampling
+        table,
+        prompt,
+        limits,
+        target=target,
+        drafter=drafter,
+        sampling=sampling,
+        language=language,
     )
-    rounds, reason = toy.drive(decoding, {"target": table})
+    rounds, reason = toy.drive(decoding, {"target": table, "draft": table})
     return rounds, reason, target
 
 
-def autoregressive(table, limits, sampling=toy.GREEDY) -> tuple[int, ...]:
+def autoregressive(table, limits, sampling=toy.GREEDY, language=None) -> tuple[int, ...]:
     """Decoding spelled out."""
     tokens = list(PROMPT)
     for _ in range(min(limits.max_new_tokens, limits.context_limit - len(PROMPT))):
         row = table[tokens[-1]]
+        if language is not None:
+            language.tokens = tokens[len(PROMPT) :]
+            row = np.where(language.mask(), row, -np.inf)
         token = row.argmax() if sampling.greedy else choose(row, sampling, len(tokens))[0]
         tokens.append(int(token))
         if tokens[-1] in limits.stop_ids:
@@ -86,6 +97,48 @@ def test_output_is_autoregressive_decodings_to_the_token(
         assert reason == "stop"
     else:
         assert reason == ("length" if len(expected) == max_new else "context")
+
+
+SAMPLED = [Sampling(), Sampling(0.8, seed=3), Sampling(1.2, top_p=0.8, top_k=6, seed=4)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, KINDS | st.sampled_from(["model", "auto"]), st.sampled_from(SAMPLED), st.data())
+def test_a_constraint_gives_the_tokens_of_constrained_autoregressive_decoding(
+    seed, kind, sampling, data
+):
+    table, length = table_of(seed), data.draw(st.integers(1, 9))
+    limits = decode.Limits(data.draw(st.integers(1, 25)), 40, frozenset({0}))
+    languages = [toy.Language(seed, VOCABULARY, limits.stop_ids) for _ in range(2)]
+    expected = autoregressive(table, limits, sampling, languages[0])
+    policy = Policy(fixed=length)
+    if kind in ("model", "auto"):
+        drafter = make_drafter(kind, policy, sampling, sequence=toy.sequence())
+    else:
+        drafter = script(kind, expected, length)
+    rounds, _, _ = run(
+        table, drafter=drafter, limits=limits, sampling=sampling, language=languages[1]
+    )
+    assert toy.answer_ids(rounds) == expected
+    forced = [one for round_ in rounds for one in round_.drafted if one.source == "grammar"]
+    assert all(one.accepted for one in forced if one.target_probability is not None)
+    assert all(one.target_probability in (None, 1.0) for one in forced)
+
+
+def test_forced_tokens_are_drafted_without_a_draft_model_up_to_the_first_choice():
+    class Counting(toy.Language):
+        """Forces 1, 2, ... 5, and then lets 6 and 7 follow."""
+
+        def mask(self):
+            at = len(self.tokens)
+            return np.isin(np.arange(VOCABULARY), [at + 1] if at < 5 else [6, 7])
+
+    drafter = make_drafter("lookup", Policy(fixed=8), toy.GREEDY)
+    limits = decode.Limits(6, 100)
+    rounds, _, _ = run(table_of(1), drafter=drafter, limits=limits, language=Counting(0))
+    assert [one.id for one in rounds[1].drafted] == [2, 3, 4, 5]
+    assert {one.source for one in rounds[1].drafted} == {"grammar"}
+    assert len(rounds) == 2 and rounds[1].emitted.id in (6, 7)
 
 
 def test_a_right_draft_ends_in_a_bonus_and_a_wrong_one_in_a_correction():

@@ -59,19 +59,30 @@ class Branching:
         return self.decide([chance, 1 - chance]) == 0
 
 
-def target_distribution(table, prompt, sampling) -> dict[tuple[int, ...], float]:
+def allowed_only(row, language, answer):
+    """The logits of a row; -inf for tokens that the language does not allow after `answer`."""
+    if language is None:
+        return row
+    language.tokens = list(answer)
+    return np.where(language.mask(), row, -np.inf).astype(np.float32)
+
+
+def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[int, ...], float]:
     """The probability of every answer of LENGTH tokens under the target alone."""
     found = {}
     for answer in itertools.product(range(len(table)), repeat=LENGTH):
         weight, last = 1.0, prompt[-1]
-        for token in answer:
-            weight *= distribution(table[last], sampling).probability(token)
+        for at, token in enumerate(answer):
+            row = allowed_only(table[last], language, answer[:at])
+            weight *= distribution(row, sampling).probability(token)
+            if not weight:
+                break
             last = token
         found[answer] = weight
     return found
 
 
-def enumerate_output(target, draft, sampling, make, monkeypatch) -> Counter:
+def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) -> Counter:
     branching = Branching()
     monkeypatch.setattr(decode, "draw", branching.draw)
     monkeypatch.setattr(decode, "choose", branching.choose)
@@ -88,6 +99,7 @@ def enumerate_output(target, draft, sampling, make, monkeypatch) -> Counter:
             drafter=make(sampling),
             policy=Policy(fixed=2),
             sampling=sampling,
+            language=language and toy.Language(language.seed),
         )
         rounds, _ = toy.drive(decoding, {"target": target, "draft": draft})
         return toy.answer_ids(rounds)
@@ -131,30 +143,34 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), samplings, st.integers(1, 3), st.booleans())
-def test_output_distribution_is_the_targets_for_every_drafter(
-    seed, sampling, length, has_probabilities
+languages = st.none() | st.builds(toy.Language, st.integers(0, 10**6))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), samplings, st.integers(1, 3), st.booleans(), languages)
+def test_output_distribution_is_the_targets_for_every_drafter_and_constraint(
+    seed, sampling, length, has_probabilities, language
 ):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     make = model_drafter(length) if has_probabilities else point_drafter(length)
     with pytest.MonkeyPatch.context() as patch:
-        output = enumerate_output(target, draft, sampling, make, patch)
-    for answer, weight in target_distribution(target, (0,), sampling).items():
+        output = enumerate_output(target, draft, sampling, make, patch, language)
+    for answer, weight in target_distribution(target, (0,), sampling, language).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), samplings, st.sampled_from(["model", "auto"]))
+@given(st.integers(0, 10**6), samplings, st.sampled_from(["model", "auto"]), languages)
 def test_output_distribution_is_the_targets_where_confidence_decides_what_is_drafted(
-    seed, sampling, name
+    seed, sampling, name, language
 ):
     rng = np.random.default_rng(seed)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     with pytest.MonkeyPatch.context() as patch:
-        output = enumerate_output(target, draft, sampling, adaptive_drafter(name), patch)
-    for answer, weight in target_distribution(target, (0,), sampling).items():
+        make = adaptive_drafter(name)
+        output = enumerate_output(target, draft, sampling, make, patch, language)
+    for answer, weight in target_distribution(target, (0,), sampling, language).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +65,30 @@ def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(sch
 
     list(scheduler.submit(Handle(work(), shared)).events())
     assert [(reply.tokens, reply.others) for reply in replies] == [(4, 0)]
+
+
+@pytest.mark.parametrize("ends", ["done", "error", "stop"])
+def test_a_request_that_awaits_a_future_delays_no_other(scheduler, shared, ends):
+    future, sequence = Future(), shared["target"].new_sequence()
+
+    def work():
+        yield future
+        yield (yield Forward("target", Run(sequence, [1, 2], 1))).tokens
+        return future.result()
+
+    awaiting = scheduler.submit(Handle(work(), shared))
+    assert answer_ids(submit(scheduler, shared).events()) == alone(0, (1, 2, 3), 20)
+    assert awaiting.queue.empty()
+    if ends == "stop":
+        awaiting.stop.set()
+        assert list(awaiting.events()) == [] and awaiting.stopped
+    elif ends == "done":
+        future.set_result(7)
+        assert list(awaiting.events()) == [2] and awaiting.result == 7
+    else:
+        future.set_exception(ModelError("too complex"))
+        with pytest.raises(ModelError, match="too complex"):
+            list(awaiting.events())
 
 
 def eventually(condition) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
+from specdemo.engine.constraint import Allowed
 from specdemo.engine.costs import Costs
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafters import make_drafter
@@ -85,6 +87,34 @@ class ToyModel:
         return logits_of(rows.reshape(run.rows, width))
 
 
+class Language:
+    """Allows a random set of tokens after each text, about every third time a single token; all
+    after one of `stops`."""
+
+    def __init__(
+        self, seed: int, vocabulary: int = VOCABULARY, stops: frozenset[int] = frozenset()
+    ):
+        self.seed, self.vocabulary, self.stops = seed, vocabulary, stops
+        self.tokens: list[int] = []
+
+    def mask(self) -> np.ndarray | None:
+        if self.stops & set(self.tokens):
+            return None
+        rng = np.random.default_rng(zlib.crc32(bytes(self.tokens)) + self.seed)
+        mask = rng.random(self.vocabulary) < rng.choice([0.0, 0.5, 0.9])
+        mask[rng.integers(self.vocabulary)] = True
+        return mask
+
+    def advance(self, token: int) -> None:
+        mask = self.mask()
+        assert mask is None or mask[token], "a token that is not allowed was drafted or chosen"
+        self.tokens.append(token)
+
+    def rollback(self, count: int) -> None:
+        assert 0 <= count <= len(self.tokens)
+        del self.tokens[len(self.tokens) - count :]
+
+
 def random_table(
     rng: np.random.Generator, vocabulary: int = VOCABULARY, scale: float = 1.5
 ) -> np.ndarray:
@@ -119,8 +149,12 @@ def decoding(
     policy: Policy | None = None,
     sampling: Sampling = GREEDY,
     guard: Guard | None = None,
+    language: Language | None = None,
 ) -> Decoding:
     """`decode` after a prompt that was run on this table."""
+    allowed = None if language is None else Allowed(language)
+    if drafter is not None:
+        drafter.allowed = allowed
     return decode(
         Prompt(prompt, logits_after(table, prompt[-1:])),
         target=sequence(prompt) if target is None else target,
@@ -129,6 +163,7 @@ def decoding(
         sampling=sampling,
         limits=limits,
         guard=guard,
+        allowed=allowed,
     )
 
 
@@ -145,6 +180,8 @@ def drive(work, models: Mapping[str, ToyModel | np.ndarray]) -> tuple[list[Round
         reply = None
         if isinstance(event, Round):
             rounds.append(event)
+        elif isinstance(event, Future):
+            event.result()
         else:
             model = models[event.model]
             model = ToyModel(model) if isinstance(model, np.ndarray) else model
@@ -157,15 +194,24 @@ def answer_ids(rounds: list[Round]) -> tuple[int, ...]:
 
 
 class ScriptDrafter:
-    """Proposes `length` tokens made by `guess(context, position)`, without probabilities."""
+    """Proposes `length` tokens made by `guess(context, position)`, without probabilities, up to the
+    first one that is not allowed."""
+
+    allowed: Allowed | None = None
 
     def __init__(self, length: int, guess):
         self.length = length
         self.guess = guess
 
     def propose(self, context, limit, state=None):
-        size = min(self.length, limit)
-        return drafted(*(self.guess(context, len(context) + at) for at in range(size)))
+        tokens: list[int] = []
+        while len(tokens) < min(self.length, limit):
+            token = self.guess(context, len(context) + len(tokens))
+            mask = self.allowed.masks(tokens)[-1] if self.allowed else None
+            if mask is not None and not mask[token]:
+                break
+            tokens.append(token)
+        return drafted(*tokens)
         yield
 
 

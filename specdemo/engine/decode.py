@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
 from .cache import Sequence
+from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter
 from .guard import Guard
 from .messages import Draft, Forward, Logits, Prompt, Reply, Run, prefill_chunks
@@ -45,7 +48,7 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()
 
 
-Decoding = Generator[Forward | Round, Reply | None, str]
+Decoding = Generator[Forward | Round | Future[Any], Reply | None, str]
 
 
 def prefill(
@@ -74,11 +77,14 @@ def decode(
     sampling: Sampling,
     limits: Limits,
     guard: Guard | None = None,
+    allowed: Allowed | None = None,
 ) -> Decoding:
     """Decode an answer; without a drafter, by autoregressive decoding.
 
     `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
-    Yields a Forward, which expects a Reply, or a Round (`shown_at` is 0), which expects None.
+    Only `allowed` tokens are chosen; the drafter shares that object and proposes no others.
+    Yields a Forward, which expects a Reply, a Round (`shown_at` is 0), or a Future to wait for,
+    which expect None.
     Returns the finish reason: "stop", "length" or "context". Raises ValueError when the prompt
     leaves no room for an answer.
     """
@@ -89,9 +95,14 @@ def decode(
         )
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, state = list(prompt.tokens), prompt.logits.state_of(-1)
-    first = verify(prompt.logits, Draft(), len(context), sampling)
+    logits = prompt.logits
+    if allowed is not None:
+        logits = logits.restricted((yield from wait(allowed.begin([]))))
+    first = verify(logits, Draft(), len(context), sampling)
     token = first.token
     context.append(token)
+    if allowed is not None:
+        allowed.settle([token])
     emitted = EmittedToken(token, "first", first.token_probability, margin=first.margin)
     yield Round((), emitted, 0.0, prompt.seconds, 0.0)
     try:
@@ -102,8 +113,12 @@ def decode(
             draft = Draft()
             if drafter is not None and budget > 1:
                 draft = yield from drafter.propose(context, budget - 1, state)
-            verdict, state, seconds = yield from _verified(context, draft, target, sampling, guard)
+            verdict, state, seconds = yield from _verified(
+                context, draft, target, sampling, guard, allowed
+            )
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
+            if allowed is not None:
+                allowed.settle(added)
             context += added
             budget -= len(added) - 1
             token = added[-1]
@@ -121,20 +136,28 @@ def _verified(
     target: Sequence,
     sampling: Sampling,
     guard: Guard | None,
-) -> Generator[Forward, Reply, tuple[Verdict, np.ndarray | None, float]]:
-    """Run the last token of `context` and the draft. Gives the verdict, the state of the row that
-    gave the added token, and the seconds of the forwards."""
+    allowed: Allowed | None,
+) -> Generator[Any, Any, tuple[Verdict, np.ndarray | None, float]]:
+    """Run the last token of `context` and the draft, while the masks are computed. Gives the
+    verdict, the state of the row that gave the added token, and the seconds of the forwards."""
     tokens = [context[-1], *draft.tokens]
     unpadded = guard is not None and not draft.tokens
     run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
+    future = None if allowed is None else allowed.begin(draft.tokens)
     reply = yield Forward("target", run)
-    seconds = reply.seconds
-    verdict = verify(reply.logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
+    logits, seconds, masks = reply.logits, reply.seconds, None
+    if future is not None:
+        if not future.done():
+            logits = logits.copy()
+        masks = yield from wait(future)
+        logits = logits.restricted(masks)
+    verdict = verify(logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
     if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
         reply, repeated = yield from guard.repeat(context, run)
+        logits = reply.logits if masks is None else reply.logits.restricted(masks)
         seconds += repeated
-        verdict = verify(reply.logits, draft, len(context), sampling)
-    return verdict, reply.logits.state_of(verdict.accepted), seconds
+        verdict = verify(logits, draft, len(context), sampling)
+    return verdict, logits.state_of(verdict.accepted), seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +166,8 @@ class Verdict:
     after them. `probabilities` are the target's, of each accepted token and then of the rejected
     one, if any; `token_probability` is that of the added token.
 
-    `margin` is how far the logit of the added token exceeds the next best, None if it was sampled.
+    `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
+    or the only one allowed.
     `least_margin` is the least margin of all choices (logits). It is infinite with the maximal
     coupling, whose answer depends on the draft anyway.
     """
@@ -182,7 +206,7 @@ def verify(
             probabilities.append(logits.probability(at, drafted))
         if token != drafted:
             break
-    shown = margin if sampling.greedy else None
+    shown = margin if sampling.greedy and margin < math.inf else None
     return Verdict(at, token, tuple(probabilities), logits.probability(at, token), shown, least)
 
 

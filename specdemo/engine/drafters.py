@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .cache import Sequence
+from .constraint import Allowed, Mask, forced, wait
 from .costs import LARGEST
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
@@ -48,8 +49,14 @@ class Drawing:
         can leave out some of it does so where that would take more than `most` seconds."""
         return 0.0
 
-    def choose(self, logits: Logits, position: int) -> Proposal:
+    def choose(self, logits: Logits, position: int, mask: Mask = None) -> Proposal | None:
+        """A token that the `mask` allows; None if the source knows none of these."""
         sampling, ids = self.sampling, self.head_tokens
+        if mask is not None:
+            mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
+            if not mask.any():
+                return None
+            logits = logits.restricted([mask])
         if self.binding:
             source = distribution(logits.rows[0], sampling)
             if ids is not None:
@@ -85,9 +92,10 @@ class DraftHead(Drawing):
         self._state: np.ndarray | None = None
 
     def step(
-        self, context: list[int], drafted: list[int]
-    ) -> Generator[Forward, Reply, tuple[Proposal, float]]:
-        """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
+        self, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
         seconds = 0.0
         for token in [context[-1], *drafted][self._read :]:
             run = HeadStep(self._hidden, self._state, (token,))
@@ -95,7 +103,7 @@ class DraftHead(Drawing):
             self._state = reply.logits.state_of(0)
             seconds += reply.seconds
         self._read = len(drafted) + 1
-        return self.choose(reply.logits, len(context) + len(drafted)), seconds
+        return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
 
     def cost(self, drafted: list[int]) -> float:
         return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
@@ -116,15 +124,16 @@ class DraftModel(Drawing):
         """The part of the context that is not read."""
 
     def step(
-        self, context: list[int], drafted: list[int]
-    ) -> Generator[Forward, Reply, tuple[Proposal, float]]:
-        """Propose the token after `context` and `drafted`; gives it with the seconds that took."""
+        self, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
         pending = self._unread(context, drafted)
         seconds = 0.0
         for chunk, rows in prefill_chunks(pending, 1):
             reply = yield Forward("draft", Run(self.sequence, chunk, rows, len(pending) <= LARGEST))
             seconds += reply.seconds
-        return self.choose(reply.logits, len(context) + len(drafted)), seconds
+        return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
 
     def catch_up(self, context: list[int], drafted: list[int], most: float) -> float:
         forward, unread = self.policy.draft.forward, len(self._unread(context, drafted))
@@ -151,7 +160,8 @@ class DraftModel(Drawing):
 class AdaptiveDrafter:
     """Proposes, token by token, the token most likely to be accepted: from `ngrams`, which cost
     nothing, or from the draft model (or head) where it is expected to save more time than it takes.
-    Either may be None.
+    Either may be None. With a constraint no token is proposed that it does not allow; one that it
+    forces is proposed as it is (source "grammar"), and accepted with certainty.
 
     Acceptance rates count every proposal up to the first difference between draft and answer, even
     one that was not verified.
@@ -162,16 +172,18 @@ class AdaptiveDrafter:
         ngrams: Ngrams | None,
         policy: Policy,
         model: DraftModel | DraftHead | None = None,
+        allowed: Allowed | None = None,
     ):
         self.ngrams = ngrams
         self.policy = policy
         self.model = model
+        self.allowed = allowed
         self._read = 0
         self._asked: list[tuple[int, list[Proposal]]] = []
 
     def propose(
         self, context: list[int], limit: int, state: np.ndarray | None = None
-    ) -> Generator[Forward, Reply, Draft]:
+    ) -> Generator[Any, Reply, Draft]:
         """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
         context only grows. `state` is that of the row of logits that gave its last token."""
         policy = self.policy
@@ -187,16 +199,28 @@ class AdaptiveDrafter:
         while len(drafted) < limit:
             if policy.fixed is None and survival < UNLIKELY:
                 break
-            best = self._guess(drafted)
+            mask = None
+            if self.allowed is not None:
+                if self.allowed.slow:
+                    yield from wait(self.allowed.begin(drafted))
+                mask = self.allowed.masks(drafted)[-1]
+                if mask is None:
+                    break
+                if (token := forced(mask)) is not None:
+                    proposals.append(Proposal(token, "grammar", 1.0, 1.0))
+                    drafted.append(token)
+                    self._asked.append((token, []))
+                    continue
+            best = self._guess(drafted, mask)
             asked = [] if best is None else [best]
             free = 0.0 if best is None else best.acceptance
             if self.model and self._model_pays(context, drafted, survival, free):
-                own, spent = yield from self.model.step(context, drafted)
+                own, spent = yield from self.model.step(context, drafted, mask)
                 seconds += spent
-                asked.append(own)
+                asked += [own] if own else []
                 if self.model.binding:
                     best, bound = own, len(drafted) + 1
-                elif best is None or own.acceptance >= best.acceptance:
+                elif own and (best is None or own.acceptance >= best.acceptance):
                     best = own
             self._asked.append((-1 if best is None else best.token, asked))
             if best is None:
@@ -246,9 +270,9 @@ class AdaptiveDrafter:
             self.ngrams.read(added)
         self._read = len(context)
 
-    def _guess(self, drafted: list[int]) -> Proposal | None:
+    def _guess(self, drafted: list[int], mask: Mask) -> Proposal | None:
         """The n-grams' proposal for the token after the text and `drafted`, or None."""
-        guess = None if self.ngrams is None else self.ngrams.guess(drafted)
+        guess = None if self.ngrams is None else self.ngrams.guess(drafted, mask)
         if guess is None:
             return None
         return Proposal(*guess, self.policy.accepted(guess.source)(guess.confidence))
@@ -262,9 +286,10 @@ def make_drafter(
     head_tokens: np.ndarray | None = None,
     sequence: Sequence | None = None,
     table: NgramTable | None = None,
+    allowed: Allowed | None = None,
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
-    `head_tokens`, or a draft model that reads `sequence`, or neither."""
+    `head_tokens`, or a draft model that reads `sequence`, or neither, and only `allowed` tokens."""
     if name == "none":
         return None
     model: DraftModel | DraftHead | None = None
@@ -273,4 +298,4 @@ def make_drafter(
     elif sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
-    return AdaptiveDrafter(ngrams, policy, model)
+    return AdaptiveDrafter(ngrams, policy, model, allowed)

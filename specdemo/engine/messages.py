@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .cache import BlockPool, Sequence
+from .constraint import Mask
 from .costs import Costs
 from .sampling import Distribution
 
@@ -79,10 +80,25 @@ class Logits(NamedTuple):
         state = None if self.state is None else self.state[begin:end]
         return Logits(self.rows[begin:end], self.log_sum[begin:end], state)
 
+    def restricted(self, masks: list[Mask]) -> Logits:
+        """A copy where only allowed tokens keep their logits; those of the others are -inf. Each
+        row has a mask, which must allow one of its tokens. A mask allows no token beyond it."""
+        rows = np.full_like(self.rows, -np.inf)
+        for row, own, mask in zip(rows, self.rows, masks, strict=True):
+            width = len(row) if mask is None else min(len(row), len(mask))
+            np.copyto(row[:width], own[:width], where=True if mask is None else mask[:width])
+        top = rows.max(axis=-1)
+        log_sum = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
+        return Logits(rows, log_sum, self.state)
+
+    def copy(self) -> Logits:
+        """A copy, which stays valid after later forwards."""
+        state = None if self.state is None else self.state.copy()
+        return Logits(self.rows.copy(), self.log_sum.copy(), state)
+
     def last(self) -> Logits:
         """A copy of the last row, which stays valid after later forwards."""
-        state = None if self.state is None else self.state[-1:].copy()
-        return Logits(self.rows[-1:].copy(), self.log_sum[-1:].copy(), state)
+        return self.part(len(self.rows) - 1, len(self.rows)).copy()
 
     def state_of(self, at: int) -> np.ndarray | None:
         """A copy of the state of row `at`, or None."""

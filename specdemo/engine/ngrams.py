@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
+from .constraint import Mask
+
 ORDERS = 4
 """Tokens of the longest context that is looked up."""
 
@@ -64,8 +66,9 @@ class Ngrams:
             ending.append(token)
             del ending[:-ORDERS]
 
-    def guess(self, drafted: list[int]) -> Guess | None:
-        """The likeliest token after the text and `drafted`; None where nothing is known."""
+    def guess(self, drafted: list[int], mask: Mask = None) -> Guess | None:
+        """The likeliest token after the text and `drafted` that the `mask` allows; None where
+        nothing is known."""
         context = [*self._ending, *drafted][-ORDERS:]
         found = []
         for n in range(1, len(context) + 1):
@@ -84,6 +87,8 @@ class Ngrams:
         if usual is not None:
             token, probability = usual
             chances[token] = chances.get(token, 0.0) + left * probability
+        if mask is not None:
+            chances = {t: one for t, one in chances.items() if t < len(mask) and mask[t]}
         if not chances:
             return None
         best = max(chances, key=lambda token: chances[token])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from .cache import Sequence
+from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
 from .drafters import make_drafter
 from .guard import Guard
@@ -22,8 +24,9 @@ from .profile import Invariance, TargetProfile
 from .rounds import Round
 from .sampling import Sampling, distribution
 
-Work = Generator[Forward | Round, Any, Any]
-"""What a request does: it yields Forwards, which expect a Reply, and Rounds; and its result."""
+Work = Generator[Forward | Round | Future[Any], Any, Any]
+"""What a request does: it yields Forwards, which expect a Reply, Rounds, and Futures that it waits
+for; and its result."""
 
 
 @dataclass
@@ -60,7 +63,8 @@ class Request:
     """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
     `make_drafter`, `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times
     count as if the prefill had taken that long. `rates` are acceptance rates to begin with in place
-    of those that all requests share. Nothing is prepared beside a `timed` request."""
+    of those that all requests share. Nothing is prepared beside a `timed` request. A `constraint`
+    belongs to one request."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -71,6 +75,7 @@ class Request:
     prefill_seconds: float | None = None
     rates: dict[str, Acceptance] | None = None
     timed: bool = False
+    constraint: Constraint | None = None
 
     prefill: float = 0.0
     reused: int = 0
@@ -91,6 +96,7 @@ class Request:
             policy = target.policy.for_request(self.draft_tokens, self.rates)
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
+            allowed = None if self.constraint is None else Allowed(self.constraint)
             columns = draft.head_tokens if isinstance(draft, Head) else None
             drafter = make_drafter(
                 self.drafter,
@@ -99,6 +105,7 @@ class Request:
                 head_tokens=columns,
                 sequence=reading,
                 table=self.table,
+                allowed=allowed,
             )
             decoding = decode(
                 prompt,
@@ -108,6 +115,7 @@ class Request:
                 sampling=self.sampling,
                 limits=self.limits,
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
+                allowed=allowed,
             )
             reason = yield from self._timed(decoding, models(target, draft), since, policy)
             return reason
@@ -144,6 +152,8 @@ class Request:
                     reply = yield event
                     if event.model == "target" and reply is not None:
                         policy.others = reply.others
+                elif isinstance(event, Future):
+                    reply = yield event
                 else:
                     self.inference = sum(model.seconds for model in named.values()) - begun
                     self.answer += [token.id for token in event.tokens]

@@ -105,7 +105,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     # Both filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
     for least in (_RANKED, 0.0):
-        ids = np.flatnonzero(unnormalised >= least)
+        ids = np.flatnonzero(unnormalised > least)
         ranked = ids[np.argsort(-unnormalised[ids], kind="stable")]
         weights = unnormalised[ranked].astype(np.float64)
         size = len(ranked)

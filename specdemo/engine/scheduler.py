@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -30,6 +31,9 @@ while there are requests, because each step delays them."""
 COLLECT_EVERY = 0.02
 """Seconds that a consumer with an empty queue sleeps, times the active requests (at most 8). Woken
 for each round, it would contend for the GIL with the engine's thread."""
+
+AWAIT = 0.05
+"""Seconds without a look at stop signals while all requests await Futures."""
 
 END = object()
 
@@ -59,10 +63,11 @@ class Handle:
     `stopped` is True. `most_others` is the most other requests that were active with it;
     `compiling` tells whether a step of background work delayed it.
 
-    `work` yields events and Forwards, each for one of `models`. A Forward is `pending` until its
-    Reply. `blocks` are the most blocks that the request can hold in each cache. Its forwards are
-    merged with others up to `merged_tokens` tokens; larger ones run by themselves. No background
-    work runs beside a `timed` one."""
+    `work` yields events, Forwards, each for one of `models`, and Futures. A Forward is `pending`
+    until its Reply; a Future is `awaited` while other requests go on. `blocks` are the most blocks
+    that the request can hold in each cache. Its forwards are merged with others up to
+    `merged_tokens` tokens; larger ones run by themselves. No background work runs beside a `timed`
+    one."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Runner]
@@ -73,6 +78,7 @@ class Handle:
     waiting: Callable[[Handle], Waiting] = lambda request: Waiting(0, None)
     queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
     pending: Forward | None = None
+    awaited: Future[Any] | None = None
     most_others: int = 0
     compiling: bool = False
     admitted_at: float = 0.0
@@ -94,6 +100,10 @@ class Handle:
     def tokens(self) -> int:
         """Tokens of the pending forward."""
         return len(self.forward.run.tokens)
+
+    @property
+    def awaits(self) -> bool:
+        return self.awaited is not None and not self.awaited.done()
 
     def events(self, every: float = 1.0) -> Generator[Any]:
         """The events of the request; raises its error. Until it is admitted, its Waiting comes
@@ -216,6 +226,8 @@ class Scheduler:
         with self._wake:
             while not ((due := self._background_is_due()) or self._closed or self._requests()):
                 self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
+            if self._active and all(one.awaits for one in self._active):
+                self._wake.wait(AWAIT)
         return due
 
     def _requests(self) -> bool:
@@ -249,6 +261,8 @@ class Scheduler:
             request.stopped = True
             self._end(request)
         self._admit()
+        for request in [one for one in self._active if one.awaited and not one.awaits]:
+            self._resume(request, None)
         for name in ("draft", "target"):
             while True:
                 waiting = [one for one in self._active if one.pending and one.pending.model == name]
@@ -303,7 +317,12 @@ class Scheduler:
         send, put = request.work.send, request.queue.put
         try:
             event = send(reply)
+            request.awaited = None
             while type(event) is not Forward:
+                if isinstance(event, Future):
+                    request.awaited = event
+                    event.add_done_callback(self._awaited_is_done)
+                    return
                 put(event)
                 event = send(None)
             request.pending = event
@@ -313,6 +332,10 @@ class Scheduler:
             self._end(request)
         except Exception as error:
             self._end(request, error)
+
+    def _awaited_is_done(self, _: Future[Any]) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _end(self, request: Handle, error: BaseException | None = None) -> None:
         """Remove a request, which gives back what it holds."""

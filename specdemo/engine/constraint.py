@@ -1,0 +1,108 @@
+"""Restricts an answer to a formal language. What is allowed at each place is part of the target
+distribution: only allowed tokens keep their logits, for autoregressive decoding and for every row
+of a verification. Knows nothing of text: a Constraint reads token ids."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+SLOW = 2e-4
+"""Seconds of a mask from which on it is computed beside the engine's thread while drafting too."""
+
+Mask = np.ndarray | None
+"""The tokens allowed next, bool [vocabulary]; None: all, because the answer has ended."""
+
+
+class Constraint(Protocol):
+    """A language, and the place in it after some tokens. Its methods raise SpecdemoError when the
+    language turns out too complex."""
+
+    def mask(self) -> Mask:
+        """At least one token is allowed. The mask depends on the tokens only."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Read an allowed token."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        ...
+
+
+def wait(masks: Future[list[Mask]]) -> Generator[Future[list[Mask]], None, list[Mask]]:
+    """The result of `masks`. Yields the Future if it is not done, so that other requests go on."""
+    if not masks.done():
+        yield masks
+    return masks.result()
+
+
+def forced(mask: np.ndarray) -> int | None:
+    """The only token that the mask allows; None if it allows more."""
+    token = int(mask.argmax())
+    return None if mask[token + 1 :].any() else token
+
+
+def _yield_to_others() -> None:
+    with suppress(AttributeError, OSError):  # only Linux has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+_workers = ThreadPoolExecutor(4, "specdemo-masks", _yield_to_others)
+
+
+class Allowed:
+    """The masks of one request: after its answer so far, and after draft tokens that follow it."""
+
+    def __init__(self, constraint: Constraint):
+        self._constraint = constraint
+        self._drafted: list[int] = []
+        self._masks: list[Mask] = []
+        self._pace = 0.0
+
+    def masks(self, drafted: list[int]) -> list[Mask]:
+        """The masks after the first 0, 1, ... and after all of the `drafted` tokens."""
+        self._roll_back_to(drafted)
+        for token in [*drafted[len(self._drafted) :], None]:
+            if len(self._masks) == len(self._drafted):
+                begun = perf_counter()
+                self._masks.append(self._constraint.mask())
+                self._pace += (perf_counter() - begun - self._pace) / 8
+            if token is not None:
+                self._advance(token)
+        return list(self._masks)
+
+    def begin(self, drafted: list[int]) -> Future[list[Mask]]:
+        """`masks`, computed beside this thread. No other method may be called before its end."""
+        return _workers.submit(self.masks, drafted)
+
+    @property
+    def slow(self) -> bool:
+        """Whether the engine's thread should not wait for the next mask."""
+        return self._pace > SLOW
+
+    def settle(self, added: list[int]) -> None:
+        """These tokens are part of the answer now."""
+        self._roll_back_to(added)
+        for token in added[len(self._drafted) :]:
+            self._advance(token)
+        self._drafted.clear()
+        self._masks.clear()
+
+    def _advance(self, token: int) -> None:
+        self._constraint.advance(token)
+        self._drafted.append(token)
+
+    def _roll_back_to(self, drafted: list[int]) -> None:
+        """Forget the tokens from the first one on that differs from `drafted`."""
+        same = len(os.path.commonprefix([self._drafted, drafted]))
+        self._constraint.rollback(len(self._drafted) - same)
+        del self._drafted[same:], self._masks[same + 1 :]
