@@ -68,7 +68,7 @@ class Session(Answering):
             loaded.device,
             loaded.draft_device,
             loaded.kv_cache,
-            loaded.template.opening(loaded.tokenizer),
+            loaded.template.prefix(loaded.tokenizer),
             draft_later=loaded.ngrams is not None,
             head=loaded.head_xml,
         )

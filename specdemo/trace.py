@@ -265,15 +265,15 @@ def to_json(trace: Trace) -> str:
     summary = summarize(trace)
     derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
     figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
-    return as_json(_plain(trace) | {"seed": trace.settings.seed, "summary": figures})
+    return as_json(_fields(trace) | {"seed": trace.settings.seed, "summary": figures})
 
 
 def as_json(value: Any) -> str:
     """JSON of data and dataclasses. Raises ValueError for numbers that are not finite."""
-    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, default=_fields, ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> dict[str, Any]:
+def _fields(value: Any) -> dict[str, Any]:
     data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Settings) and value.draft_tokens is None:
         data["draft_tokens"] = "auto"

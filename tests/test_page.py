@@ -185,7 +185,7 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(vi
     expect(tokens.first).to_have_class("sd-tok sd-first")
     assert all(float(one) > 0 for one in tab.page.locator(".sd-rate").all_inner_texts())
     expect(tab.page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
-    assert tab.text(".sd-text-plain").split() == tab.text(".sd-text-spec").split()
+    assert tab.text(".sd-text-baseline").split() == tab.text(".sd-text-spec").split()
     assert trace["identical"] is True
     assert "Identical: two independent runs" in tab.text(".sd-identity")
     shifts = tab.page.evaluate("window.shifts")

@@ -181,8 +181,8 @@ def test_with_reduced_motion_nothing_plays_and_the_race_goes_step_by_step(opened
 def test_text_clocks_caption_and_keys_of_the_slow_motion_are_on_the_first_screen(opened, size):
     width, height = size
     page = opened(viewport={"width": width, "height": height}, wanted={"speed": "steps"})
-    for name in (".sd-text-spec", ".sd-caption", ".sd-controls", ".sd-lane-plain", ".sd-verdict"):
-        box = page.locator(name).bounding_box()
+    for name in ("text-spec", "caption", "controls", "racer-baseline", "verdict"):
+        box = page.locator(f".sd-{name}").bounding_box()
         assert box["y"] + box["height"] <= height, name
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 

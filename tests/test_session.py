@@ -126,11 +126,11 @@ PASSAGE = "The river rose in the night and the bridge was gone by morning. " * 2
 @pytest.mark.parametrize(
     ("before", "instruction", "reused"),
     [
-        ("Name three colours.", "Name three colours.", lambda trace, opening: trace.prompt_tokens),
-        ("Name two rivers of Asia.", "Who wrote Don Quixote?", lambda trace, opening: opening),
-        (PASSAGE + "Who came?", PASSAGE + "What went?", lambda trace, opening: opening + 256),
+        ("Name three colours.", "Name three colours.", lambda trace, prefix: trace.prompt_tokens),
+        ("Name two rivers of Asia.", "Who wrote Don Quixote?", lambda trace, prefix: prefix),
+        (PASSAGE + "Who came?", PASSAGE + "What went?", lambda trace, prefix: prefix + 256),
     ],
-    ids=["all of it", "the template's opening", "a chunk"],
+    ids=["all of it", "the template's prefix", "a chunk"],
 )
 def test_what_a_prompt_shares_with_one_before_is_prefilled_once(
     embedded, before, instruction, reused
@@ -139,9 +139,9 @@ def test_what_a_prompt_shares_with_one_before_is_prefilled_once(
     forget_prompts(embedded)
     first = answered(embedded, before, settings)
     second = answered(embedded, instruction, settings)
-    opening = len(embedded._engine.target("exact").prefixes.opening)
-    assert opening > 8 and first.prompt_reused == 0
-    assert second.prompt_reused == reused(second, opening)
+    prefix = len(embedded._engine.target("exact").prefixes.template_prefix)
+    assert prefix > 8 and first.prompt_reused == 0
+    assert second.prompt_reused == reused(second, prefix)
     forget_prompts(embedded)
     fresh = answered(embedded, instruction, settings)
     assert (fresh.prompt_reused, fresh.token_ids) == (0, second.token_ids)

@@ -452,7 +452,7 @@ class Visit:
         self.frame.fill("#sd-question textarea", QUESTION)
         self.frame.get_by_role("button", name="Run", exact=True).click()
         asked, phase = self.front.space.seconds, ""
-        while phase not in ("speculative", "plain", "done", "error"):
+        while phase not in ("speculative", "baseline", "done", "error"):
             phase = self.frame.evaluate(PHASE)
             said = self.frame.evaluate(TEXT, ".sd-error" if phase == "error" else ".sd-note")
             if phase in ("loading", "waiting", "error") and said not in self.notes:

@@ -31,15 +31,16 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class PairFiles:
     """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
-    precision; most prompts begin with `opening`. With `draft_later` answers can begin before the
-    draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft model."""
+    precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
+    before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
+    model."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
     device: str = "CPU"
     draft_device: str = "CPU"
     kv_cache: str = "auto"
-    opening: tuple[int, ...] = ()
+    template_prefix: tuple[int, ...] = ()
     draft_later: bool = False
     head: Path | None = None
 

@@ -52,16 +52,16 @@ Decoding = Generator[Forward | Round | Future[Any], Reply | None, str]
 
 
 def prefill(
-    target: Sequence, tokens: tuple[int, ...], opening: int = 0
+    target: Sequence, tokens: tuple[int, ...], prefix: int = 0
 ) -> Generator[Forward, Reply, Prompt]:
-    """Run the tokens of a prompt that `target` does not hold yet, in chunks. The first `opening`
+    """Run the tokens of a prompt that `target` does not hold yet, in chunks. The first `prefix`
     tokens are a chunk of their own. `target` must hold a proper prefix of the prompt."""
     seconds = 0.0
     chunks = []
     held = target.length
-    if held < opening:
-        chunks.append((list(tokens[held:opening]), 0))
-        held = opening
+    if held < prefix:
+        chunks.append((list(tokens[held:prefix]), 0))
+        held = prefix
     for chunk, rows in [*chunks, *prefill_chunks(list(tokens[held:]), 1)]:
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds

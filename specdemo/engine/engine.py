@@ -177,7 +177,7 @@ class Engine:
             files, self.core, name == "exact", known, self._available_bytes()
         )
         self._fix_cache(model)
-        prefixes = PrefixCache(model, PREFILL_CHUNK, files.opening)
+        prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
         rates = {source: Acceptance(one) for source, one in self._known.acceptance.items()}
         limit = min(found.tokens or LARGEST, LARGEST) - 1

@@ -11,33 +11,33 @@ SPARE_TOKENS = 8192
 
 class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
-    text, or whole chunks of `chunk` tokens at fixed places; the `opening` that a template gives to
-    all prompts is a chunk of its own. So earlier requests never change the bits of a target model's
-    logits."""
+    text, or whole chunks of `chunk` tokens at fixed places; `template_prefix`, which a template
+    gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
+    target model's logits."""
 
-    def __init__(self, model: Model, chunk: int = 1, opening: tuple[int, ...] = ()):
+    def __init__(self, model: Model, chunk: int = 1, template_prefix: tuple[int, ...] = ()):
         self.model = model
         self.chunk = chunk
-        self.opening = opening
+        self.template_prefix = template_prefix
         self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}
 
-    def opening_of(self, tokens: tuple[int, ...]) -> int:
-        """The length of the opening if the prompt begins with it and is longer, else 0."""
-        size = len(self.opening)
-        return size if len(tokens) > size and tokens[:size] == self.opening else 0
+    def template_prefix_of(self, tokens: tuple[int, ...]) -> int:
+        """The length of `template_prefix` if the prompt begins with it and is longer, else 0."""
+        size = len(self.template_prefix)
+        return size if len(tokens) > size and tokens[:size] == self.template_prefix else 0
 
     def find(self, tokens: tuple[int, ...]) -> tuple[Sequence, Prompt | None]:
         """The longest reusable prefix as a new sequence; its Prompt if all of `tokens` was kept."""
         if tokens in self._kept:
             kept = self._kept[tokens] = self._kept.pop(tokens)  # last: the most recently used
             return self.model.fork(kept[0], len(tokens)), kept[1]
-        opening = self.opening_of(tokens)
+        prefix = self.template_prefix_of(tokens)
         # Prefill reads chunk + 1 tokens as one chunk, so the last two tokens are never reused.
-        most = opening + max(len(tokens) - opening - (self.chunk > 1) * 2, 0)
+        most = prefix + max(len(tokens) - prefix - (self.chunk > 1) * 2, 0)
         best, reused = None, 0
         for text, (sequence, _) in self._kept.items():
-            beyond = min(common(tokens, text), most) - opening
-            shared = opening + beyond // self.chunk * self.chunk
+            beyond = min(common(tokens, text), most) - prefix
+            shared = prefix + beyond // self.chunk * self.chunk
             if beyond >= 0 and shared > reused:
                 best, reused = sequence, shared
         return (self.model.fork(best, reused) if best else self.model.new_sequence()), None

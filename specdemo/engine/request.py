@@ -131,8 +131,8 @@ class Request:
         self.reused = sequence.length
         try:
             if prompt is None:
-                opening = prefixes.opening_of(self.tokens)
-                prompt = yield from prefill(sequence, self.tokens, opening)
+                prefix = prefixes.template_prefix_of(self.tokens)
+                prompt = yield from prefill(sequence, self.tokens, prefix)
                 prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
         except BaseException:
             sequence.release()

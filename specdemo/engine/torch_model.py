@@ -179,7 +179,7 @@ class TorchModel:
         before = perf_counter()
         places = torch.arange(start, start + size).to(self._device)
         options = {
-            # A product for one row alone rounds differently; fixed shapes compute every row.
+            # A product for a single row rounds differently; fixed shapes compute every row.
             "logits_to_keep": size if size in self.padding else after + max(run.rows, 1),
             # Padding may go past the model's last position.
             "position_ids": places.clamp(max=self._most_positions - 1)[None],

@@ -153,8 +153,8 @@ def _smoothed(
 def made_path(target: str, revision: str) -> Path:
     """The path of the table that `train-draft --only ngrams` counted for a target."""
     key = hashlib.sha256(f"{target} {revision}".encode()).hexdigest()[:10]
-    plain = re.sub(r"[^\w.-]", "-", target)[-60:]
-    return machine.measured_folder() / f"{plain}-{key}.npz"
+    name = re.sub(r"[^\w.-]", "-", target)[-60:]
+    return machine.measured_folder() / f"{name}-{key}.npz"
 
 
 def learnt_path(target: str, revision: str) -> Path:

@@ -124,7 +124,7 @@ EMBEDDED = Pair(
 
 # Memory: the target's weights twice, because a session with exact and fast numerics holds two
 # compiled models; the draft's weights; KV caches of a full context, at most 8,192 tokens; 1 GB of
-# working space. Exact numerics alone take little more than half of it (`rehearse` measures one
+# working space. Only exact numerics take little more than half of it (`rehearse` measures one
 # compiled model).
 _ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
 _DOLLY = "the paper's model family, English"

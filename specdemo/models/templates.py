@@ -66,7 +66,7 @@ class Template:
         """The prompt's token ids. Nothing in the instruction becomes a special token."""
         return self.render_chat([Message("user", instruction)], tokenizer)
 
-    def opening(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+    def prefix(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The token ids with which every prompt begins."""
         pair = self.render("A", tokenizer), self.render("1", tokenizer)
         return tuple(os.path.commonprefix(pair))
@@ -210,8 +210,8 @@ def _check_widths(text: str) -> None:
 def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
     """The token ids of a prompt. `parts`: the template's own text at even places, messages at odd.
 
-    If a message spells a special token such as `<|im_end|>`, alone or together with the text beside
-    it, this is encoded as ordinary characters.
+    If a message spells a special token such as `<|im_end|>`, by itself or together with the text
+    beside it, this is encoded as ordinary characters.
     """
 
     def special(ids: list[int]) -> list[int]:

@@ -28,15 +28,15 @@ class Tokenizer:
             text = Path(path).read_text(encoding="utf-8")
             added = json.loads(text).get("added_tokens") or []
             self._parsing = tokenizers.Tokenizer.from_str(text)
-            self._plain = tokenizers.Tokenizer.from_str(text)
+            self._literal = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise FetchError(
                 f"{path} is missing, or not a tokenizer that the tokenizers library reads."
             ) from error
-        for one in (self._parsing, self._plain):
+        for one in (self._parsing, self._literal):
             one.no_padding()
             one.no_truncation()
-        self._plain.encode_special_tokens = True
+        self._literal.encode_special_tokens = True
         self.special_ids = frozenset(one["id"] for one in added if one.get("special"))
 
     @cached_property
@@ -48,7 +48,7 @@ class Tokenizer:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
         for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
         text = text.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates
-        chosen = self._parsing if special else self._plain
+        chosen = self._parsing if special else self._literal
         return chosen.encode(text, add_special_tokens=bos).ids
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ class ServerOptions(ModelChoice):
     shared: bool | None = option(
         None,
         "whether strangers share this server; what loads or compiles models (pair, device, KV "
-        "cache, numerics) is then its owner's alone",
+        "cache, numerics) is then only its owner's choice",
         off="private",
         unset="shared on a Space, with --share, or where --host is not this machine's own address",
     )

@@ -1,4 +1,4 @@
-"""Training data from the target alone: made-up instructions, the target's answers, and its hidden
+"""Training data, all made by the target: made-up instructions, the target's answers, and its hidden
 states at each answer token. A draft head reads the states and learns the logits that they give.
 
 Instructions are made from prompts.toml and from passages of the target's earlier answers. Two of

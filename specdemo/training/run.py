@@ -31,7 +31,7 @@ PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is co
 
 def train_draft(settings: TrainSettings) -> str:
     """Make a draft head for `settings.target` in `settings.out`: IR, its own weights, an n-gram
-    table and a card; with `settings.only` the table alone. Gives a sentence on the result.
+    table and a card; with `settings.only` just the table. Gives a sentence on the result.
 
     A second call with the same settings continues an interrupted run; with `passes` the head is the
     same as without the interruption. Raises BadInput for a setting that cannot work or an `out`

@@ -28,7 +28,7 @@ from specdemo.ui.wording import error_sentence
 MOST_PROMPTS = 32
 
 LEAD = """<p>Built-in prompts with and without drafting, with the pair and the settings of the first
-tab. Leave the machine alone meanwhile: anything else is measured too.</p>"""
+tab. Run nothing else on the machine meanwhile: it would be measured too.</p>"""
 
 LENGTHS = 40, 100
 LENGTHS_LEAD = f"""<h2>Answer lengths</h2><p>“{PAPER_PROMPT.instruction}”, answered with and
@@ -40,7 +40,7 @@ href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 # The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it.
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
 
-TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams alone. Drafts that
+TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams only. Drafts that
 are not here are fetched; the fastest is used from then on.</p>"""
 
 

@@ -119,12 +119,12 @@ class RaceTab:
         with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
             self._add_settings()
         self.inputs = {name: self.inputs[name] for name in choice.NAMES}
-        plain = {"apply_default_css": False}
-        plain["js_on_load"] = "window.specdemo.mount(element, server)"
+        looks = {"apply_default_css": False}
+        looks["js_on_load"] = "window.specdemo.mount(element, server)"
         opened = {"elem_id": "sd-view", "server_functions": [runs.opened]}
-        gr.HTML(html_template=_static("race.html"), **opened, **plain)
-        plain["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
-        self.channel = gr.HTML("", html_template="", visible="hidden", **plain)
+        gr.HTML(html_template=_static("race.html"), **opened, **looks)
+        looks["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
+        self.channel = gr.HTML("", html_template="", visible="hidden", **looks)
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:

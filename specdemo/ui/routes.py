@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 
-def _plain(value: Any) -> Any:
+def _scalar(value: Any) -> Any:
     """Refuses lists and objects: Gradio fetches and copies what an object in a value names."""
     if isinstance(value, dict | list) or isinstance(value, float) and not math.isfinite(value):
         raise ValueError("it must be text, a number, true, false or null")
     return value
 
 
-Plain = Annotated[Any, AfterValidator(_plain)]
+Scalar = Annotated[Any, AfterValidator(_scalar)]
 Id = Annotated[str, Field(pattern=r"^[\w-]{1,64}$")]
 
 
@@ -42,7 +42,7 @@ class Body(BaseModel):
 class Event(Body):
     """An event of the page, or a call of gradio_client."""
 
-    data: list[Plain]
+    data: list[Scalar]
     fn_index: int
     session_hash: Id
     trigger_id: int | None = None
@@ -51,11 +51,11 @@ class Event(Body):
 class Call(Body):
     """A call of /generate; the arguments by position."""
 
-    data: list[Plain]
+    data: list[Scalar]
     session_hash: Id | None = None
 
 
-class NamedCall(Body, RootModel[dict[str, Plain]]):
+class NamedCall(Body, RootModel[dict[str, Scalar]]):
     """A call of /generate; the arguments by name."""
 
 

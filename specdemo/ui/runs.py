@@ -61,10 +61,10 @@ class Channel:
         self._sent = deque([(0, 0)], maxlen=2)
 
     def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
-        """`phase` is "loading", "waiting", "speculative", "plain" (the baseline), "again" (the
+        """`phase` is "loading", "waiting", "speculative", "baseline", "again" (the
         race is repeated, nothing new is to be drawn), "done", "stopped", "error" or "opened";
         `note` is a sentence for the status line."""
-        rounds_from, plain_from = self._sent[0]
+        rounds_from, baseline_from = self._sent[0]
         self._sent.append((len(self.rounds), len(self.baseline)))
         data = {
             "run": self.run,
@@ -73,8 +73,8 @@ class Channel:
             "limit": self.limit,
             "rounds_from": rounds_from,
             "rounds": [asdict(one) for one in self.rounds[rounds_from:]],
-            "plain_from": plain_from,
-            "plain": [asdict(one) for one in self.baseline[plain_from:]],
+            "baseline_from": baseline_from,
+            "baseline": [asdict(one) for one in self.baseline[baseline_from:]],
             **extra,
         }
         return json.dumps(data, ensure_ascii=False, allow_nan=False)
@@ -140,7 +140,7 @@ def _race(events: Iterator[Any], channel: Channel, stop: Event, service: Service
             phase, note = "speculative", "Answering with speculative decoding"
         else:
             channel.baseline.append(event)
-            phase, note = "plain", "Answering again, one token at a time"
+            phase, note = "baseline", "Answering again, one token at a time"
         if time.monotonic() - sent >= service.update_seconds:
             yield channel.envelope(phase, note)
             sent = time.monotonic()

@@ -3,7 +3,7 @@
 const GLYPHS = {
   accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
-const RUNNING = ["speculative", "plain", "again", "waiting", "loading"];
+const RUNNING = ["speculative", "baseline", "again", "waiting", "loading"];
 const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
 
@@ -41,9 +41,9 @@ class RaceView {
   constructor(root, server) {
     Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "", live: false });
     this.find = (name) => root.querySelector(name);
-    this.spec = new Runner(this.find(".sd-lane-spec"), this.find(".sd-text-spec"));
-    this.plain = new Runner(this.find(".sd-lane-plain"), this.find(".sd-text-plain"));
-    this.runners = [this.spec, this.plain];
+    this.spec = new Runner(this.find(".sd-racer-spec"), this.find(".sd-text-spec"));
+    this.baseline = new Runner(this.find(".sd-racer-baseline"), this.find(".sd-text-baseline"));
+    this.runners = [this.spec, this.baseline];
     this.strip = this.find(".sd-strip");
     this.player = this.find(".sd-player");
     this.about = new About(this.find(".sd-about"), this.spec);
@@ -86,11 +86,11 @@ class RaceView {
     }
     if (KEEPING.includes(phase)) return;
     if (message.run !== this.run) this.reset(message);
-    const { rounds, plain } = trace ? { rounds: trace.rounds, plain: trace.baseline?.tokens ?? [] }
+    const { rounds, baseline } = trace ? { rounds: trace.rounds, baseline: trace.baseline?.tokens ?? [] }
       : message;
     fresh(this.spec, rounds, trace ? 0 : message.rounds_from).forEach((one) => this.addRound(one));
-    for (const { shown_at: time, text } of fresh(this.plain, plain, trace ? 0 : message.plain_from)) {
-      this.plain.add(time, [make("span", "sd-ptok", text)]);
+    for (const { shown_at: time, text } of fresh(this.baseline, baseline, trace ? 0 : message.baseline_from)) {
+      this.baseline.add(time, [make("span", "sd-ptok", text)]);
     }
     if (trace) this.settle(message);
     else this.show(Infinity);
@@ -145,18 +145,18 @@ class RaceView {
     spec.add(time, nodes, { column, round, accepted, examined, drafted, emitted });
   }
 
-  get duration() { return Math.max(this.spec.length, this.plain.length); }
+  get duration() { return Math.max(this.spec.length, this.baseline.length); }
 
   /* Shows both runs as they were `t` seconds after their first tokens; Infinity shows everything. */
   show(t) {
-    const { spec, plain, duration } = this, time = Math.min(t, duration);
+    const { spec, baseline, duration } = this, time = Math.min(t, duration);
     for (const runner of this.runners) runner.show(time, this.total);
     if (spec.last) {
       const { accepted, examined, round, tokens } = spec.last;
       if (examined) this.say("accept", shareOf(accepted, examined));
       if (round) this.say("tpr", ((tokens - spec.events[0].tokens) / round).toFixed(2));
     }
-    this.find(".sd-answer-plain").classList.toggle("sd-later", !plain.tokens);
+    this.find(".sd-answer-baseline").classList.toggle("sd-later", !baseline.tokens);
     sketch(this.find, this.runners, this.total, !this.live);
     if (!this.live) this.motion.draw(t);
     // Last, since it makes the browser compute the layout.
@@ -171,11 +171,11 @@ class RaceView {
 
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
   settle({ trace, verdict, curve }) {
-    const { spec, plain } = this;
+    const { spec, baseline } = this;
     const watched = this.live && verdict.tone !== "stopped";
     Object.assign(this, { trace, verdict, curve, live: false });
-    // The lanes of a finished race end at its last token; those of a stopped one at the limit.
-    if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, plain.tokens, 1);
+    // The bars of a finished race end at its last token; those of a stopped race at the limit.
+    if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, baseline.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not earlier: during a race, drawing the columns would take time from it.

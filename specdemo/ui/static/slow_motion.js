@@ -193,20 +193,20 @@ class SlowMotion {
   }
 
   words(time) {
-    const { spec, plain } = this.race, { events, shown } = spec, steps = events.length - 1;
+    const { spec, baseline } = this.race, { events, shown } = spec, steps = events.length - 1;
     if (!events.length) return "";
     if (shown < events.length || time <= spec.length + 1e-9) {
       const pace = spec.length / steps / this.rate;   // seconds of watching a round
       if (!this.playing || !shown || pace > SENTENCE_SECONDS) return roundWords(spec.last);
       return `With the draft ${counted(spec.last.tokens, "token")} in ${counted(shown - 1, "step")} of `
-        + `the target so far, without it ${counted(plain.last?.tokens ?? 0, "token")}.`;
+        + `the target so far, without it ${counted(baseline.last?.tokens ?? 0, "token")}.`;
     }
     const done = `${counted(spec.tokens, "token")} in ${counted(steps, "step")} of the target`;
-    if (!plain.tokens) return `${done}.`;
-    if (plain.shown < plain.events.length) {
-      return `Done: ${done}. Without a draft every token takes a step: ${plain.shown} so far.`;
+    if (!baseline.tokens) return `${done}.`;
+    if (baseline.shown < baseline.events.length) {
+      return `Done: ${done}. Without a draft every token takes a step: ${baseline.shown} so far.`;
     }
-    return `${done} in ${seconds(spec.length)}; without a draft ${counted(plain.tokens - 1, "step")} in `
-      + `${seconds(plain.length)}.`;
+    return `${done} in ${seconds(spec.length)}; without a draft ${counted(baseline.tokens - 1, "step")} in `
+      + `${seconds(baseline.length)}.`;
   }
 }

@@ -1,4 +1,4 @@
-/* Draws the two runs of a race: their tokens, their lanes, the sketch of both, and the line about
+/* Draws the two runs of a race: their tokens, their bars, the sketch of both, and the line about
    one token. Text of models goes only into text nodes. */
 const make = (tag, cls, ...content) => {
   const node = document.createElement(tag);
@@ -12,10 +12,10 @@ const shareOf = (part, whole) => Math.round(100 * part / (whole || 1)) + " %";
 
 /* One of the two runs: its events in order, each with the tokens that appeared then. */
 class Runner {
-  constructor(lane, box) {
-    Object.assign(this, { lane, box });
+  constructor(root, box) {
+    Object.assign(this, { box });
     for (const part of ["rate", "ttft", "bar", "clock"]) {
-      this[part] = lane.querySelector(".sd-" + part);
+      this[part] = root.querySelector(".sd-" + part);
     }
     this.clear();
   }
@@ -42,7 +42,7 @@ class Runner {
   }
 
   /* Shows the run as it was `t` seconds after the first event; only changed nodes are updated. The
-     lane ends at `total` tokens. */
+     bar ends at `total` tokens. */
   show(t, total) {
     const later = this.events.findIndex((_, at) => this.spent(at + 1) > t + 1e-9);
     const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
@@ -75,7 +75,7 @@ const sketch = (find, runners, total, settled) => {
   const longest = Math.max(fast, slow), gain = find(".sd-gain");
   const span = settled ? longest : 2 ** Math.max(0, Math.ceil(Math.log2(longest || 1)));
   find(".sd-spec-line").setAttribute("points", runners[0].points(span, total));
-  find(".sd-plain-line").setAttribute("points", runners[1].points(span, total));
+  find(".sd-baseline-line").setAttribute("points", runners[1].points(span, total));
   find(".sd-most").textContent = total + " tokens";
   find(".sd-span").textContent = seconds(span);
   const ended = settled && runners.every((one) => one.shown && one.shown === one.events.length);
