@@ -13,7 +13,7 @@ from test_bench import FakePeer
 
 from specdemo.bench.audit import _peer_draw, audit, goodness, outcomes, sample_cell
 from specdemo.bench.prompts import read_prompts
-from specdemo.engine import decode
+from specdemo.engine import acceptance
 from specdemo.engine.decode import Limits
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Draft
@@ -59,7 +59,7 @@ def toy_draw(settings: Settings, tokens: int):
     return toy.answer_ids(rounds)[:tokens], None
 
 
-def accept_everything(logits, draft, position, sampling, reach=0.0, verify=decode.verify):
+def accept_everything(logits, draft, position, sampling, reach=0.0, verify=acceptance.verify):
     last = len(draft.tokens)
     true = verify(logits.part(last, last + 1), Draft(), position + last, sampling)
     return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
@@ -70,7 +70,7 @@ def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_
     wrong, monkeypatch
 ):
     if wrong:
-        monkeypatch.setattr(decode, "residual", lambda p, q: q)
+        monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
 
     def after(prefix):
         return distribution(TARGET[prefix[-1] if prefix else 0], Sampling(1.0))

@@ -9,7 +9,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import decode
+from specdemo.engine import acceptance, decode
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft
@@ -191,19 +191,21 @@ def test_leaving_early_keeps_the_sequence_consistent():
 def test_a_greedy_choice_holds_for_all_logits_nearer_than_half_its_margin(seed, vocabulary):
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(1, vocabulary)) * 4).astype(np.float32)
-    verdict = decode.verify(toy.logits_of(rows), Draft(), 7, toy.GREEDY)
+    verdict = acceptance.verify(toy.logits_of(rows), Draft(), 7, toy.GREEDY)
     assert verdict.margin == verdict.least_margin > 0
     for change in (rng.uniform(-1, 1, rows.shape), rng.choice([-1, 1], rows.shape)):
         moved = (rows + 0.499 * verdict.margin * change).astype(np.float32)
-        assert decode.verify(toy.logits_of(moved), Draft(), 7, toy.GREEDY).token == verdict.token
+        assert (
+            acceptance.verify(toy.logits_of(moved), Draft(), 7, toy.GREEDY).token == verdict.token
+        )
 
 
 def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
-    verdict = decode.verify(toy.logits_of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
+    verdict = acceptance.verify(toy.logits_of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
     assert (verdict.accepted, verdict.token) == (2, 0)
     assert (verdict.margin, verdict.least_margin) == (2, 0.25)
-    rejected = decode.verify(toy.logits_of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
+    rejected = acceptance.verify(toy.logits_of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
     assert rejected.least_margin == 3, "rows after a rejection decide nothing"
 
 

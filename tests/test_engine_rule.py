@@ -13,7 +13,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import decode, drafters
+from specdemo.engine import acceptance, decode, drafters
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
@@ -84,9 +84,9 @@ def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[in
 
 def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) -> Counter:
     branching = Branching()
-    monkeypatch.setattr(decode, "draw", branching.draw)
-    monkeypatch.setattr(decode, "choose", branching.choose)
-    monkeypatch.setattr(decode, "accepts", branching.accepts)
+    monkeypatch.setattr(acceptance, "draw", branching.draw)
+    monkeypatch.setattr(acceptance, "choose", branching.choose)
+    monkeypatch.setattr(acceptance, "accepts", branching.accepts)
     monkeypatch.setattr(drafters, "draw", branching.draw)
     monkeypatch.setattr(drafters, "choose", branching.choose)
     prompt = (0,)
@@ -180,7 +180,7 @@ def test_a_broken_rule_is_caught(broken, monkeypatch):
         "residual": lambda p, q: q,
         "acceptance_probability": lambda p, q: 1.0 if q > 0.1 else 0.0,
     }[broken]
-    monkeypatch.setattr(decode, broken, rule)
+    monkeypatch.setattr(acceptance, broken, rule)
     rng = np.random.default_rng(1)
     target, draft = toy.random_table(rng), toy.random_table(rng)
     sampling = Sampling(temperature=1.0, coupling="maximal")
@@ -194,7 +194,7 @@ def test_maximal_coupling_accepts_one_minus_the_total_variation(monkeypatch):
     p, q = (distribution(toy.random_table(rng, 5)[0], Sampling(temperature=1.0)) for _ in range(2))
     accepted = sum(
         p.probability(token)
-        * decode.acceptance_probability(p.probability(token), q.probability(token))
+        * acceptance.acceptance_probability(p.probability(token), q.probability(token))
         for token in range(5)
     )
     assert accepted == pytest.approx(1 - 0.5 * np.abs(p.probabilities - q.probabilities).sum())

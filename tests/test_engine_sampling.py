@@ -8,7 +8,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdemo.engine import decode
+from specdemo.engine import acceptance, decode
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import (
@@ -18,7 +18,6 @@ from specdemo.engine.sampling import (
     choose,
     distribution,
     draw,
-    residual,
     uniform,
     uniforms,
 )
@@ -149,7 +148,7 @@ def test_similar_distributions_mostly_draw_the_same_token():
 def test_residual_has_no_mass_where_the_draft_had_more():
     p = Distribution(np.array([0, 2]), np.array([0.9, 0.1]))
     q = Distribution(np.array([0, 1]), np.array([0.4, 0.6]))
-    left = residual(p, q)
+    left = acceptance.residual(p, q)
     assert left.ids.tolist() == [1] and left.probabilities == pytest.approx([1.0])
 
 

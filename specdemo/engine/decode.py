@@ -8,7 +8,6 @@ the speed, except with the maximal coupling.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,25 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from .acceptance import Verdict, verify
 from .cache import Sequence
 from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter
 from .guard import Guard
-from .messages import Draft, Forward, Logits, Prompt, Reply, Run, prefill_chunks
+from .messages import Draft, Forward, Prompt, Reply, Run, prefill_chunks
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Kind, Round
-from .sampling import (
-    REACH,
-    RESIDUAL,
-    Sampling,
-    acceptance_probability,
-    accepts,
-    choose,
-    distribution,
-    draw,
-    point_mass,
-    residual,
-)
+from .sampling import REACH, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +71,10 @@ def decode(
     """Decode an answer; without a drafter, by autoregressive decoding.
 
     `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
-    Only `allowed` tokens are chosen; the drafter shares that object and proposes no others.
-    Yields a Forward, which expects a Reply, a Round (`shown_at` is 0), or a Future to wait for,
-    which expect None.
-    Returns the finish reason: "stop", "length" or "context". Raises ValueError when the prompt
-    leaves no room for an answer.
+    Only `allowed` tokens are chosen; the drafter shares that object and proposes no others. Yields
+    a Forward, which expects a Reply, a Round (`shown_at` is 0), or a Future to wait for, which
+    expect None. Returns the finish reason: "stop", "length" or "context". Raises ValueError when
+    the prompt leaves no room for an answer.
     """
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
@@ -107,23 +95,25 @@ def decode(
     yield Round((), emitted, 0.0, prompt.seconds, 0.0)
     try:
         while token not in limits.stop_ids:
-            budget -= 1
-            if not budget:
+            left = budget - (len(context) - len(prompt.tokens))
+            if not left:
                 return exhausted
+            # Draft gamma tokens, with room for the one that the target adds.
             draft = Draft()
-            if drafter is not None and budget > 1:
-                draft = yield from drafter.propose(context, budget - 1, state)
+            if drafter is not None and left > 1:
+                draft = yield from drafter.propose(context, left - 1, state)
+            # One forward gives the target's logits after the context and after each draft token.
             verdict, state, seconds = yield from _verified(
                 context, draft, target, sampling, guard, allowed
             )
+            # Accepted tokens and the target's own join the text; the cache forgets the others.
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
+            context += added
+            target.truncate(len(context) - 1)
             if allowed is not None:
                 allowed.settle(added)
-            context += added
-            budget -= len(added) - 1
-            token = added[-1]
-            target.truncate(len(context) - 1)
             policy.record_round(draft.seconds + seconds, len(added))
+            token = added[-1]
             yield round_
         return "stop"
     finally:
@@ -158,74 +148,6 @@ def _verified(
         seconds += repeated
         verdict = verify(logits, draft, len(context), sampling)
     return verdict, logits.state_of(verdict.accepted), seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a verification: the number of `accepted` draft tokens and the `token` added
-    after them. `probabilities` are the target's, of each accepted token and then of the rejected
-    one, if any; `token_probability` is that of the added token.
-
-    `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed.
-    `least_margin` is the least margin of all choices (logits). It is infinite with the maximal
-    coupling, whose answer depends on the draft anyway.
-    """
-
-    accepted: int
-    token: int
-    probabilities: tuple[float, ...]
-    token_probability: float
-    margin: float | None = None
-    least_margin: float = math.inf
-
-
-def verify(
-    logits: Logits, draft: Draft, position: int, sampling: Sampling, reach: float = REACH
-) -> Verdict:
-    """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
-    place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
-
-    Greedy decoding and the shared coupling accept a draft token if it is the target's own choice.
-    So the output is that of autoregressive decoding, by construction.
-    """
-    if sampling.coupling == "maximal" and not sampling.greedy:
-        return _verify_maximal(logits, draft, position, sampling)
-    probabilities = []
-    least = math.inf
-    for at, drafted in enumerate((*draft.tokens, None)):
-        if sampling.greedy:
-            token = logits.best(at)
-            margin = logits.margin(at) if reach or token != drafted else math.inf
-        else:
-            row = logits.rows[at]
-            known = float(row.max()), float(logits.log_sum[at])
-            token, margin = choose(row, sampling, position + at, known, reach=reach)
-        least = min(least, margin)
-        if drafted is not None:
-            probabilities.append(logits.probability(at, drafted))
-        if token != drafted:
-            break
-    shown = margin if sampling.greedy and margin < math.inf else None
-    return Verdict(at, token, tuple(probabilities), logits.probability(at, token), shown, least)
-
-
-def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
-    """Algorithm 2 of Chen et al.: accept with probability min(1, q/p), redraw a rejected token from
-    max(0, q - p)."""
-    probabilities = []
-    for at, drafted in enumerate(draft.tokens):
-        q = distribution(logits.rows[at], sampling)
-        p = draft.proposals[at].distribution or point_mass(drafted)
-        probabilities.append(q.probability(drafted))
-        chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
-        if not accepts(chance, sampling.seed, position + at):
-            token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
-            return Verdict(at, token, tuple(probabilities), q.probability(token))
-    last = len(draft.tokens)
-    q = distribution(logits.rows[last], sampling)
-    token = draw(q, sampling.seed, position + last)
-    return Verdict(last, token, tuple(probabilities), q.probability(token))
 
 
 def settle(

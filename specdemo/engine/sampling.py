@@ -1,21 +1,8 @@
-"""From logits to tokens: the filtered distribution, seeded draws, and the accept/reject rule. Pure
-numpy.
-
-The letters are those of Chen et al. (arXiv 2302.01318): p is the draft model's distribution, q the
-target's.
+"""From logits to tokens: the filtered distribution, and seeded draws. Pure numpy.
 
 Draws use no stateful generator: each uniform is a hash of (seed, position in the text, stream,
 token id). So a draw at a position depends only on the distribution and the seed, and not on earlier
-drafts or requests. Two couplings of draft and target use these uniforms, and with both the output
-distribution is exactly q:
-
-- `shared`: draft and target draw with the *same* noise (an exponential race, also called the
-  Gumbel-max trick), and a draft token is accepted when the target's own draw is that token
-  (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
-  with any drafter, any draft length, or none.
-- `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
-  max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
-  distance). Its output for a seed depends on the draft tokens.
+drafts or requests.
 """
 
 from __future__ import annotations
@@ -294,34 +281,3 @@ def _race(
     if largest_tail > 0:
         second = min(second, tail_noise / largest_tail)
     return int(columns[winner]), min(max(math.log(second / first), 0.0), reach)
-
-
-def acceptance_probability(p: float, q: float) -> float:
-    """min(1, q/p): the chance to accept a token that the draft model drew with probability p."""
-    return min(1.0, q / p)
-
-
-def accepts(chance: float, seed: int, position: int) -> bool:
-    """Whether a draft token with this acceptance probability is accepted at a position."""
-    return uniform(seed, position, ACCEPT) < chance
-
-
-def residual(p: Distribution, q: Distribution) -> Distribution:
-    """max(0, q - p), normalised: a rejected token is redrawn from it (Chen et al., equation 2).
-
-    If p equals q up to rounding, nothing is left. The result is then q, which is right because a
-    rejection has probability 0.
-    """
-    at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
-    drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
-    left = np.maximum(q.probabilities - drafted, 0.0)
-    mass = left.sum()
-    if mass <= 0:
-        return q
-    keep = left > 0
-    return Distribution(q.ids[keep], left[keep] / mass)
-
-
-def point_mass(token: int) -> Distribution:
-    """The distribution that gives `token` probability 1."""
-    return Distribution(np.array([token]), np.ones(1))

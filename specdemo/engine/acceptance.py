@@ -1,0 +1,131 @@
+"""The acceptance rule: which draft tokens stand, and the token that the target adds after them.
+
+p is the draft model's distribution and q the target's, as in Chen et al. (arXiv 2302.01318). Two
+couplings of their draws keep the output distribution exactly q:
+
+- `shared`: draft and target draw with the *same* noise (an exponential race, also called the
+  Gumbel-max trick), and a draft token is accepted when the target's own draw is that token
+  (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
+  with any drafter, any draft length, or none.
+- `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
+  max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
+  distance). Its output for a seed depends on the draft tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .messages import Draft, Logits
+from .sampling import (
+    ACCEPT,
+    REACH,
+    RESIDUAL,
+    Distribution,
+    Sampling,
+    choose,
+    distribution,
+    draw,
+    uniform,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a verification: the number of `accepted` draft tokens and the `token` added
+    after them. `probabilities` are the target's, of each accepted token and then of the rejected
+    one, if any; `token_probability` is that of the added token.
+
+    `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
+    or the only one allowed. `least_margin` is the least margin of all choices (logits). It is
+    infinite with the maximal coupling, whose answer depends on the draft anyway.
+    """
+
+    accepted: int
+    token: int
+    probabilities: tuple[float, ...]
+    token_probability: float
+    margin: float | None = None
+    least_margin: float = math.inf
+
+
+def verify(
+    logits: Logits, draft: Draft, position: int, sampling: Sampling, reach: float = REACH
+) -> Verdict:
+    """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
+    place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
+
+    Greedy decoding and the shared coupling accept a draft token if it is the target's own choice.
+    So the output is that of autoregressive decoding, by construction.
+    """
+    if sampling.coupling == "maximal" and not sampling.greedy:
+        return _verify_maximal(logits, draft, position, sampling)
+    probabilities = []
+    least = math.inf
+    for at, drafted in enumerate((*draft.tokens, None)):
+        if sampling.greedy:
+            token = logits.best(at)
+            margin = logits.margin(at) if reach or token != drafted else math.inf
+        else:
+            row = logits.rows[at]
+            known = float(row.max()), float(logits.log_sum[at])
+            token, margin = choose(row, sampling, position + at, known, reach=reach)
+        least = min(least, margin)
+        if drafted is not None:
+            probabilities.append(logits.probability(at, drafted))
+        if token != drafted:
+            break
+    shown = margin if sampling.greedy and margin < math.inf else None
+    return Verdict(at, token, tuple(probabilities), logits.probability(at, token), shown, least)
+
+
+def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+    """Algorithm 2 of Chen et al.: accept with probability min(1, q/p), redraw a rejected token from
+    max(0, q - p)."""
+    probabilities = []
+    for at, drafted in enumerate(draft.tokens):
+        q = distribution(logits.rows[at], sampling)
+        p = draft.proposals[at].distribution or point_mass(drafted)
+        probabilities.append(q.probability(drafted))
+        chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
+        if not accepts(chance, sampling.seed, position + at):
+            token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
+            return Verdict(at, token, tuple(probabilities), q.probability(token))
+    last = len(draft.tokens)
+    q = distribution(logits.rows[last], sampling)
+    token = draw(q, sampling.seed, position + last)
+    return Verdict(last, token, tuple(probabilities), q.probability(token))
+
+
+def acceptance_probability(p: float, q: float) -> float:
+    """min(1, q/p): the chance to accept a token that the draft model drew with probability p."""
+    return min(1.0, q / p)
+
+
+def accepts(chance: float, seed: int, position: int) -> bool:
+    """Whether a draft token with this acceptance probability is accepted at a position."""
+    return uniform(seed, position, ACCEPT) < chance
+
+
+def residual(p: Distribution, q: Distribution) -> Distribution:
+    """max(0, q - p), normalised: a rejected token is redrawn from it (Chen et al., equation 2).
+
+    If p equals q up to rounding, nothing is left. The result is then q, which is right because a
+    rejection has probability 0.
+    """
+    at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
+    drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
+    left = np.maximum(q.probabilities - drafted, 0.0)
+    mass = left.sum()
+    if mass <= 0:
+        return q
+    keep = left > 0
+    return Distribution(q.ids[keep], left[keep] / mass)
+
+
+def point_mass(token: int) -> Distribution:
+    """The distribution that gives `token` probability 1."""
+    return Distribution(np.array([token]), np.ones(1))
