@@ -183,7 +183,7 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
 
 def _metavar(hint: Any) -> str:
     kinds = hint, *get_args(hint)
-    if values := [value for one in kinds if get_origin(one) is Literal for value in get_args(one)]:
+    if values := sum((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ()):
         return "|".join(values)
     return "N" if int in kinds else "X" if float in kinds else "NAME"
 

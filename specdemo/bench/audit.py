@@ -185,13 +185,13 @@ def sample_cell(
     does not count. Each draw has its own seed: with equal seeds even a wrong rule looks right."""
     tokens = max(map(len, exact))
 
-    def one(place: int) -> Draw | None:
+    def numbered(place: int) -> Draw | None:
         return draw(replace(settings, seed=settings.seed + place), tokens)
 
     title = f"sampling: {drafter}, {settings.coupling}, {together} at once"
     pool = ThreadPoolExecutor(together)
     try:
-        drawing = tqdm(pool.map(one, range(draws)), title, draws, leave=False, disable=None)
+        drawing = tqdm(pool.map(numbered, range(draws)), title, draws, leave=False, disable=None)
         drawn = list(filter(None, drawing))
     finally:
         pool.shutdown(cancel_futures=True)
@@ -215,7 +215,7 @@ def goodness(counts: Counter, exact: Exact) -> dict[str, float]:
     samples of `exact` of the same size, and the p-value: the share of these samples whose distance
     is at least as large, or 0 if an outcome was drawn that `exact` excludes."""
     draws = counts.total()
-    found = 0.5 * sum(abs(counts[one] / draws - exact.get(one, 0.0)) for one in {**exact, **counts})
+    found = 0.5 * sum(abs(counts[o] / draws - exact.get(o, 0.0)) for o in {**exact, **counts})
     chance = simulated_distances(exact, draws)
     possible = all(exact.get(outcome) for outcome in counts)
     p_value = float((chance >= found).mean()) if possible else 0.0

@@ -65,7 +65,7 @@ def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
                     "name": f"{name}, paper" if axis else name,
                     "x": [f"N = {row['max_new_tokens']}" for row in rows],
                     "y": heights,
-                    "text": [f"{one:.1f}" if one >= 10 else f"{one:.2f}" for one in heights],
+                    "text": [f"{s:.1f}" if s >= 10 else f"{s:.2f}" for s in heights],
                     "textfont": small,
                     "constraintext": "none",
                     "textposition": "outside",

@@ -89,7 +89,7 @@ def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
     those are ours); autoregressive comes first."""
     ways = list(peers)
     found = {}
-    for peer in [one for one in ways if not one.name.endswith("/default")] or ways:
+    for peer in [way for way in ways if not way.name.endswith("/default")] or ways:
         found.setdefault(peer.name, replace(peer, length=peer.length and length))
     return list(found.values())
 

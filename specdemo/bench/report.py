@@ -73,7 +73,7 @@ def bench(
     ours, or one answer of a peer.
     """
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
-    work = [(one, replace(settings, max_new_tokens=n)) for one in prompts for n in limits]
+    work = [(prompt, replace(settings, max_new_tokens=n)) for prompt in prompts for n in limits]
     stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(work)
     rows: list[dict[str, Any]] = []
     figures: list[Summary] = []

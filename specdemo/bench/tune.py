@@ -37,7 +37,7 @@ def tune(
     """
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
     rows = []
-    for draft in (*(one.name for one in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
+    for draft in (*(draft.name for draft in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
         yield f"Loading {pair} with {named(draft)}"
         choice, traces = ModelChoice(pair=pair, draft=draft), []
         yield from prepare(choice)

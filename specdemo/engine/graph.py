@@ -39,7 +39,7 @@ def weight_group(model: ov.Model) -> float:
     """The least number of weights that share a scale; infinite without compressed weights."""
     compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    shapes = [one.shape for one in constants if one.get_element_type() in compressed]
+    shapes = [constant.shape for constant in constants if constant.get_element_type() in compressed]
     # [rows, weights] or [rows, groups, weights]; zero points have one column.
     return min((shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1), default=inf)
 
@@ -119,7 +119,7 @@ def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
             cut = _first_rows(weights, vocabulary)
         else:
             bounds = ([0], [vocabulary], [1], [1])
-            cut = ops.slice(weights, *(np.array(one) for one in bounds)).output(0)
+            cut = ops.slice(weights, *(np.array(bound) for bound in bounds)).output(0)
         head.input(1).replace_source_output(cut)
     add_log_sums(model)
 
@@ -135,7 +135,7 @@ def _first_rows(weights: ov.Output, count: int) -> ov.Output:
         return ops.constant(kept).output(0)
     if node.get_type_name() not in ("Convert", "Multiply", "Subtract"):
         bounds = ([0], [count], [1], [0])
-        return ops.slice(weights, *(np.array(one) for one in bounds)).output(0)
+        return ops.slice(weights, *(np.array(bound) for bound in bounds)).output(0)
     values = [
         _first_rows(value, count) if list(value.get_shape()[:1]) == [rows] else value
         for value in node.input_values()
@@ -166,7 +166,7 @@ def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
     if fractions:
         stream = _residual_stream(model, width)
         additions = [stream[max(round(share * len(stream)), 1) - 1] for share in fractions]
-        parts += [ops.gather(one, *gather.input_values()[1:]) for one in additions]
+        parts += [ops.gather(addition, *gather.input_values()[1:]) for addition in additions]
     shape = ops.constant(np.array([-1, width.get_length()]))
     flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
     hidden = ops.concat(flat, -1)
@@ -221,11 +221,11 @@ def fuse_matmuls(model: ov.Model) -> int:
     joined = 0
     for products in sharing.values():
         weights = [product.input_value(1) for product in products]
-        together = _joined([one.get_node() for one in weights]) if len(weights) > 1 else None
+        together = _joined([weight.get_node() for weight in weights]) if len(weights) > 1 else None
         if together is None:
             continue
         whole = ops.matmul(products[0].input_value(0), together, False, True)
-        rows = np.array([one.get_shape()[0] for one in weights])
+        rows = np.array([weight.get_shape()[0] for weight in weights])
         parts = ops.variadic_split(whole, ops.constant(np.int64(-1)), ops.constant(rows))
         for part, product in zip(parts.outputs(), products, strict=True):
             product.output(0).replace(part)
@@ -244,7 +244,7 @@ def _joined(nodes: list[ov.Node]) -> ov.Node | None:
         return _stacked(nodes)
     values = zip(*(node.input_values() for node in nodes), strict=True)
     inputs = [_joined([value.get_node() for value in alike]) for alike in values]
-    if any(one is None for one in inputs):
+    if any(made is None for made in inputs):
         return None
     if kind == "Convert":
         return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
@@ -254,16 +254,16 @@ def _joined(nodes: list[ov.Node]) -> ov.Node | None:
 def _stacked(constants: list[ov.Node]) -> ov.Node | None:
     """Stack constants [rows, width] along the rows; None if they do not match or are too large."""
     tensors = [constant.get_tensor_view() for constant in constants]
-    alike = {(str(one.element_type), *one.shape[1:]) for one in tensors}
+    alike = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
     if len(alike) > 1 or len(tensors[0].shape) != 2:
         return None
     # A row of 4-bit elements can end inside a byte.
-    split = any(one.byte_size % one.shape[0] for one in tensors)
-    if split or sum(one.byte_size for one in tensors) > FUSED_BYTES:
+    split = any(tensor.byte_size % tensor.shape[0] for tensor in tensors)
+    if split or sum(tensor.byte_size for tensor in tensors) > FUSED_BYTES:
         return None
-    shape = [sum(one.shape[0] for one in tensors), tensors[0].shape[1]]
+    shape = [sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]]
     stacked = ov.Tensor(tensors[0].element_type, ov.Shape(shape))
-    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(one) for one in tensors])
+    raw_bytes(stacked)[:] = np.concatenate([raw_bytes(tensor) for tensor in tensors])
     return ops.constant(stacked)
 
 

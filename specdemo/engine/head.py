@@ -39,7 +39,7 @@ class Head:
             add_log_sums(model)
             several = core.compile_model(model, "CPU", _PROPERTIES)
             # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
-            model.reshape({one: [1, *one.partial_shape[1:]] for one in model.inputs})
+            model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
             single = core.compile_model(model, "CPU", _PROPERTIES)
         except (RuntimeError, OSError, ValueError) as error:
             raise _unusable(xml, error) from error

@@ -220,7 +220,7 @@ class Draft:
 
     @property
     def tokens(self) -> list[int]:
-        return [one.token for one in self.proposals]
+        return [proposal.token for proposal in self.proposals]
 
 
 def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:

@@ -99,8 +99,8 @@ def _listing(repo: str) -> ModelInfo:
     name, revision, _ = split(repo)
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
-    wanted = _choose([one.rfilename for one in info.siblings or []], repo)
-    info.siblings = [one for one in info.siblings if one.rfilename in wanted]
+    wanted = _choose([sibling.rfilename for sibling in info.siblings or []], repo)
+    info.siblings = [sibling for sibling in info.siblings if sibling.rfilename in wanted]
     info.siblings.sort(key=lambda one: one.size)
     return info
 

@@ -64,6 +64,6 @@ def gguf_parts(path: Path) -> list[Path]:
         return [path]
     stem, count = path.name[: found.start()], int(found[1])
     files = [path.with_name(f"{stem}-{at:05}-of-{found[1]}.gguf") for at in range(1, count + 1)]
-    if lacking := [one.name for one in files if not one.is_file()]:
+    if lacking := [file.name for file in files if not file.is_file()]:
         raise BadInput(f"{path.name} is one part of {count}; {lacking[0]} is not beside it.")
     return files

@@ -69,9 +69,9 @@ def load_pair(
     choice = choice or ModelChoice()
     pair = replace(pair, drafts=chosen_draft(pair, choice))
     models = fetch_pair(pair, choice, progress)
-    weights = sum(file_size(one.folder / ir.WEIGHTS) for one in models)
+    weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
     require_memory(weights + sources.WORKING_BYTES, f"Running {pair.name or pair.target.name}")
-    check = Check([one.folder for one in models])
+    check = Check([model.folder for model in models])
     try:
         return _opened(pair, choice, check, *models)
     except FetchError:

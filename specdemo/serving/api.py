@@ -59,8 +59,8 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
     @app.get("/health")
     async def health(request: Request) -> Response:
         found = await backend.health()
-        told = found if has_key(request, key) else {"status": found["status"]}
-        return JSONResponse(told, 200 if found["status"] == "ready" else 503)
+        shown = found if has_key(request, key) else {"status": found["status"]}
+        return JSONResponse(shown, 200 if found["status"] == "ready" else 503)
 
     @app.get("/metrics", dependencies=guarded)
     async def metrics() -> Response:
@@ -125,30 +125,30 @@ class Form:
     def whole(self, text: str, trace: Trace) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"role": "assistant", "content": text, "refusal": None}
-        said = {"message": message} if self._chat else {"text": text}
-        return {**self._written(said, trace), "usage": _usage(trace)}
+        content = {"message": message} if self._chat else {"text": text}
+        return {**self._written(content, trace), "usage": _usage(trace)}
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
-        what, told = event.what, {}
+        what, extension = event.what, {}
         begins, ends = isinstance(what, int), isinstance(what, Trace)
         if self._asked.extension.rounds and not ends:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
-            told = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
-        if not (event.text or told or begins or ends):
+            extension = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
+        if not (event.text or extension or begins or ends):
             return
-        said, head = {"text": event.text}, self._head
+        content, head = {"text": event.text}, self._head
         if self._chat:
             role = {"role": "assistant"} if begins else {}
-            said = {"delta": {**role, "content": event.text}}
+            content = {"delta": {**role, "content": event.text}}
             head = {**head, "object": "chat.completion.chunk"}
-        yield {**self._written(said, what), **head, **told}
+        yield {**self._written(content, what), **head, **extension}
         options = self._asked.stream_options
         if ends and options and options.include_usage:
             yield {**head, "choices": [], "usage": _usage(what)}
 
-    def _written(self, said: dict, what: Any) -> dict[str, Any]:
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": None}
+    def _written(self, content: dict, what: Any) -> dict[str, Any]:
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": None}
         if not isinstance(what, Trace):
             return {**self._head, "choices": [choice]}
         choice["finish_reason"] = {"context": "length"}.get(what.finish_reason, what.finish_reason)

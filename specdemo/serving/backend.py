@@ -234,7 +234,7 @@ class LocalBackend:
         """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
         tokenizer = self._loaded.tokenizer
         if isinstance(asked, ChatRequest):
-            turns = [one.turn() for one in asked.messages]
+            turns = [message.turn() for message in asked.messages]
             ids = self._loaded.template.render_chat(turns, tokenizer)
             return tuple(ids), turns[-1].content
         if isinstance(asked.prompt, str):
@@ -264,7 +264,7 @@ class ReplicaBackend:
 
     async def health(self) -> dict[str, Any]:
         reports = await self._reports()
-        in_flight = sum(one["in_flight"] for one in reports)
+        in_flight = sum(report["in_flight"] for report in reports)
         status = "ready" if reports else "loading"
         return {"status": status, "replicas": len(reports), "in_flight": in_flight}
 
@@ -287,7 +287,7 @@ class ReplicaBackend:
             reports = await asked.results_async(timeout_s=5.0, return_exceptions=True)
         except self._none:
             return []
-        return [one for one in reports if isinstance(one, dict)]
+        return [report for report in reports if isinstance(report, dict)]
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""

@@ -163,7 +163,7 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
 @contextmanager
 def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
     """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
-    ready, its `url`, its `process`, and `said`, which returns its output."""
+    ready, its `url`, its `process`, and `output`, which returns its output."""
     from specdemo.serving.request_guard import bound_socket
 
     with bound_socket("127.0.0.1", 0) as probe:
@@ -176,17 +176,17 @@ def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
         subprocess.Popen(full, stdout=log, stderr=log, cwd=ROOT, env=env) as process,
     ):
 
-        def said() -> str:
+        def output() -> str:
             log.seek(0)
             return log.read()
 
         try:
             while not _ready(url):
                 if process.poll() is not None:
-                    last = said().splitlines()[-1:]
+                    last = output().splitlines()[-1:]
                     raise RequestFailed(f"The server ended before it was ready. {' '.join(last)}")
                 time.sleep(0.25)
-            yield SimpleNamespace(url=url, process=process, said=said)
+            yield SimpleNamespace(url=url, process=process, output=output)
         finally:
             process.terminate()
 

@@ -130,8 +130,8 @@ class RequestGuard:
         try:
             self._check(scope)
             if network and self._of_network[network] > self.most_of_network:
-                said = f"{self.most_of_network} requests from your network are at work already."
-                raise HTTPException(429, said, {"Retry-After": "10"})
+                detail = f"{self.most_of_network} requests from your network are at work already."
+                raise HTTPException(429, detail, {"Retry-After": "10"})
             body = self.validate_request(scope, await self._whole_body(scope, receive, network))
         except ClientDisconnect:
             pass
@@ -154,26 +154,28 @@ class RequestGuard:
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         site = origin.partition("://")[2]
         if not self.answers_to(host):
-            said = f"This server does not answer to the name {_name(host)!r:.80}; start it with "
-            raise HTTPException(403, said + "--allowed-host to allow it.")
+            detail = f"This server does not answer to the name {_name(host)!r:.80}; start it with "
+            raise HTTPException(403, detail + "--allowed-host to allow it.")
         allowed = {origin, "*"} & {"", *self.allow_origins}
         # Other ports of this machine are other sites.
         proxied = _name(site) in self.hosts - self._machine and not _address(_name(site))
         if not (allowed or site == host or proxied):
-            said = f"Pages of {origin!r:.80} may not ask this server; start it with "
-            raise HTTPException(403, said + "--allow-origin to allow them.")
+            detail = f"Pages of {origin!r:.80} may not ask this server; start it with "
+            raise HTTPException(403, detail + "--allow-origin to allow them.")
         changes = method not in ("GET", "HEAD", "OPTIONS")
         if self.closing and (changes or path == "/health"):
-            said = "The server is being stopped and finishes what has begun; ask again in a moment."
-            raise HTTPException(503, said, {"Retry-After": "30"})
+            detail = (
+                "The server is being stopped and finishes what has begun; ask again in a moment."
+            )
+            raise HTTPException(503, detail, {"Retry-After": "30"})
         if self.needs_key(path) and not has_key(Request(scope), self.key):
-            said = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
-            raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+            detail = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
+            raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         sent = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if method == "POST" and sent and kind != "application/json":
-            said = f"The Content-Type is {kind!r:.60}; this server takes application/json."
-            raise HTTPException(415, said)
+            detail = f"The Content-Type is {kind!r:.60}; this server takes application/json."
+            raise HTTPException(415, detail)
 
     async def _whole_body(self, scope: Scope, receive: Receive, network: str) -> bytes:
         """The body. Raises HTTPException over `largest_body`, MAX_UNREAD or BODY_SECONDS."""
@@ -184,14 +186,14 @@ class RequestGuard:
                     body += piece
                     self._unread[network] += len(piece)
                     if len(body) > largest:
-                        said = f"The request's body is larger than {largest:,} bytes."
-                        raise HTTPException(413, said)
+                        detail = f"The request's body is larger than {largest:,} bytes."
+                        raise HTTPException(413, detail)
                     if network and self._unread[network] > MAX_UNREAD:
-                        said = "Too much is being sent from your network at once."
-                        raise HTTPException(429, said, {"Retry-After": "10"})
+                        detail = "Too much is being sent from your network at once."
+                        raise HTTPException(429, detail, {"Retry-After": "10"})
         except TimeoutError:
-            said = f"The request's body was not here within {BODY_SECONDS:g} seconds."
-            raise HTTPException(408, said, {"Connection": "close"}) from None
+            detail = f"The request's body was not here within {BODY_SECONDS:g} seconds."
+            raise HTTPException(408, detail, {"Connection": "close"}) from None
         finally:
             self._unread -= Counter({network: len(body)})  # forgets a network that sends nothing
         return bytes(body)
@@ -230,8 +232,8 @@ def refusal(error: Exception) -> JSONResponse:
         headers = {"Retry-After": "1"} if status in (429, 503) else None
     kind = "invalid_request_error" if status < 500 else "server_error"
     kind = "requests" if status == 429 else kind
-    told = {"message": message, "type": kind, "param": param, "code": code}
-    return JSONResponse({"error": told}, status, headers)
+    body = {"message": message, "type": kind, "param": param, "code": code}
+    return JSONResponse({"error": body}, status, headers)
 
 
 def _first_finding(error: RequestValidationError) -> BadInput:

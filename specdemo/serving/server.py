@@ -125,7 +125,7 @@ def on_ray(options: ServeOptions) -> Iterator[str]:
         except Exception as error:
             # Serve's report of a replica that did not start is mostly traceback.
             parts = serve.status().applications[deployment.NAME].deployments.values()
-            report = "\n".join(one.message for one in parts) or str(error)
+            report = "\n".join(part.message for part in parts) or str(error)
             reason = (re.findall("could not be loaded: (.+)", report) or report.splitlines())[-1]
             raise RequestFailed(f"The service did not start: {reason[:400]}") from error
         yield url_of(options.host, options.port)

@@ -68,12 +68,14 @@ def _pieces(events: Iterator[Event], service: Service) -> Iterator[dict[str, Any
             rounds.append(event)
             if time.monotonic() - sent_at < service.update_seconds:
                 continue
-        tokens = sum(len(one.tokens) for one in rounds)
-        accepted = sum(one.accepted for one in rounds)
-        rejected = sum(1 for one in rounds if one.emitted and one.emitted.kind == "correction")
+        tokens = sum(len(round_.tokens) for round_ in rounds)
+        accepted = sum(round_.accepted for round_ in rounds)
+        rejected = sum(
+            1 for round_ in rounds if round_.emitted and round_.emitted.kind == "correction"
+        )
         spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
         yield {
-            "delta": "".join(token.text for one in rounds[sent:] for token in one.tokens),
+            "delta": "".join(token.text for round_ in rounds[sent:] for token in round_.tokens),
             "tokens": tokens,
             "tokens_per_second": over(tokens - 1, spent) or 0.0,
             "acceptance_rate": over(accepted, accepted + rejected),

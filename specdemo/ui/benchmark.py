@@ -62,8 +62,8 @@ def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
                     yield {self.progress: progress_html(0, 1, state.line)}
                 yield from work(self, visitor, pair, settings, prompts, stop)
         except Exception as error:
-            said = html.escape(error_sentence(error))
-            yield {self.progress: f'<p class="sd-error" role="alert">{said}</p>'}
+            message = html.escape(error_sentence(error))
+            yield {self.progress: f'<p class="sd-error" role="alert">{message}</p>'}
 
     return run
 
@@ -79,9 +79,9 @@ class Tab:
         gr.HTML(LENGTHS_LEAD)
         # The browser loads Plotly, 4.6 MB, when the tab is opened, not before.
         recorded = json.loads(RECORDED.read_text("utf-8"))
-        drawn, told = drawn_lengths(recorded, f"Recorded, commit {recorded['commit']}")
+        drawn, table = drawn_lengths(recorded, f"Recorded, commit {recorded['commit']}")
         self.chart = gr.Plot(drawn, show_label=False, elem_id="sd-lengths")
-        self.lengths = gr.HTML(told, apply_default_css=False, elem_id="sd-lengths-table")
+        self.lengths = gr.HTML(table, apply_default_css=False, elem_id="sd-lengths-table")
         measure = gr.Button("Measure answer lengths here", **wide)
         gr.HTML(LEAD)
         limit = gr.Slider(1, MOST_PROMPTS, value=8, step=1, label="Prompts")
@@ -126,8 +126,8 @@ class Tab:
                     yield {self.table: table_html("Prompts", event["rows"])}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
         if event.get("lengths"):
-            drawn, told = drawn_lengths(json.loads(as_json(event)), "Measured just now")
-            yield {self.chart: drawn, self.lengths: told}
+            drawn, table = drawn_lengths(json.loads(as_json(event)), "Measured just now")
+            yield {self.chart: drawn, self.lengths: table}
         if event["rows"]:
             summary = table_html("Summary", tables(event)["Summary"])
             yield {self.table: summary + table_html("Prompts", event["rows"])}

@@ -143,7 +143,7 @@ class PageGuard(RequestGuard):
 
     def largest_body(self, scope: Scope) -> int:
         method, path = scope["method"], scope["path"]
-        if method in ("GET", "HEAD") and any(one.fullmatch(path) for one in self._reads):
+        if method in ("GET", "HEAD") and any(read.fullmatch(path) for read in self._reads):
             self._require_event(path, scope["query_string"].decode("latin-1"))
             return 0
         if method == "POST" and path in CALLS:
@@ -188,7 +188,7 @@ class PageGuard(RequestGuard):
         if isinstance(asked, Event):
             function = functions.get(asked.fn_index)
         else:
-            function = next(one for one in functions.values() if one.api_name == "generate")
+            function = next(f for f in functions.values() if f.api_name == "generate")
         if function is None or function.fn is None:
             raise HTTPException(404, "There is no such endpoint; GET /gradio_api/info lists them.")
         least = sum(not block.skip_api for block in function.inputs)

@@ -72,7 +72,7 @@ class Channel:
             "note": note,
             "limit": self.limit,
             "rounds_from": rounds_from,
-            "rounds": [asdict(one) for one in self.rounds[rounds_from:]],
+            "rounds": [asdict(round_) for round_ in self.rounds[rounds_from:]],
             "baseline_from": baseline_from,
             "baseline": [asdict(one) for one in self.baseline[baseline_from:]],
             **extra,
@@ -82,8 +82,8 @@ class Channel:
     def finished(self, trace: Trace, phase: str, note: str) -> str:
         """The last envelope of a run: the whole trace, its verdict and the curve of its costs."""
         self.rounds, self.baseline = [], []
-        told = {"verdict": verdict(trace), "curve": curve(trace)}
-        return self.envelope(phase, note, trace=json.loads(to_json(trace)), **told)
+        words = {"verdict": verdict(trace), "curve": curve(trace)}
+        return self.envelope(phase, note, trace=json.loads(to_json(trace)), **words)
 
 
 def failed(error: Exception) -> str:

@@ -120,21 +120,21 @@ def page_app(
     from fastapi.responses import HTMLResponse, JSONResponse, Response
 
     def index(request: Request) -> Response:
-        gradios = next(one.endpoint for one in app.routes[-1].app.routes if one.path == "/")
+        gradios = next(route.endpoint for route in app.routes[-1].app.routes if route.path == "/")
         return HTMLResponse(gradios(request, None).body.replace(b"<head>", STOP_LOOP, 1))
 
     async def health(request: Request) -> Response:
         found = service.health()
-        told = found if has_key(request, guard.key) else {"status": found["status"]}
-        return JSONResponse(told, 200 if found["status"] == "ready" else 503)
+        shown = found if has_key(request, guard.key) else {"status": found["status"]}
+        return JSONResponse(shown, 200 if found["status"] == "ready" else 503)
 
     async def figures(request: Request) -> Response:
         return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
     async def unreadable(request: Request, error: Exception) -> Response:
         """Gradio's handlers raise these errors for a malformed request, before any work begins."""
-        said = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
-        return JSONResponse({"detail": said}, 404 if isinstance(error, LookupError) else 400)
+        message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
+        return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
 
     guard.attach(blocks, gradio.utils.get_upload_folder())
     app = FastAPI(middleware=guard.middleware(), openapi_url=None)

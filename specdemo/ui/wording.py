@@ -55,7 +55,7 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
         tone, headline = "even", f"Not counted: {headline}"
     elif trace.repeats:
         times = races.counted(trace)
-        ends = " to ".join(f"{one:.2f}" for one in sorted(ends))
+        ends = " to ".join(f"{end:.2f}" for end in sorted(ends))
         repeated = f"{ends} in {_count(found.races, 'race')}. "
     # Both runs are counted from the first token, because both start from the same prefill.
     seconds, baseline_seconds = map(median, zip(*times, strict=True))
@@ -81,7 +81,7 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
 
 def _company(trace: Trace) -> str:
     """What else this process did during the races that do not count, as a sentence."""
-    disturbed = [one for one in (trace, *trace.repeats) if one.disturbed]
+    disturbed = [race for race in (trace, *trace.repeats) if race.disturbed]
     if not disturbed:
         return ""
     others = max(trace.others, *(one.shared_with for one in disturbed))
@@ -104,7 +104,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
     ratio = trace.costs.target[tokens - 1] / trace.costs.target[0]
     predicted, measured, found = predicted_speed(trace), measured_speed(trace), races.verdict(trace)
-    at_rates = (predicted_speed(trace, at / 100) for at in range(101))
+    speeds = (predicted_speed(trace, at / 100) for at in range(101))
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
@@ -112,7 +112,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
         "measured": found.speedup if found else measured and measured.speedup,
         "differs": difference(predicted, measured) if predicted and measured else "",
         "rate": summarize(trace).acceptance_rate,
-        "by_rate": [round(one.speedup, 3) for one in at_rates] if predicted else [],
+        "by_rate": [round(speed.speedup, 3) for speed in speeds] if predicted else [],
     }
 
 

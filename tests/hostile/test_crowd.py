@@ -79,7 +79,7 @@ def test_fifty_visitors_lose_nothing_and_leave_nothing_behind(public_page):
     )
     assert not errors and not any(left.values()), left
     assert after < before * 1.1 + 100_000_000
-    assert "Traceback" not in public_page.said()
+    assert "Traceback" not in public_page.output()
 
 
 def test_an_attacker_does_not_slow_the_others_by_more_than_twice(public_page):

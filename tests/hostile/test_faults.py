@@ -119,8 +119,8 @@ def test_a_server_that_is_stopped_finishes_its_answers_and_says_so(embedded_pair
             reply = httpx.post(f"{server.url}/v1/completions", json={})
             refused = reply if reply.status_code == 503 else None
         asking.join()
-        assert server.process.wait(60) == 0 and "Traceback" not in server.said()
-        assert "Finishing what has begun" in server.said()
+        assert server.process.wait(60) == 0 and "Traceback" not in server.output()
+        assert "Finishing what has begun" in server.output()
     assert refused is not None and refused.headers["retry-after"] and answers[0]
 
 
