@@ -25,7 +25,7 @@ UNSUPPORTED = (
 ).split()
 
 NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
-"""The values of unsupported parameters that ask for nothing."""
+"""The default values of unsupported parameters; others are refused."""
 
 IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
