@@ -4,7 +4,7 @@ traces. The page, the command line, the servers and the benchmark use it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from specdemo.answering import Answering, Event, Question
+from specdemo.engine import checkpoint
 from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
@@ -23,10 +24,12 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Handle, Load
 from specdemo.errors import BadInput, Busy, ModelError
-from specdemo.models import machine, measured
+from specdemo.models import load, machine, measured
 from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
-from specdemo.settings import Settings
+from specdemo.models.progress import Meter, Progress, watched
+from specdemo.models.registry import Pair
+from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Baseline, BaselineToken, ForwardCosts, Repeat, Trace
 from specdemo.verdict import enough
 
@@ -59,7 +62,7 @@ class Session(Answering):
         background: bool = True,
         learn: bool = False,
     ):
-        self._loaded = loaded
+        self.loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
         files = PairFiles(
@@ -271,7 +274,7 @@ class Session(Answering):
     ) -> Request:
         """Raises BadInput for what this pair cannot answer, DamagedModel once damage of its files
         is known."""
-        loaded = self._loaded
+        loaded = self.loaded
         loaded.check.require(0)
         if not prompt and (prompt == () or not instruction.strip()):
             raise BadInput("The prompt is empty; write a question or a task.")
@@ -304,3 +307,23 @@ def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts |
     measured."""
     _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
     return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
+
+
+def open_session(
+    pair: Pair, choice: ModelChoice, report: Callable[[str], None], **capacity: Any
+) -> Session:
+    """Fetch missing files of `pair`, compile its models, and give their session, in seconds to
+    hours; `report` gets lines on the progress. `capacity` are arguments of Session. Raises
+    SpecdemoError."""
+    loaded = load.load_pair(pair, choice=choice, progress=lambda progress: report(progress.line))
+    target, before = loaded.info.target, machine.own_bytes()
+
+    def compiling(progress: Progress) -> None:
+        whole = progress.done == progress.total
+        report(f"Checking that answers of {target} are exact here" if whole else progress.line)
+
+    # The compiled model is a copy of the weights, so the memory taken says how far it is.
+    weights = checkpoint.weights_size(loaded.target_xml)
+    meter = Meter(compiling, f"Compiling {target} for this processor", weights)
+    with watched(meter, lambda: max(machine.own_bytes() - before, 0)):
+        return Session(loaded, **capacity)

@@ -178,7 +178,8 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
     from specdemo.serving.request_guard import Server
 
     options = ServeOptions(max_new_tokens=8)
-    backend = LocalBackend(options, load or (lambda *_: (session, loaded)))
+    session.loaded = loaded
+    backend = LocalBackend(options, load or (lambda *_: session))
     app = application(backend, options, key)
     loading = threading.Thread(target=backend.load, daemon=True)
     loading.start()

@@ -201,8 +201,7 @@ def test_a_server_that_strangers_share_learns_only_if_its_owner_says_so(
     monkeypatch, shared, asked, learns
 ):
     session = Mock()
-    monkeypatch.setattr("specdemo.models.load.load_pair", Mock())
-    monkeypatch.setattr("specdemo.session.Session", session)
+    monkeypatch.setattr("specdemo.session.open_session", session)
     chosen = options.ServeOptions("embedded", shared=shared, learn_ngrams=asked)
     backend.open_pair(chosen, print)
     assert session.call_args.kwargs["learn"] is learns

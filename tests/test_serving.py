@@ -319,7 +319,7 @@ def test_while_the_model_loads_requests_get_503_and_when_to_come_again(session, 
     def load(options, report):
         report("Downloading")
         go_on.wait(10)
-        return session, embedded_pair
+        return session
 
     with served(session, embedded_pair, load=load) as server:
         client, health = client_of(server), f"{server.url}/health"

@@ -79,14 +79,12 @@ def audit(
     settings: Settings,
     *,
     draws: int = 4000,
-    stop_ids: frozenset[int] = frozenset(),
     peers: Sequence[Peer] = (),
 ) -> Audit:
     """Audit our pair, then each peer, with progress bars on stderr.
 
-    `draws`: for each way to sample (0 leaves sampling out). `stop_ids` end an answer. The
-    autoregressive peer comes first in `peers`. Raises BadInput for settings or prompts that cannot
-    be used.
+    `draws`: for each way to sample (0 leaves sampling out). The autoregressive peer comes first in
+    `peers`. Raises BadInput for settings or prompts that cannot be used.
     """
     sampled = sampled_settings(settings)
     greedy = replace(settings, temperature=0.0)
@@ -98,7 +96,7 @@ def audit(
         same_seed = _race(session, again, longer, "same seed")
         for tokens in OUTCOME_TOKENS:
             following = partial(session.result_of, NextToken, INSTRUCTION, sampled)
-            exact = outcomes(following, tokens, stop_ids)
+            exact = outcomes(following, tokens, session.loaded.stop_ids)
             if simulated_distances(exact, draws).mean() <= MOST_NOISE:
                 break
         cells = _sample(session, exact, sampled, draws)

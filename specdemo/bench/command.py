@@ -32,7 +32,6 @@ from specdemo.trace import as_json
 if TYPE_CHECKING:
     from specdemo.bench.audit import Audit
     from specdemo.bench.peers import Peer
-    from specdemo.models.load import LoadedPair
     from specdemo.session import Session
 
 
@@ -87,7 +86,7 @@ def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out:
 
     prompts = asked.read()
     settings, lengths = wanted.each()
-    with _opened(asked, choice, settings) as (_, session, peers), progress_bar() as bar:
+    with _opened(asked, choice, settings) as (session, peers), progress_bar() as bar:
         how = {"lengths": lengths, "repeats": asked.repeats, "peers": peers}
         for event in report.bench(session, prompts, settings, **how):
             if isinstance(event, Progress):
@@ -106,8 +105,8 @@ def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out:
 @contextmanager
 def _opened(
     asked: PromptOptions, choice: ModelChoice, settings: Settings
-) -> Iterator[tuple[LoadedPair, Session, list[Peer]]]:
-    """Yield the chosen pair, checked for damage, a session of it, and the requested peers."""
+) -> Iterator[tuple[Session, list[Peer]]]:
+    """Yield a session of the chosen pair, checked for damage, and the requested peers."""
     from specdemo.bench.peers import peers_of
     from specdemo.session import Session
 
@@ -115,7 +114,7 @@ def _opened(
     with Session(loaded) as session:
         loaded.check.require()
         properties = session.target_properties(settings.numerics)
-        yield loaded, session, list(peers_of(asked.peers or (), loaded, properties))
+        yield session, list(peers_of(asked.peers or (), loaded, properties))
 
 
 @click.command()
@@ -130,14 +129,13 @@ def audit(
 
     chosen = asked.read()
     sampled = audits.sampled_settings(settings)
-    with _opened(asked, choice, settings) as (loaded, session, peers):
+    with _opened(asked, choice, settings) as (session, peers):
         report = head(session, settings)
         found = audits.audit(
             session,
             chosen,
             settings,
             draws=asked.draws,
-            stop_ids=loaded.stop_ids,
             peers=to_audit(peers, sampled.draft_tokens),
         )
     _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)

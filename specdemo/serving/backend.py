@@ -29,7 +29,6 @@ from specdemo.settings import MAX_NEW_TOKENS, require_loaded
 from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
-    from specdemo.models.load import LoadedPair
     from specdemo.serving.options import ServeOptions
     from specdemo.session import Session
 
@@ -73,17 +72,15 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     return len(text) - max(starts, default=0), False
 
 
-def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Session, LoadedPair]:
-    """Fetch what is missing of the pair and compile it; gives its prepared session and the pair."""
-    from specdemo.models.load import load_pair
+def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
+    """The prepared session of the pair, as `session.open_session` gives it."""
     from specdemo.models.registry import chosen_pair
-    from specdemo.session import Session
+    from specdemo.session import open_session
 
-    pair = chosen_pair(options)
-    loaded = load_pair(pair, choice=options, progress=lambda progress: report(progress.line))
-    report("Compiling the models for this processor")
-    session = Session(
-        loaded,
+    session = open_session(
+        chosen_pair(options),
+        options,
+        report,
         threads=options.cpus_per_replica,
         active=options.ongoing,
         waiting=options.waiting,
@@ -91,7 +88,7 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> tuple[Ses
         learn=options.learn,
     )
     session.prepare()
-    return session, loaded
+    return session
 
 
 class LocalBackend:
@@ -108,7 +105,7 @@ class LocalBackend:
     def load(self) -> None:
         """Load now. A failure is not raised here, but by every request, as NotReady."""
         try:
-            session, self._loaded = self._opener(self._options, partial(setattr, self, "_line"))
+            session = self._opener(self._options, partial(setattr, self, "_line"))
         except Exception as error:
             log.error("The model cannot be loaded.", exc_info=error)
             self.failed = f"The model could not be loaded: {error}"
@@ -125,7 +122,7 @@ class LocalBackend:
             "draft_revision": info.draft_revision,
             "context_length": context,
             "max_answer_tokens": min(MAX_NEW_TOKENS, context - 1),
-            "vocabulary_size": self._loaded.tokenizer.vocabulary_size,
+            "vocabulary_size": session.loaded.tokenizer.vocabulary_size,
             "numerics_found": info.numerics_found,
         }
         self._session = session
@@ -232,10 +229,11 @@ class LocalBackend:
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
-        tokenizer = self._loaded.tokenizer
+        loaded = self._session.loaded
+        tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):
             turns = [message.turn() for message in asked.messages]
-            ids = self._loaded.template.render_chat(turns, tokenizer)
+            ids = loaded.template.render_chat(turns, tokenizer)
             return tuple(ids), turns[-1].content
         if isinstance(asked.prompt, str):
             return tuple(tokenizer.encode(asked.prompt, special=False, bos=True)), asked.prompt

@@ -13,7 +13,7 @@ from specdemo.answering import Answering
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models import expected, ir, machine, registry
-from specdemo.models.progress import Meter, Progress, size, watched
+from specdemo.models.progress import size
 from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
 
@@ -112,25 +112,10 @@ class Offer:
         return machine.available_bytes() > weights + WORKING_BYTES
 
     def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
-        """Fetch missing files, compile the models, and return their session, in seconds to hours.
-        Raises SpecdemoError."""
-        from specdemo.models.load import load_pair
+        """The session of the models, as `session.open_session` gives it."""
+        from specdemo.session import open_session
 
-        loaded = load_pair(_pair(chosen), choice=chosen, progress=lambda one: report(one.line))
-        from specdemo.engine.checkpoint import weights_size
-        from specdemo.session import Session
-
-        target, before = loaded.info.target, machine.own_bytes()
-
-        def compiling(one: Progress) -> None:
-            whole = one.done == one.total
-            report(f"Checking that answers of {target} are exact here" if whole else one.line)
-
-        # The compiled model is a copy of the weights, so the memory taken says how far it is.
-        weights = weights_size(loaded.target_xml)
-        meter = Meter(compiling, f"Compiling {target} for this processor", weights)
-        with watched(meter, lambda: max(machine.own_bytes() - before, 0)):
-            session = Session(loaded, **self._capacity)
+        session = open_session(_pair(chosen), chosen, report, **self._capacity)
         if self.later and chosen.pair == self.later.name:
             self.first = replace(self.first, pair=chosen.pair)
         return session
