@@ -22,11 +22,10 @@ Event = Waiting | Round | BaselineToken | Trace
 class Question:
     """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
     instruction is then only the trace's title. With `baseline` the instruction is then decoded
-    autoregressively too, and a short race is run again, without events, until
-    `verdict.enough` for `repeat` seconds (0: never). Unless `measured` is set, such a race does not
-    wait for missing measurements, which can take half a minute for a large model. Setting `stop`
-    ends the answer within one round. `loading` tells whether models are loaded in this process
-    now."""
+    autoregressively too, and a short race is run again, without events, until `verdict.enough` for
+    `repeat` seconds (0: never). Unless `measured` is set, such a race does not wait for missing
+    measurements, which can take half a minute for a large model. Setting `stop` ends the answer
+    within one round. `loading` tells whether models are being loaded."""
 
     instruction: str
     settings: Settings

@@ -1,5 +1,4 @@
-"""The command line: the commands, imported on demand, the options they share, and one sentence for
-every failure."""
+"""The command line: commands imported on demand, shared options, one sentence for a failure."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ class Record(AbstractContextManager):
             self.end(event.finish_reason, event)
 
     def end(self, outcome: str, trace: Trace | None = None) -> None:
-        """End the record. `outcome` is a finish reason, "timeout", "refused" or "error". Only the
-        first call counts."""
+        """End the record with a finish reason, "timeout", "refused" or "error"; later calls do
+        nothing."""
         if self._ended:
             return
         self._ended = True
@@ -130,7 +130,6 @@ class Record(AbstractContextManager):
 
 
 def log_requests() -> None:
-    """Send the log, with a line for each request, to standard error from level SPECDEMO_LOG on
-    (default INFO)."""
+    """Log to standard error, with a line for each request, from level SPECDEMO_LOG on (INFO)."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())

@@ -127,8 +127,8 @@ class Session(Answering):
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
     ) -> Any:
-        """The result of a request of class `kind` for the prompt and the answer's `tokens`. Raises
-        the errors of `answer`."""
+        """The result of a request of class `kind` after the answer's `tokens`. Raises as
+        `answer`."""
         request = self._request(instruction, settings, kind=kind, answer=list(tokens))
         handle = self._engine.submit(request, self._engine.target(settings.numerics))
         list(handle.events())
@@ -272,8 +272,8 @@ class Session(Answering):
         kind: type[Request] = Request,
         **options: Any,
     ) -> Request:
-        """Raises BadInput for what this pair cannot answer, DamagedModel once damage of its files
-        is known."""
+        """Raises BadInput for what this pair cannot answer, DamagedModel for known damage of
+        files."""
         loaded = self.loaded
         loaded.check.require(0)
         if not prompt and (prompt == () or not instruction.strip()):
@@ -303,8 +303,8 @@ class Session(Answering):
 
 
 def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
-    """The cost model in the middle of an `answer` to `prompt` tokens; None before anything was
-    measured."""
+    """The cost model in the middle of an `answer` to `prompt` tokens; None before any
+    measurement."""
     _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
     return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
 
@@ -312,9 +312,8 @@ def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts |
 def open_session(
     pair: Pair, choice: ModelChoice, report: Callable[[str], None], **capacity: Any
 ) -> Session:
-    """Fetch missing files of `pair`, compile its models, and give their session, in seconds to
-    hours; `report` gets lines on the progress. `capacity` are arguments of Session. Raises
-    SpecdemoError."""
+    """Fetch missing files of `pair`, and compile its models, in seconds to hours. `report` gets
+    lines on the progress; `capacity` are arguments of Session. Raises SpecdemoError."""
     loaded = load.load_pair(pair, choice=choice, progress=lambda progress: report(progress.line))
     target, before = loaded.info.target, machine.own_bytes()
 

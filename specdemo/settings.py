@@ -1,5 +1,4 @@
-"""The settings of a request: defined, described and checked once, for page, API, command line,
-links and saved runs."""
+"""The settings of a request, defined once for page, API, command line, links and saved runs."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def option(default: Any, help: str, **shown: str) -> Any:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class Settings:
-    """How to answer. `draft_tokens` None means an adaptive draft length ("auto" in JSON, in links
-    and on the page)."""
+    """How to answer. `draft_tokens` None is an adaptive draft length, "auto" outside of Python."""
 
     max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
         100, "longest answer, tokens"
@@ -96,9 +94,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `target` and `draft` (a folder, a GGUF file or a Hub
-    repository) name the user's own pair; `weight_format` is for converting a PyTorch checkpoint or
-    a GGUF file."""
+    """Which models, and where they run. `target` and `draft` name the user's own pair (folders,
+    GGUF files or Hub repositories); `weight_format` is for converting checkpoints and GGUF
+    files."""
 
     pair: Line = option(
         "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
@@ -134,9 +132,8 @@ class ModelChoice:
 
 
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """A checked `kind` (Settings, ModelChoice) from text or numbers; absent names take their
-    defaults. Raises BadInput that names the first invalid setting, its value and what would be
-    accepted."""
+    """A checked `kind` (Settings, ModelChoice) from text or numbers, with defaults. Raises BadInput
+    that names the first invalid setting, its value and what would be accepted."""
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:

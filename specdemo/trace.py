@@ -93,11 +93,10 @@ class ForwardCosts:
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
-    `outside_seconds` (wall time outside inference) are of decoding, without prefill. At
-    most `shared_with` other requests ran beside it at once; seconds include their
-    work. `compiling` tells whether models were loaded or compiled during its runs. `identical`
-    tells whether answer and baseline, and those of the `repeats`, decoded independently, are
-    equal."""
+    `outside_seconds` (wall time outside inference) are of decoding, without prefill. At most
+    `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
+    models were loaded or compiled meanwhile. `identical`: answer and baseline, and those of the
+    `repeats`, decoded independently, are equal."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -162,10 +161,9 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The figures of one run, or of several (`combined`). `decoded` counts the tokens after the
-    first round, which comes from the prefill; they took `decode_rounds`. Seconds and joules (None
-    if unknown) are those of decoding. `examined` counts the draft tokens that the target judged;
-    those after a rejection are not judged. `accepted` / `examined` is the alpha of Leviathan et al.
-    section 3.1."""
+    first round, which comes from the prefill; they took `decode_rounds`. Seconds are those of
+    decoding. `examined` counts the draft tokens that the target judged; those after a rejection are
+    not judged. `accepted` / `examined` is the alpha of Leviathan et al. section 3.1."""
 
     tokens: int = 0
     rounds: int = 0
@@ -194,8 +192,8 @@ class Summary:
 
     @property
     def speedup(self) -> float | None:
-        """Baseline seconds over speculative seconds, per token after the first: both runs start
-        from the same prefill."""
+        """Baseline seconds over speculative seconds, per token after the first, which is
+        prefill's."""
         return over(over(self.decoded, self.decode_seconds), self.baseline_tokens_per_second)
 
     @property

@@ -29,8 +29,7 @@ class Speed:
 
 
 def measured_speed(trace: Trace) -> Speed | None:
-    """The measured Speed of a run, by the medians of its repeats; None without a round or a
-    baseline."""
+    """The measured Speed of a run, by the medians of its repeats; None if it has no speed-up."""
     summary = summarize(trace)
     if not summary.speedup:
         return None

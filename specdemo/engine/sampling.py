@@ -126,8 +126,7 @@ def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
 
 
 def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
-    """float64 [n] in (0, 1): the noise of each token id at a position, by the SplitMix64
-    finaliser."""
+    """Noise of each token id at a position, float64 [n] in (0, 1), by SplitMix64's finaliser."""
     x = (ids.astype(np.uint64) * _ARRAY_GOLDEN) + np.uint64(_key(seed, position, stream))
     x ^= x >> _30
     x *= _ARRAY_FIRST

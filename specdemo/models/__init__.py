@@ -1,2 +1,1 @@
-"""Finds, fetches and exports models: registry of pairs, downloads, embedded pair, tokenizers. Runs
-none."""
+"""Finds, fetches and exports models: pairs, downloads, embedded pair, tokenizers. Runs none."""

@@ -63,8 +63,7 @@ def cached(repo: str) -> Snapshot | None:
 
 
 def split(repo: str) -> tuple[str, str, str]:
-    """`owner/name@revision:gguf` as its three parts; without a revision main, without a GGUF file
-    or its kind ""."""
+    """`owner/name@revision:gguf` as its three parts; the last two are "main" and "" by default."""
     place, _, gguf = repo.partition(":")
     name, _, revision = place.partition("@")
     return name, revision or "main", gguf

@@ -20,7 +20,7 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
-    """Stop ids of the model in `folder`, and its context limit in tokens, 0 if not given. Raises
+    """Stop ids and context limit (tokens, 0: not given) of the model in `folder`. Raises
     FetchError."""
     if not (folder / "config.json").is_file():
         raise FetchError(f"There is no config.json in {folder}.")

@@ -1,5 +1,4 @@
-"""The known pairs: repositories, sizes, drafts, and whether they are on this disk. Fetches nothing;
-`load` does."""
+"""The known pairs: repositories, sizes, drafts, and whether they are on this disk."""
 
 from __future__ import annotations
 

@@ -198,8 +198,7 @@ class LocalBackend:
             stop.set()
 
     def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Event]:
-        """Asks the session. Setting `stop` ends the answer within a round. Raises BadInput or Busy
-        before the first event."""
+        """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
         longest, extras = self._model["max_answer_tokens"], asked.extension
         settings = asked.settings(min(self._options.max_new_tokens, longest))
         require_loaded(settings, self._options.loaded_numerics, "speculative.numerics")

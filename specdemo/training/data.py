@@ -194,8 +194,7 @@ def read_rows(loaded: LoadedPair, conversations: Sequence[Conversation], folder:
 
 def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarray:
     """The weight of each answer token, float32 [n]: 1 if the two tokens before it did not occur in
-    this order earlier. Otherwise the engine drafts by n-gram lookup: 0.15 if lookup gives the right
-    token, 0.5 if not."""
+    this order earlier. Otherwise n-gram lookup drafts: 0.15 if it is right, 0.5 if not."""
     known = prompt + answer
     followed: dict[tuple[int, ...], int] = {}
     weights = []

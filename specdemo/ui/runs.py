@@ -33,8 +33,8 @@ class Running:
 
     @contextmanager
     def run(self, session: str) -> Iterator[Event]:
-        """The stop signal of a new run, set when the block ends; an earlier run of the same session
-        is stopped."""
+        """The stop signal of a new run, set when the block ends; stops the session's earlier
+        run."""
         self.stop(session)
         stop = self._stops[session] = Event()
         try:
@@ -104,8 +104,7 @@ def opened(text: str) -> str:
 def run(
     service: Service, running: Running, offer: Offer, visitor: Visitor, given: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yields the envelopes of answer and baseline for the inputs `given`. An error ends the run
-    with one sentence."""
+    """Yields the envelopes of a race for the inputs `given`. An error ends it with one sentence."""
     with running.run(visitor.name) as stop:
         try:
             settings, pair = settings_of(given), offer.resolve(models_of(given))

@@ -156,8 +156,7 @@ _PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 
 def error_sentence(error: BaseException) -> str:
-    """One sentence for the page, without paths of this machine. What the sentence leaves out is
-    logged."""
+    """One sentence for the page, without paths of this machine; the rest is logged."""
     if isinstance(error, SpecdemoError) and not isinstance(error, (ModelError, CacheFull)):
         return _PATH.sub(r"\1", str(error))
     log.error("The page shows only a sentence of this.", exc_info=error)
