@@ -77,7 +77,7 @@ class Metrics:
 
 class Record(AbstractContextManager):
     """Counts one request, with or without a baseline, and logs a line for it. Use it in a `with`
-    around the request, and call `saw` with every event. The block's end calls `end`."""
+    around the request, and call `count` with every event. The block's end calls `end`."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
@@ -95,7 +95,7 @@ class Record(AbstractContextManager):
             outcome = "error"
         self.end(outcome)
 
-    def saw(self, event: Any) -> None:
+    def count(self, event: Any) -> None:
         """Count a round or a baseline token. A Trace ends the record; other events are ignored."""
         if isinstance(event, Round):
             self._metrics.rounds.inc()

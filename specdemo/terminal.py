@@ -58,11 +58,11 @@ def say(line: str, out: TextIO) -> None:
 def show(title: str | None, table: Table, out: TextIO) -> None:
     """Print a table; nothing if it has no rows."""
     from rich import box, console
-    from rich.table import Table as Drawing
+    from rich.table import Table as RichTable
 
     if not table:
         return
-    drawn = Drawing(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name, value in table[0].items():
         justify = "left" if isinstance(value, str) else "right"
         drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import logits_of, sequence
 
-from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, Drawing, Ngrams
+from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, LogitsDrafter, Ngrams
 from specdemo.engine.ngrams import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
@@ -74,7 +74,7 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
     policy = Policy(fixed=3)
     drafter = AdaptiveDrafter(Ngrams(Next()), policy)
     counted = []
-    policy.accepted("ngrams").saw = lambda confidence, accepted: counted.append(accepted)
+    policy.accepted("ngrams").record = lambda confidence, accepted: counted.append(accepted)
     context = [1]
 
     def answered(*tokens):
@@ -145,7 +145,7 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
 def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_tokens():
     sampling = Sampling(temperature=1.0, coupling="maximal")
     rows = np.log(np.array([[0.5, 0.2, 0.3]], np.float32))
-    proposed = Drawing(Policy(), sampling, np.array([28, 260, 7])).choose(logits_of(rows), 5)
+    proposed = LogitsDrafter(Policy(), sampling, np.array([28, 260, 7])).choose(logits_of(rows), 5)
     chances = [proposed.distribution.probability(token) for token in (28, 260, 7)]
     assert chances == pytest.approx([0.5, 0.2, 0.3], abs=1e-6)
     assert proposed.probability == proposed.distribution.probability(proposed.token)

@@ -202,7 +202,7 @@ def test_what_a_change_of_size_costs_is_learnt_from_changes():
         size = 1 if turn % 4 else 4
         costs.record(size, seconds[size] + 0.4 * (size != costs.last))
     assert costs.change * costs.level == pytest.approx(0.4, rel=0.2)
-    assert costs.alone() == pytest.approx(1.0, rel=0.1)
+    assert costs.baseline() == pytest.approx(1.0, rel=0.1)
 
 
 def test_each_row_costs_more_the_longer_its_context():
@@ -246,7 +246,7 @@ def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted
 def test_acceptance_rates_are_learnt_by_confidence():
     rates = Acceptance()
     for number in range(200):
-        rates.saw(0.95, number % 2 == 0)
-        rates.saw(0.15, False)
+        rates.record(0.95, number % 2 == 0)
+        rates.record(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05

@@ -29,7 +29,7 @@ from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import answer_options, check_output, load_pair, main, options_of, write_json
 from specdemo.engine import cache, decode
 from specdemo.engine.costs import TYPICAL, Costs
-from specdemo.engine.drafters import AdaptiveDrafter, DraftHead, DraftModel, Drawing
+from specdemo.engine.drafters import AdaptiveDrafter, DraftHead, DraftModel, LogitsDrafter
 from specdemo.engine.head import Head
 from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
 from specdemo.engine.ngrams import Ngrams, NgramTable
@@ -211,7 +211,7 @@ class _Along(Request):
 
     def _draft(self, model: Model) -> Generator[Forward, Reply, list[tuple[int, float]]]:
         length = len(self.tokens)
-        drafting = Drawing(Policy(), self.sampling, None)
+        drafting = LogitsDrafter(Policy(), self.sampling, None)
         text = [*self.tokens, *self.answer[:-1]]
         with model.new_sequence() as sequence:
             reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
@@ -354,7 +354,7 @@ def _decode(
             event = decoding.send(reply)
         except StopIteration:
             # The first round is the prefill.
-            baseline = tokens * clocks["target"].alone(context)
+            baseline = tokens * clocks["target"].baseline(context)
             return Replayed(tokens, rounds - 1, baseline, spent)
         reply = None
         if isinstance(event, Round):

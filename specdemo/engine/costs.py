@@ -88,7 +88,7 @@ class Costs:
         else:
             self.seconds[size] += SHAPE_RATE * error
 
-    def alone(self, context: int = 0) -> float:
+    def baseline(self, context: int = 0) -> float:
         """Seconds of one token of autoregressive decoding, whose forwards have one size."""
         return (self.seconds.get(1, 0.0) + self.attention * context) * self.level
 
@@ -119,7 +119,7 @@ class Costs:
                 least = min(least, self.seconds[size] + self._change_to(size))
             rows.append(least * self.level + tokens * row)
         rows.reverse()
-        rows[1] = self.alone(context)
+        rows[1] = self.baseline(context)
         return rows
 
     def _change_to(self, size: int) -> float:

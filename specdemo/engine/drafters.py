@@ -16,11 +16,11 @@ from .constraint import Allowed, Mask, forced, wait
 from .costs import LARGEST
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
-from .policy import MAX_DRAFT, UNLIKELY, Policy
+from .policy import LEAST_SURVIVAL, MAX_DRAFT, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
 
-class Drawing:
+class LogitsDrafter:
     """Base of draft models and draft heads: makes a Proposal from their logits.
 
     `head_tokens` (int64 [V']) maps the columns of a trimmed head to token ids; None if they are
@@ -79,7 +79,7 @@ class Drawing:
         return Proposal(token, self.name, probability, acceptance, probability, source)
 
 
-class DraftHead(Drawing):
+class DraftHead(LogitsDrafter):
     """Proposes with a draft head. The head reads the target's hidden state that gave the last
     verified token, that token, and the draft tokens after it."""
 
@@ -109,7 +109,7 @@ class DraftHead(Drawing):
         return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
 
 
-class DraftModel(Drawing):
+class DraftModel(LogitsDrafter):
     """Proposes with a second, smaller model.
 
     `sequence` may hold any text; the prefix that it shares with the context is kept. Where reading
@@ -197,7 +197,7 @@ class AdaptiveDrafter:
         survival, seconds = 1.0, 0.0
         bound = 0
         while len(drafted) < limit:
-            if policy.fixed is None and survival < UNLIKELY:
+            if policy.fixed is None and survival < LEAST_SURVIVAL:
                 break
             mask = None
             if self.allowed is not None:
@@ -241,7 +241,7 @@ class AdaptiveDrafter:
         policy, model = self.policy, self.model
         if model is None or len(drafted) >= model.depth:
             return False
-        expected = policy.accepted(model.name).total.hopeful
+        expected = policy.accepted(model.name).total.upper_bound
         if policy.fixed is not None:
             return expected > free
         step = model.cost(drafted)
@@ -262,7 +262,7 @@ class AdaptiveDrafter:
         added = context[self._read :]
         for (drafted, asked), token in zip(self._asked, added, strict=False):
             for one in asked:
-                self.policy.accepted(one.source).saw(one.confidence, one.token == token)
+                self.policy.accepted(one.source).record(one.confidence, one.token == token)
             if drafted != token:
                 break
         self._asked.clear()

@@ -35,7 +35,7 @@ INSTANCE_SHARE, INSTANCE_BYTES = 1 / 16, 1.3
 """Fixed-shape instances take at most this share of the free memory, so 3.5 GB allow one of the
 embedded target. Each takes this many bytes for a byte of weights: 170 MB for 135 MB."""
 
-STEEP = 1.3
+FINE_COST_RATIO = 1.3
 """FINE_SHAPES are for machines on which 6 tokens are known to cost more than this of one."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
@@ -50,7 +50,7 @@ billion weights and no VNNI the largest two and their merging took 17 of its 26 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 """Numbers of tokens whose costs are measured, and to which forwards may be padded."""
 
-FAR = 512
+FAR_CONTEXT = 512
 """Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
 _CONTEXT = 40
@@ -129,7 +129,7 @@ def open_target(
     if isinstance(source, Path) and size in FIXED_SHAPE_WEIGHTS:
         costs = known.costs if known else {}
         six = min((costs[size] for size in costs if size >= 6), default=0)
-        shapes = FINE_SHAPES if six > STEEP * costs.get(1, 0) else FIXED_SHAPES
+        shapes = FINE_SHAPES if six > FINE_COST_RATIO * costs.get(1, 0) else FIXED_SHAPES
         shapes = shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
     hidden = fractions(files.head, core) if files.head else None
     settings = ModelSettings(files.device, (), shapes, hidden)
@@ -212,12 +212,12 @@ def learn_costs(
         sequences = model, held.enter_context(model.new_sequence())
         others = None if other is None else (other, held.enter_context(other.new_sequence()))
         changed, stayed = yield from _fastest(*sequences, others, sizes, rows)
-        for _ in range(FAR // PREFILL_CHUNK):
+        for _ in range(FAR_CONTEXT // PREFILL_CHUNK):
             model.forward([Run(sequences[1], [1] * PREFILL_CHUNK, 1)])
             yield
         _, far = yield from _fastest(*sequences, others, [few, many], rows)
     change = statistics.median(changed[size] - stayed[size] for size in sizes)
-    attention = (far[many] - stayed[many] - far[few] + stayed[few]) / (many - few) / FAR
+    attention = (far[many] - stayed[many] - far[few] + stayed[few]) / (many - few) / FAR_CONTEXT
     if fixed:  # the instance of any shape has this size for one forward only
         stayed[LARGEST] = changed[LARGEST]
     if model.least_tokens > 1 and not guarded:

@@ -17,7 +17,7 @@ PROBE_SHARE = 0.005
 LIKELY_TOKENS = 50
 """Tokens of an answer that has only begun, if it may have so many."""
 
-UNLIKELY = 0.15
+LEAST_SURVIVAL = 0.15
 """No further token is drafted when the chance to reach it is below this."""
 
 
@@ -35,12 +35,12 @@ class Rate:
         return self.accepted / self.seen
 
     @property
-    def hopeful(self) -> float:
+    def upper_bound(self) -> float:
         """The share plus one standard error: dropping a good source after a bad run costs more than
         asking a few times too often."""
         return min(self.value + math.sqrt(self.value * (1 - self.value) / self.seen), 1.0)
 
-    def saw(self, accepted: float) -> None:
+    def record(self, accepted: float) -> None:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
 
@@ -67,9 +67,9 @@ class Acceptance:
         """Expected acceptance of a token proposed with this confidence, in [0, 1]."""
         return self._band(confidence).value
 
-    def saw(self, confidence: float, accepted: bool) -> None:
-        self._band(confidence).saw(accepted)
-        self.total.saw(accepted)
+    def record(self, confidence: float, accepted: bool) -> None:
+        self._band(confidence).record(accepted)
+        self.total.record(accepted)
 
     def _band(self, confidence: float) -> Rate:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
@@ -156,7 +156,7 @@ class Policy:
             survival *= acceptance
             worth += survival * pace - step
             best = max(best, worth - rows[count + 1] + here)
-            if survival < UNLIKELY:
+            if survival < LEAST_SURVIVAL:
                 break
         return best
 

@@ -166,7 +166,7 @@ class LocalBackend:
             try:
                 with Record(self._metrics) as record:
                     for event in self._events(asked, stop):
-                        record.saw(event.what)
+                        record.count(event.what)
                         put(event)
             except BaseException as error:
                 if isinstance(error, DamagedModel):

@@ -153,7 +153,7 @@ class LimitedSession(Answering):
                             f"Stopped after {limits.seconds:g} seconds, as long as this "
                             "server gives to a question; ask for a shorter answer."
                         )
-                    record.saw(event)
+                    record.count(event)
                     yield event
                     if monotonic() > until and not late:  # an event comes each second at least
                         late = True
