@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
+from specdemo.grammar import Tools
 from specdemo.settings import Settings
 from specdemo.trace import BaselineToken, PairInfo, Trace
 
@@ -25,7 +26,8 @@ class Question:
     autoregressively too, and a short race is run again, without events, until `verdict.enough` for
     `repeat` seconds (0: never). Unless `measured` is set, such a race does not wait for missing
     measurements, which can take half a minute for a large model. Setting `stop` ends the answer
-    within one round. `loading` tells whether models are being loaded."""
+    within one round. `loading` tells whether models are being loaded. The answer may call `tools`,
+    of which the prompt must tell."""
 
     instruction: str
     settings: Settings
@@ -35,6 +37,7 @@ class Question:
     stop: threading.Event | None = None
     repeat: float = 0.0
     loading: Callable[[], bool] = lambda: False
+    tools: Tools | None = None
 
 
 class Answering(AbstractContextManager[Any]):

@@ -205,12 +205,25 @@ def _parse(kind: type, given: dict[str, Any]) -> Any:
     # An option that names models overrides the variables that do.
     if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "target")):
         given |= dict.fromkeys(variables & {"pair", "target", "draft"})
+    for field in dataclasses.fields(kind):
+        if "file" in field.metadata and given.get(field.name):
+            given[field.name] = _text_of(given[field.name], option_name(kind, field.name))
     try:
         return parse(kind, {name: value for name, value in given.items() if value is not None})
     except BadInput as error:
         name = option_name(kind, error.param)
         name = _variable(name) if error.param in variables else name
         raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
+
+
+def _text_of(path: str, option: str) -> str:
+    """The text of a file. Raises BadInput, which names `option`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise BadInput(f"{option} {path} cannot be read: {reason}.") from None
 
 
 def chosen_pair(choice: ModelChoice) -> Pair:

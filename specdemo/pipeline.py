@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from specdemo.trace import Trace, summarize
 
 STYLES = {
     "accepted": "background: #00785a33",
+    "forced": "background: #8a3fa033",
     "correction": "background: #b04a0033; text-decoration: wavy underline",
     "bonus": "background: #0069a833; text-decoration: double underline",
 }
@@ -25,9 +27,10 @@ STYLES = {
 
 
 class Token(NamedTuple):
-    """A token of an answer. `origin` is "accepted" for a draft token; otherwise the target added
-    it: the "first" one, a "correction", a "bonus", or a "plain" one where nothing was drafted.
-    `source` is what drafted it: "model", "head", "lookup", "ngrams"; "" if the target added it."""
+    """A token of an answer. `origin` is "accepted" for a draft token, "forced" if the schema allows
+    no other; otherwise the target added it: the "first" one, a "correction", a "bonus", or a
+    "plain" one where nothing was drafted. `source` is what drafted it: "model", "head", "lookup",
+    "ngrams", "grammar"; "" if the target added it."""
 
     id: int
     text: str
@@ -54,7 +57,7 @@ class Answer:
             Token(
                 token.id,
                 token.text,
-                getattr(token, "kind", "accepted"),
+                token.kind,
                 getattr(token, "source", ""),
             )
             for token in self.trace.tokens
@@ -96,8 +99,9 @@ class Pipeline(AbstractContextManager[Any]):
     `temperature` (0, which is greedy), `top_p`, `top_k`, `seed`, `draft_tokens` (adaptive),
     `drafter` ("auto", "model", "lookup" or "none"), `numerics` and `coupling`. Two more are those
     of transformers: `num_assistant_tokens` is `draft_tokens`; `do_sample=False` is greedy, and
-    with `do_sample=True` the temperature is 1 unless given. Raises BadInput for options and prompts
-    that cannot be used."""
+    with `do_sample=True` the temperature is 1 unless given. `schema` makes the answer JSON: a JSON
+    Schema as text or a dict, or a class of pydantic's BaseModel. Raises BadInput for options and
+    prompts that cannot be used."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -134,6 +138,10 @@ class Pipeline(AbstractContextManager[Any]):
             options["draft_tokens"] = options.pop("num_assistant_tokens")
         if (sampled := options.pop("do_sample", None)) is not None:
             options["temperature"] = options.get("temperature", 1.0) if sampled else 0.0
+        if (schema := options.pop("schema", None)) is not None:
+            if hasattr(schema, "model_json_schema"):
+                schema = schema.model_json_schema()
+            options["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
         if not isinstance(prompt, str):
             prompt, asked["prompt"] = "token ids", tuple(prompt)
         return self.session.answer(prompt, parse(Settings, options), **asked)

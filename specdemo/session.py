@@ -9,7 +9,7 @@ from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from specdemo.answering import Answering, Event, Question
@@ -24,6 +24,7 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Handle, Load
 from specdemo.errors import BadInput, Busy, ModelError
+from specdemo.grammar import Grammars, Tools
 from specdemo.models import load, machine, measured
 from specdemo.models.load import LoadedPair
 from specdemo.models.ngrams import LearningTable, learnt_path
@@ -104,6 +105,11 @@ class Session(Answering):
         """The OpenVINO properties of the target model in these numerics, "exact" or "fast"."""
         return dict(self._engine.target(numerics).model.settings.properties)
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles JSON schemas and tools for the target model. Raises the errors of Grammars."""
+        return Grammars(self.loaded.tokenizer, self.loaded.stop_ids)
+
     @property
     def load(self) -> Load:
         """The scheduler's active and waiting requests, restarts, and background work."""
@@ -135,7 +141,7 @@ class Session(Answering):
         return handle.result
 
     def ask(self, question: Question) -> Generator[Event]:
-        asked = question.instruction, question.settings, question.prompt
+        asked = question.instruction, question.settings, question.prompt, question.tools
         request = self._request(*asked, timed=question.baseline)
         if self._learning and not question.baseline:
             request.table = self._learning
@@ -269,6 +275,7 @@ class Session(Answering):
         instruction: str,
         settings: Settings,
         prompt: tuple[int, ...] | None = None,
+        tools: Tools | None = None,
         kind: type[Request] = Request,
         **options: Any,
     ) -> Request:
@@ -290,6 +297,8 @@ class Session(Answering):
                 f"fewer than {self.context_limit}: shorten it.",
                 code="context_length_exceeded",
             )
+        if settings.json_schema or tools:
+            options["constraint"] = self.grammars.compiled(settings.json_schema, tools)()
         names = ("temperature", "top_p", "top_k", "seed", "coupling")
         return kind(
             tokens,

@@ -48,8 +48,8 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 def option(default: Any, help: str, **shown: str) -> Any:
     """A field with its default and the help that command line and page show. `shown` is for the
-    command line: the option's `name`, its `metavar`, the text for its default (`unset`), and the
-    option that switches a flag `off`."""
+    command line: the option's `name`, its `metavar`, the text for its default (`unset`), the option
+    that switches a flag `off`, and `file` where it names the file that holds the value."""
     return field(default=default, metadata={"help": help, **shown})
 
 
@@ -89,6 +89,9 @@ class Settings:
         "shared",
         "acceptance rule when sampling: shared noise (same seed, same answer as autoregressive "
         "decoding), or the classic rule min(1, q/p), which accepts a little more often",
+    )
+    json_schema: str = option(
+        "", "a JSON Schema that the answer must follow", metavar="FILE", file="yes"
     )
 
 

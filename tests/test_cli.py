@@ -164,6 +164,17 @@ def test_variables_stand_for_options_and_options_go_before_them(monkeypatch):
         assert (choice, settings.numerics, settings.top_k) == (*expected, 0)
 
 
+def test_a_json_schema_is_read_from_a_file(tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    _, settings = asked.main(["--json-schema", str(file)], standalone_mode=False)
+    assert settings.json_schema == '{"type": "object"}'
+    file.write_bytes(b"\xff\xfe")
+    for path in (file, tmp_path / "none.json"):
+        with pytest.raises(BadInput, match=f"--json-schema {re.escape(str(path))} cannot be read"):
+            asked.main(["--json-schema", str(path)], standalone_mode=False)
+
+
 def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
     found = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
     monkeypatch.setattr(registry, "default_pair", lambda: found)
@@ -179,7 +190,9 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
         "--baseline --json --pair --model --assistant-model --weight-format --thinking --device"
     )
     expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens"
-    expected += " --drafter --temperature --top-p --top-k --seed --coupling --numerics --help"
+    expected += (
+        " --drafter --temperature --top-p --top-k --seed --coupling --numerics --json-schema --help"
+    )
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(expected.split())
     assert "SPECDEMO_DRAFT_TOKENS" in out
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeSession
+from pydantic import BaseModel
 
 import specdemo
 from specdemo.errors import BadInput
@@ -47,6 +48,17 @@ def test_pieces_are_streamed_and_closing_ends_the_answer():
     assert next(pieces) == "one "
     pieces.close()
     assert session.active == 0 and session.rounds_made < 4
+
+
+class Point(BaseModel):
+    x: int
+
+
+@pytest.mark.parametrize("schema", [Point, Point.model_json_schema(), '{"title": "Point"}'])
+def test_a_schema_is_text_a_dict_or_a_pydantic_model(schema):
+    session = FakeSession()
+    Pipeline(session).generate("a point", schema=schema)
+    assert json.loads(session.settings[-1].json_schema)["title"] == "Point"
 
 
 def test_a_race_gives_a_trace_with_its_baseline():

@@ -120,7 +120,7 @@ def compare_verdicts(tokens: int) -> None:
     """Prints each question's verdicts, the largest over the smallest, and the median over bench."""
     from specdemo.ui.page import EXAMPLES
 
-    questions = EXAMPLES[:4]
+    questions = list(EXAMPLES)[:4]
     with served() as server, chromium() as browser:
         page = open_page(browser.new_context(), server.url, max_new_tokens=tokens)
         found = [

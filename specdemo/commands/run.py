@@ -16,6 +16,7 @@ from specdemo.trace import BaselineToken, Round, Trace, summarize, to_json
 
 STYLES = {
     "accepted": "green",
+    "forced": "magenta",
     "correction": "red underline",
     "bonus": "cyan bold",
     "first": "yellow reverse",
@@ -65,7 +66,7 @@ def show(events: Iterable[Round | BaselineToken | Trace], screen: Console) -> Tr
     for event in events:
         if isinstance(event, Round):
             for token in event.tokens:
-                style = STYLES.get(getattr(token, "kind", "accepted"))
+                style = STYLES.get(token.kind)
                 screen.print(printable(token.text, KEPT), style=style, end="")
         elif isinstance(event, BaselineToken):
             if answering:

@@ -20,6 +20,11 @@ class DraftToken:
     source: str = "model"
     text: str = ""
 
+    @property
+    def kind(self) -> Literal["accepted", "forced"]:
+        """What an accepted one is: "forced" if a constraint allowed no other token."""
+        return "forced" if self.source == "grammar" else "accepted"
+
 
 @dataclass(slots=True)
 class EmittedToken:

@@ -44,6 +44,11 @@ class Tokenizer:
         """The largest token id plus one. The logits of a model may be padded beyond it."""
         return max(self.vocabulary().values()) + 1
 
+    @property
+    def json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json."""
+        return self._parsing.to_str()
+
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
         for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""

@@ -45,12 +45,26 @@ THEME = gr.themes.Base(
 """Neutral, with the fonts of the visitor's system: nothing is fetched from another host."""
 
 DOES_NOT_PAY = "Describe a storm at sea"  # the fewest tokens a round (docs/results/benchmark.md)
-EXAMPLES = (
-    "Write a Python function that reverses a string",
-    "Count from one to fifty in words",
-    "Explain the difference between fission and fusion",
-    DOES_NOT_PAY,
-)
+BOOK = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "author": {"type": "string"},
+        "year": {"type": "integer"},
+        "genres": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "in_print": {"type": "boolean"},
+    },
+    "required": ["title", "author", "year", "genres", "in_print"],
+    "additionalProperties": False,
+}
+EXAMPLES = {
+    "Write a Python function that reverses a string": "",
+    "Count from one to fifty in words": "",
+    "Explain the difference between fission and fusion": "",
+    "Answer as JSON: describe a novel of the sea": json.dumps(BOOK),
+    DOES_NOT_PAY: "",
+}
+"""Questions, each with the JSON Schema of its answer, if any."""
 
 
 def build(
@@ -112,9 +126,7 @@ class RaceTab:
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
             self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
         with gr.Row(elem_id="sd-examples"):
-            for text in EXAMPLES:
-                example = gr.Button(text, size="sm", scale=0)
-                example.click(None, None, question, js=f"() => {json.dumps(text)}", **PRIVATE)
+            self._examples = [gr.Button(text, size="sm", scale=0) for text in EXAMPLES]
         self.inputs = {"question": question}
         with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
             self._add_settings()
@@ -156,6 +168,7 @@ class RaceTab:
             put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
             put(gr.Number, "seed", "Seed", precision=0, minimum=0)
             choose("coupling", "Acceptance rule")
+            put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
         with gr.Row():
             choose("numerics", "Numerics")
             choose("kv_cache", "KV cache precision")
@@ -167,6 +180,9 @@ class RaceTab:
         page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
+        set_by_example = [self.inputs["question"], self.inputs["json_schema"]]
+        for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
+            example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
         labels = {name: one.label for name, one in self.inputs.items()} | {"question": False}
         known = [(name, label, self._defaults[name]) for name, label in labels.items()]
         remember = f"(...values) => window.specdemo.settings({json.dumps(known)}, values)"

@@ -20,7 +20,7 @@ const drawRound = (figure, { drafted, emitted, verify_seconds: spent }) => {
   };
   const arrows = () => row(...shown.map(() => make("span", "sd-arrow", "↓")));
   const verdicts = shown.map((token, at) => {
-    if (token.accepted) return chip("accepted", token.text);
+    if (token.accepted) return chip(kindOf(token), token.text);
     if (from + at > wrong) return chip("unseen", token.text);
     const correction = word(emitted?.text ?? "");
     return make("span", "sd-chip sd-correction", make("s", "", word(token.text)), " ", correction);

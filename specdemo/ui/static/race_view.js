@@ -1,7 +1,7 @@
 /* Receives envelopes (see runs.py), shows a race as it runs and as it was. The work per envelope
    depends on its new items, not on those shown before. */
 const GLYPHS = {
-  accepted: "✓", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
+  accepted: "✓", forced: "=", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading"];
 const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
@@ -129,8 +129,9 @@ class RaceView {
     };
     const cell = (look) => column.append(make("span", "sd-cell sd-" + look, GLYPHS[look]));
     drafted.forEach((token, place) => {
-      cell(token.accepted ? "accepted" : token === rejected ? "rejected" : "unseen");
-      if (token.accepted) add("accepted", token, { place });
+      const kind = kindOf(token);
+      cell(token.accepted ? kind : token === rejected ? "rejected" : "unseen");
+      if (token.accepted) add(kind, token, { place });
     });
     this.accepted += nodes.length;
     this.examined += nodes.length + (emitted?.kind === "correction" ? 1 : 0);

@@ -87,6 +87,7 @@ const sketch = (find, runners, total, settled) => {
 
 const KIND_WORDS = {
   accepted: "accepted draft token",
+  forced: "forced by the grammar, so drafted with certainty",
   correction: "correction by the target",
   bonus: "bonus token by the target",
   first: "first token, by the target",
@@ -94,7 +95,9 @@ const KIND_WORDS = {
 };
 const SOURCES = {
   model: "draft model", head: "draft head", lookup: "n-gram lookup", ngrams: "n-gram table",
+  grammar: "grammar",
 };
+const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
 const STEPS = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
 };
@@ -144,7 +147,7 @@ class About {
   }
 
   words({ kind, token, rejected, round, place, of }) {
-    const where = kind === "accepted" ? ` ${place + 1} of ${of}` : of ? `, after ${of} drafted` : "";
+    const where = place !== undefined ? ` ${place + 1} of ${of}` : of ? `, after ${of} drafted` : "";
     const by = SOURCES[token.source] ? ` by ${SOURCES[token.source]}` : "";
     const instead = rejected ? ` Rejected here: ${quoted(rejected.text)} (${thought(rejected)}).` : "";
     return `${quoted(token.text)}: ${KIND_WORDS[kind]}${where}${by}, in round ${round + 1}; `

@@ -1,0 +1,155 @@
+"""Grammars of JSON Schemas: what they allow is valid JSON, speculation changes no token of it, and
+what cannot be used is refused in a sentence. Each schema's source and licence are in the file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdemo.errors import BadInput
+from specdemo.grammar import Grammars, Tools
+from specdemo.session import Session
+from specdemo.settings import Settings
+
+FILE = Path(__file__).parent / "data" / "schemas.jsonl"
+SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "likes": {"enum": ["tea", "coffee"]}},
+    "required": ["name", "likes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(embedded_pair) -> Grammars:
+    return Grammars(embedded_pair.tokenizer, embedded_pair.stop_ids)
+
+
+@pytest.fixture(scope="module")
+def session(embedded_pair):
+    with Session(embedded_pair, background=False) as opened:
+        yield opened
+
+
+def is_valid(answer: str, schema: dict) -> bool:
+    checks = jsonschema.FormatChecker()
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checks)
+    return validator.is_valid(json.loads(answer))
+
+
+def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embedded_pair):
+    tokenizer, rng, ended = embedded_pair.tokenizer, np.random.default_rng(0), 0
+    closing = np.zeros(tokenizer.vocabulary_size, bool)
+    closing[[tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")]] = True
+    for schema in SCHEMAS:
+        place, answer = grammars.compiled(json.dumps(schema))(), []
+        while len(answer) < 200 and not embedded_pair.stop_ids & set(answer):
+            mask = place.mask()
+            wanted = mask & closing
+            if any(mask[list(embedded_pair.stop_ids)]):
+                wanted = np.isin(np.arange(len(mask)), list(embedded_pair.stop_ids)) & mask
+            answer.append(int(rng.choice(np.flatnonzero(wanted if wanted.any() else mask))))
+            place.advance(answer[-1])
+        if embedded_pair.stop_ids & set(answer):
+            ended += 1
+            assert is_valid(tokenizer.decode(answer), schema), (schema, tokenizer.decode(answer))
+    assert ended > 0.9 * len(SCHEMAS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 10**6))
+def test_a_mask_depends_on_the_tokens_only(grammars, schema, seed):
+    start, rng = grammars.compiled(json.dumps(schema)), np.random.default_rng(seed)
+    place, tokens = start(), []
+    for _ in range(8):
+        mask = place.mask()
+        if mask is None:
+            break
+        for token in rng.choice(np.flatnonzero(mask), 3):  # tried, and taken back
+            place.advance(int(token))
+            place.mask()
+            place.rollback(1)
+        fresh = start()
+        for token in tokens:
+            fresh.advance(token)
+        assert (fresh.mask() == mask).all() and (place.mask() == mask).all()
+        tokens.append(int(rng.choice(np.flatnonzero(mask))))
+        place.advance(tokens[-1])
+
+
+def test_forced_text_has_one_tokenization_the_tokenizers_own(grammars, embedded_pair):
+    place, forced = grammars.compiled(json.dumps(PERSON))(), []
+    while np.count_nonzero(place.mask()) == 1:
+        forced.append(int(place.mask().argmax()))
+        place.advance(forced[-1])
+    whole = embedded_pair.tokenizer.encode('{"name": "Ann"')
+    assert forced == whole[: len(forced)] and len(forced) > 2
+
+
+ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+REFUSED = [
+    ("{", "json_schema is not JSON"),
+    ("[" * 100_000, "64,000"),
+    ("[1]", "must be a JSON object"),
+    ({"not": {}}, "unsupported keywords.*not"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "strin"}, "strin"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+    ({"type": "string", "pattern": "(ab"}, "unclosed group"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"type": "string", "format": "idn-email"}, "idn-email"),
+    ({"$ref": "#/nowhere"}, "/nowhere"),
+    ({"$ref": "https://example.com/x.json"}, "https://example.com/x.json"),
+    ({"$ref": "#"}, "refers to itself"),
+    ({**ENDLESS, "additionalProperties": False}, "Too many items"),
+    ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
+    ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), REFUSED)
+def test_a_schema_that_cannot_be_used_is_refused_by_keyword_or_place(grammars, schema, words):
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    with pytest.raises(BadInput, match=words) as caught:
+        grammars.compiled(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_tools_allow_calls_of_their_schemas_only(grammars, embedded_pair, required):
+    functions = [{"name": "greet", "parameters": PERSON}, {"name": "stop"}]
+    call = '<tool_call>\n{"name": "greet", "arguments": {"name": "Ann", "likes": "tea"}}\n'
+    texts = {
+        call + "</tool_call>": True,
+        call.replace("tea", "gin"): False,
+        call.replace("greet", "sing"): False,
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>': True,
+        "Hello. " + call + "</tool_call>": not required,
+        "Hello.": not required,
+    }
+    for text, allowed in texts.items():
+        place = grammars.compiled("", Tools(json.dumps(functions), required))()
+        ids = [*embedded_pair.tokenizer.encode(text), min(embedded_pair.stop_ids)]
+        found = all(place.mask()[id] and not place.advance(id) for id in ids)
+        assert found == allowed, text
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
+def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampling):
+    for schema in (PERSON, SCHEMAS[3]):
+        asked = Settings(max_new_tokens=48, json_schema=json.dumps(schema), **sampling)
+        question = "Describe a person as JSON."
+        *_, trace = session.answer(question, asked)
+        *_, autoregressive = session.answer(question, replace(asked, drafter="none"))
+        assert trace.token_ids == autoregressive.token_ids
+        assert trace.finish_reason == "length" or is_valid(trace.text, schema)
+        forced = [one for r in trace.rounds for one in r.drafted if one.source == "grammar"]
+        assert forced and all(one.accepted or one.target_probability is None for one in forced)
