@@ -63,7 +63,7 @@ class Answering(AbstractContextManager[Any]):
 
     def race(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:
         """`answer`, and then the baseline."""
-        return self.answer(instruction, settings, baseline=True, **options)
+        return self.ask(Question(instruction, settings, baseline=True, **options))
 
     @abstractmethod
     def close(self) -> None: ...

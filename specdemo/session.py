@@ -14,7 +14,6 @@ from typing import Any
 
 from specdemo.answering import Answering, Event, Question
 from specdemo.engine import checkpoint
-from specdemo.engine.checkpoint import PairFiles
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
 from specdemo.engine.policy import Acceptance, Policy
@@ -66,21 +65,11 @@ class Session(Answering):
         self.loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
-        files = PairFiles(
-            loaded.target_xml,
-            loaded.draft_xml,
-            loaded.device,
-            loaded.draft_device,
-            loaded.kv_cache,
-            loaded.template.prefix(loaded.tokenizer),
-            draft_later=loaded.ngrams is not None,
-            head=loaded.head_xml,
-        )
-        about = measured.about_files(files, threads)
+        about = measured.about_files(loaded, threads)
         profile = measured.read("profile", about) or loaded.typical_profile or Profile()
         try:
             self._engine = Engine(
-                files,
+                loaded,
                 context_limit=loaded.context_limit,
                 threads=threads,
                 active=active,
@@ -331,7 +320,7 @@ def open_session(
         report(f"Checking that answers of {target} are exact here" if whole else progress.line)
 
     # The compiled model is a copy of the weights, so the memory taken says how far it is.
-    weights = checkpoint.weights_size(loaded.target_xml)
+    weights = checkpoint.weights_size(loaded.target)
     meter = Meter(compiling, f"Compiling {target} for this processor", weights)
     with watched(meter, lambda: max(machine.own_bytes() - before, 0)):
         return Session(loaded, **capacity)

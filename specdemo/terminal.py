@@ -48,13 +48,6 @@ def where(difference: Difference | None) -> str:
     )
 
 
-def say(line: str, out: TextIO) -> None:
-    """Print a line above a progress bar."""
-    from tqdm import tqdm
-
-    tqdm.write(printable(line), file=out)
-
-
 def show(title: str | None, table: Table, out: TextIO) -> None:
     """Print a table; nothing if it has no rows."""
     from rich import box, console

@@ -117,8 +117,8 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
     """A Llama-shaped target and a draft that is right now and then, int8."""
     return LoadedPair(
         info=PairInfo("tiny-llama", "tiny target", "tiny draft"),
-        target_xml=ir_folder(tiny_home, "llama-target", "int8") / "openvino_model.xml",
-        draft_xml=ir_folder(tiny_home, "llama-draft", "int8") / "openvino_model.xml",
+        target=ir_folder(tiny_home, "llama-target", "int8") / "openvino_model.xml",
+        draft=ir_folder(tiny_home, "llama-draft", "int8") / "openvino_model.xml",
         tokenizer=Tokenizer(tiny_home / "llama-target" / "tokenizer.json"),
         template=PLAIN,
         stop_ids=frozenset(),

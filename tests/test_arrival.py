@@ -52,7 +52,7 @@ class Place:
 
     def load(self, pair, choice: ModelChoice, progress) -> SimpleNamespace:
         info = PairInfo(choice.pair, choice.pair, choice.draft or None)
-        return SimpleNamespace(info=info, target_xml=Path())
+        return SimpleNamespace(info=info, target=Path())
 
     def open(self, loaded: SimpleNamespace, **capacity) -> FakeSession:
         if self.refusal:
@@ -271,7 +271,7 @@ def page_url(server, tiny, embedded_pair, monkeypatch):
     for draft in DRAFTS:
         server.add_folder(draft, tiny.pythia)
     server.bytes_per_second = 50_000
-    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
+    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target.parents[2]))
     with started("-c", APP) as running:
         yield running.url
 

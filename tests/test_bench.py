@@ -191,8 +191,8 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     server.chmod(0o755)
     pair = dataclasses.replace(
         tiny_llama_pair,
-        target_xml=tmp_path / "target.xml",
-        draft_xml=tmp_path / "draft.xml",
+        target=tmp_path / "target.xml",
+        draft=tmp_path / "draft.xml",
         stop_ids=frozenset({9}),
     )
     monkeypatch.setenv("LLAMA_SERVER", str(server))

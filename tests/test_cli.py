@@ -236,8 +236,7 @@ def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):
-    terminal.say("\x1b]0;title\x07", sys.stdout)
-    terminal.show("title", [{"id": "\x1b[31m[red]"}], sys.stdout)
+    terminal.show("title", [{"id": "\x1b[31m[red]\x1b]0;title\x07"}], sys.stdout)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "[red]" in out

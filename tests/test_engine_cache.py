@@ -41,7 +41,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def xml(tiny_llama_pair):
-    return tiny_llama_pair.target_xml
+    return tiny_llama_pair.target
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def write_head(folder, fractions=()):
 def head_pair(tiny_llama_pair, tmp_path_factory):
     """The Llama-shaped pair with a draft head that is rarely right."""
     xml = write_head(tmp_path_factory.mktemp("head"), (0.5,))
-    return dataclasses.replace(tiny_llama_pair, draft_xml=None, head_xml=xml)
+    return dataclasses.replace(tiny_llama_pair, draft=None, head=xml)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def head_pair(tiny_llama_pair, tmp_path_factory):
 def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares):
     """Of a Llama and of a GPT-NeoX, dynamic and with a fixed shape."""
     if kind == "llama":
-        xml = request.getfixturevalue("tiny_llama_pair").target_xml
+        xml = request.getfixturevalue("tiny_llama_pair").target
     else:
         xml = request.getfixturevalue("tiny").dolly / "openvino_model.xml"
     found = []
@@ -74,7 +74,7 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
 
 def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(tiny_llama_pair):
     settings = ModelSettings(properties=EXACT, hidden=(1.0,))
-    model = PagedModel(tiny_llama_pair.target_xml, settings)
+    model = PagedModel(tiny_llama_pair.target, settings)
     with model.new_sequence() as sequence:
         [logits] = model.forward([Run(sequence, [5, 6, 7], 3)])
         normed, stream = np.split(logits.state, 2, axis=-1)

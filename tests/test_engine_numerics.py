@@ -35,7 +35,7 @@ SETTINGS = {
 @pytest.fixture(scope="module", params=SETTINGS)
 def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
-    model = PagedModel(tiny_llama_pair.target_xml, SETTINGS[request.param])
+    model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
     list(model.compiling)
     return model, measure_invariance(model)
 
@@ -115,7 +115,7 @@ def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
 ):
     monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
     known = profile.TargetProfile(F32, Invariance(64, 0.0, 2), {1: 1.0, 6: six})
-    files, core = PairFiles(tiny_llama_pair.target_xml), ov.Core()
+    files, core = PairFiles(tiny_llama_pair.target), ov.Core()
     model, _ = numerics.open_target(files, core, known=known)
     assert model.settings.fixed_shapes == getattr(numerics, shapes)
     model, _ = numerics.open_target(files, core)
@@ -123,14 +123,14 @@ def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
-    model, found = numerics.open_target(PairFiles(tiny_llama_pair.target_xml), ov.Core())
+    model, found = numerics.open_target(PairFiles(tiny_llama_pair.target), ov.Core())
     assert found.tokens >= numerics.LEAST_USEFUL
     assert found.threads == model.threads > 0
 
 
 def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
     monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
-    model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
+    model = PagedModel(tiny_llama_pair.target, CLOSE)
     assert measure_invariance(model).tokens == numerics.LEAST_USEFUL
 
 
@@ -159,7 +159,7 @@ def test_every_paged_forward_ends_with_an_empty_sub_sequence(tiny_llama_pair, mo
         return run(self, parts, wanted)
 
     monkeypatch.setattr(models.Instance, "run", noting)
-    model = PagedModel(tiny_llama_pair.target_xml, CLOSE)
+    model = PagedModel(tiny_llama_pair.target, CLOSE)
     with model.new_sequence() as one, model.new_sequence() as other:
         model.forward([Run(one, [1, 2, 3], 1)])
         model.forward([Run(one, [4], 1, stepwise=True)])

@@ -163,10 +163,10 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError, match="trust_remote_code"):
-        open_model(found.target_xml, CPU, CORE)
+        open_model(found.target, CPU, CORE)
     monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
     found = load.load_pair(registry.chosen_pair(choice), choice=choice)
-    assert open_model(found.target_xml, CPU, CORE).vocabulary_size == 256
+    assert open_model(found.target, CPU, CORE).vocabulary_size == 256
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(tmp_path):
@@ -202,7 +202,7 @@ def test_the_embedded_target_runs_dequantized(embedded_pair):
     found = load.load_pair(registry.EMBEDDED, choice=choice)
     prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
     best = []
-    for weights, settings in ((found.target_xml, CPU), (embedded_pair.target_xml, ModelSettings())):
+    for weights, settings in ((found.target, CPU), (embedded_pair.target, ModelSettings())):
         model = open_model(weights, settings, CORE)
         with model.new_sequence() as sequence:
             best.append(model.forward([Run(sequence, prompt, 1)])[0].best(0))
@@ -265,7 +265,7 @@ def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair, capsy
     with pytest.raises(BadInput, match="--peers transformers runs checkpoints"):
         list(peers_of(["transformers"], tiny_llama_pair, {}))
     target = Checkpoint(tiny_home / "llama-target")
-    mixed = dataclasses.replace(tiny_llama_pair, target_xml=target, device="torch:cpu")
+    mixed = dataclasses.replace(tiny_llama_pair, target=target, device="torch:cpu")
     with pytest.raises(BadInput, match="--peers openvino-genai runs IR"):
         list(peers_of(["openvino-genai"], mixed, {}))
     list(peers_of(["transformers"], mixed, {"dtype": "float32"}))

@@ -38,7 +38,7 @@ def models(home: Path) -> list[Path]:
 
 
 def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
-    before = {path: path.stat().st_mtime_ns for path in embedded_pair.target_xml.parent.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in embedded_pair.target.parent.iterdir()}
     target, _ = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
     assert {path: path.stat().st_mtime_ns for path in target.folder.iterdir()} == before
     assert embedded.here()
@@ -66,14 +66,14 @@ def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_
 def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
     embedded_pair, home, monkeypatch, tmp_path
 ):
-    target = embedded_pair.target_xml.parent
+    target = embedded_pair.target.parent
     shutil.copytree(embedded.DRAFT, tmp_path / "draft")
     (tmp_path / "draft" / "card.json").write_text("{}")
     monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
     (home / "embedded").mkdir(parents=True)
     (home / "embedded" / target.name).symlink_to(target)
     found, draft = embedded.fetch()
-    assert draft.folder.name != embedded_pair.head_xml.parent.name
+    assert draft.folder.name != embedded_pair.head.parent.name
     assert (draft.folder / ir.HEAD).is_file()
     assert os.path.samefile(found.folder, target)
 
@@ -152,9 +152,9 @@ def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
 
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
     folder = home / "exported" / "target"
-    shutil.copytree(tiny_llama_pair.target_xml.parent, folder)
+    shutil.copytree(tiny_llama_pair.target.parent, folder)
     integrity.put(folder, folder)
-    loaded = replace(tiny_llama_pair, target_xml=folder / ir.MODEL)
+    loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
     with Session(loaded) as session:
         damage(folder)
         loaded.check = Check([folder])

@@ -77,7 +77,7 @@ def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(server
 
 def test_folders_of_ir_are_used_with_the_prompt_and_stop_that_dolly_was_trained_with(tiny):
     loaded = load_own(tiny.dolly, tiny.pythia)
-    assert loaded.target_xml == tiny.dolly / XML
+    assert loaded.target == tiny.dolly / XML
     ids = loaded.template.render("Say ### End please", loaded.tokenizer)
     assert ids[-1] == 50279
     assert [id for id in ids if id >= 50277] == [50278, 50279]

@@ -34,7 +34,7 @@ def test_any_combination_answers_and_says_what_it_does_to_exactness(
         if node.get_type_name() == "Constant" and math.prod(node.get_output_shape(0)) >= 64 * 128
     ]
     assert kinds.count(stored) >= 6  # three in the feed-forward part of each of two layers
-    pair = dataclasses.replace(tiny_llama_pair, target_xml=target, kv_cache=kv_cache)
+    pair = dataclasses.replace(tiny_llama_pair, target=target, kv_cache=kv_cache)
     with Session(pair) as session:
         asked = Settings(max_new_tokens=24, numerics=numerics, drafter=drafter, draft_tokens=3)
         *_, trace = session.race("one two one two one", asked)

@@ -48,7 +48,7 @@ def test_any_text_comes_back_unchanged(tokenizer, text):
 
 
 def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
-    other = openvino_genai.Tokenizer(str(embedded_pair.target_xml.with_name(ir.SOURCE)))
+    other = openvino_genai.Tokenizer(str(embedded_pair.target.with_name(ir.SOURCE)))
     for text in (
         "Hello  world",
         " \n x\t\ty 12345 3.14",
@@ -82,7 +82,7 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path):
 
 
 def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded_pair):
-    file = gguf.GGUFReader(embedded_pair.target_xml.with_name("source.gguf"))
+    file = gguf.GGUFReader(embedded_pair.target.with_name("source.gguf"))
     source = jinja2.Template(file.get_field("tokenizer.chat_template").contents())
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     prompt = source.render(messages=messages, add_generation_prompt=True)

@@ -137,7 +137,7 @@ def test_a_stopped_tune_keeps_nothing(tiny_pair):
 
 def test_agreement_is_less_for_fewer_bits(tiny_llama_pair, tiny_home):
     rounded = ir_folder(tiny_home, "llama-target", "int4") / "openvino_model.xml"
-    rounded = replace(tiny_llama_pair, target_xml=rounded)
+    rounded = replace(tiny_llama_pair, target=rounded)
     prompts = [BenchPrompt(text, "x", text) for text in ("one two", "hello")]
     found = agreement(tiny_llama_pair, rounded, prompts, Settings(max_new_tokens=24))
     assert (found["prompts"], found["tokens"]) == (2, 48)
@@ -231,7 +231,7 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
     """A Hub with a small model of the real vocabulary in place of SmolLM2-1.7B-Instruct."""
     folder = tmp_path / "made-up"
     write_made_up(Shape(hidden=64, layers=1, heads=2, vocabulary=49_152), 8, folder)
-    embedded_target = embedded_pair.target_xml.parent
+    embedded_target = embedded_pair.target.parent
     shutil.copy(embedded_target / "tokenizer.json", folder)
     (folder / "config.json").write_text('{"max_position_embeddings": 8192, "eos_token_id": 2}')
     (tmp_path / "home").mkdir()
@@ -242,7 +242,7 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
     assert not pair.ready
     loaded = load_pair(pair)
     assert pair.ready
-    assert loaded.draft_xml.samefile(embedded_pair.target_xml)
+    assert loaded.draft.samefile(embedded_pair.target)
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
     asked = Settings(max_new_tokens=12, drafter="model", draft_tokens=2)
     with Session(loaded) as session:

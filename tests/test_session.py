@@ -171,7 +171,7 @@ def test_dropping_the_iterator_frees_its_blocks(embedded):
 
 
 def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answer(tiny_llama_pair):
-    pair = dataclasses.replace(tiny_llama_pair, draft_xml=None, context_limit=40)
+    pair = dataclasses.replace(tiny_llama_pair, draft=None, context_limit=40)
     asked = Settings(max_new_tokens=500, draft_tokens=7)
     with closing(Session(pair)) as session:
         trace = answered(session, "hello", asked, baseline=True)

@@ -68,7 +68,7 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
 def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(
     tiny_shapes, embedded_pair, monkeypatch
 ):
-    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target_xml.parents[2]))
+    monkeypatch.setenv("SPECDEMO_HOME", str(embedded_pair.target.parents[2]))
     target, draft, rounded = rehearse_pair(find_pair("smollm2-1.7b"))
     assert draft.model == "SmolLM2-135M-Instruct" and draft.weights_bytes > 90_000_000
     assert target.model == "SmolLM2-1.7B-Instruct-int4"

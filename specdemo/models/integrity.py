@@ -27,13 +27,10 @@ def sha256(path: Path) -> str:
 
 def put(made: Path, folder: Path) -> None:
     """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`."""
-    hashes = {path.name: sha256(path) for path in sorted(made.iterdir()) if _own(path)}
+    files = [path for path in sorted(made.iterdir()) if path.is_file() and not path.is_symlink()]
+    hashes = {path.name: sha256(path) for path in files}
     (made / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     made.rename(folder)
-
-
-def _own(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
 
 
 def damaged(folder: Path) -> list[str]:

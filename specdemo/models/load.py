@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from specdemo.engine.checkpoint import Checkpoint
+from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, measured, ngrams, sources
@@ -26,25 +26,19 @@ from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
 
 
-@dataclass
-class LoadedPair:
-    """A pair ready to compile: IR, or checkpoints for torch devices. Without `draft_xml` (a draft
-    model) and `head_xml` (a draft head), n-grams draft. `context_limit` is in tokens.
-    `typical_profile` serves until this machine has measured. `check` finds damaged files."""
+@dataclass(frozen=True, kw_only=True)
+class LoadedPair(PairFiles):
+    """A pair ready to compile: IR, or checkpoints for torch devices. Without a draft model and a
+    draft `head`, n-grams draft. `context_limit` is in tokens. `typical_profile` serves until this
+    machine has measured. `check` finds damaged files."""
 
     info: PairInfo
-    target_xml: Path | Checkpoint
-    draft_xml: Path | Checkpoint | None
     tokenizer: Tokenizer
     template: Template
     stop_ids: frozenset[int]
     context_limit: int
     ngrams: NGramTable | None = None
-    device: str = "CPU"
-    draft_device: str = "CPU"
-    kv_cache: str = "auto"
     typical_profile: Profile | None = None
-    head_xml: Path | None = None
     check: Check = field(default_factory=Check)
 
 
@@ -106,8 +100,19 @@ def _opened(
         limits.append(ir.read_config(model.folder)[1])
     end = tokenizer.token_id("### End")  # only Dolly has this token
     template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
-    table = ngrams.made_path(pair.target.name, target.revision)
-    loaded = LoadedPair(
+    template = replace(template, thinking=choice.thinking)
+    path = ngrams.made_path(pair.target.name, target.revision)
+    table = ngrams.load(embedded.DRAFT / "ngrams.npz" if pair.embedded else path)
+    typical = pair.embedded and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
+    return LoadedPair(
+        target=_model(target, choice.device),
+        draft=_model(model, choice.draft_device) if model else None,
+        device=choice.device,
+        draft_device=choice.draft_device,
+        kv_cache=choice.kv_cache,
+        template_prefix=template.prefix(tokenizer),
+        draft_later=table is not None,
+        head=draft.folder / ir.HEAD if has_head else None,
         info=PairInfo(
             name=pair.name,
             target=pair.target.name,
@@ -115,24 +120,15 @@ def _opened(
             target_revision=target.revision,
             draft_revision=draft.revision if draft else "",
         ),
-        target_xml=_model(target, choice.device),
-        draft_xml=_model(model, choice.draft_device) if model else None,
         tokenizer=tokenizer,
-        template=replace(template, thinking=choice.thinking),
+        template=template,
         stop_ids=ids | ({end} - {None}),
         # Beyond the context of either model, learned positions fail and rotary ones are untrained.
         context_limit=min(filter(None, limits), default=2048),
-        device=choice.device,
-        draft_device=choice.draft_device,
-        kv_cache=choice.kv_cache,
-        ngrams=ngrams.load(embedded.DRAFT / "ngrams.npz" if pair.embedded else table),
-        head_xml=draft.folder / ir.HEAD if has_head else None,
+        ngrams=table,
+        typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
         check=check,
     )
-    if pair.embedded and not on_torch(choice.device):
-        profile = embedded.TYPICAL.read_bytes()
-        loaded.typical_profile = TypeAdapter(Profile).validate_json(profile)
-    return loaded
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:

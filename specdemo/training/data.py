@@ -212,7 +212,7 @@ def _reader(loaded: LoadedPair) -> Callable[[Conversation], np.ndarray]:
     """A function from a conversation to its states, in the plugin's default numerics. It uses one
     stream: with several, OpenVINO 2026.4.1 gives wrong numbers for some widths."""
     core = ov.Core()
-    model = graph.read_decoder(core, loaded.target_xml)
+    model = graph.read_decoder(core, loaded.target)
     graph.shape_head(model, None, 1)
     graph.add_hidden(model, THIRDS)
     names = {name for port in model.inputs for name in port.names}

@@ -73,7 +73,7 @@ def _make_head(
 
     out, work = settings.out, settings.out / "work"
     rows = data.read_rows(loaded, conversations, work / "states")
-    embedding, output = heads.tables(loaded.target_xml)
+    embedding, output = heads.tables(loaded.target)
     network = head.DraftHead(embedding, output, rows, settings)
     held, learned = _split(conversations)
     generated = np.array([one.kind != data.GIVEN for one in conversations])

@@ -12,7 +12,7 @@ from specdemo.answering import Event
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.trace import Trace, over
+from specdemo.trace import Trace, judged, over
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer, settings_of
 from specdemo.ui.service import Service, visitor_of
@@ -70,15 +70,13 @@ def _pieces(events: Iterator[Event], service: Service) -> Iterator[dict[str, Any
                 continue
         tokens = sum(len(round_.tokens) for round_ in rounds)
         accepted = sum(round_.accepted for round_ in rounds)
-        rejected = sum(
-            1 for round_ in rounds if round_.emitted and round_.emitted.kind == "correction"
-        )
+        examined = sum(len(judged(round_)) for round_ in rounds)
         spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
         yield {
             "delta": "".join(token.text for round_ in rounds[sent:] for token in round_.tokens),
             "tokens": tokens,
             "tokens_per_second": over(tokens - 1, spent) or 0.0,
-            "acceptance_rate": over(accepted, accepted + rejected),
+            "acceptance_rate": over(accepted, examined),
             "done": ended,
             "text": event.text if ended else "",
             "finish_reason": event.finish_reason if ended else "",

@@ -43,7 +43,7 @@ def one_sentence(done: subprocess.CompletedProcess) -> str:
 @pytest.fixture
 def copied_home(embedded_pair, tmp_path):
     """A home of its own with the embedded pair."""
-    for xml in (embedded_pair.target_xml, embedded_pair.head_xml):
+    for xml in (embedded_pair.target, embedded_pair.head):
         shutil.copytree(xml.parent, tmp_path / "embedded" / xml.parent.name, symlinks=True)
     return tmp_path
 
