@@ -119,8 +119,8 @@ class ModelChoice:
     )
     weight_format: Literal["auto", "int8", "int4", "fp16"] = option(
         "auto",
-        "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int4 for GGUF "
-        "files of at most 5 bits a weight, else int8",
+        "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int8, or int4 "
+        "if that takes more than half of the memory",
     )
     thinking: bool = option(False, "let a model that can (Qwen3) think before it answers")
     device: Line = option(

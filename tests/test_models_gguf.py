@@ -152,6 +152,17 @@ def rounded(matrix: np.ndarray, four: bool) -> np.ndarray:
     return ((levels - zero) * step).reshape(matrix.shape)
 
 
+@pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
+def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
+    file, tmp_path, monkeypatch, memory, four
+):
+    monkeypatch.setattr("specdemo.models.export.memory_bytes", lambda: memory)
+    export(file, tmp_path / "ir", "auto")
+    model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
+    kinds = [one.get_element_type() for one in model.get_ops() if one.get_type_name() == "Constant"]
+    assert ov.Type.i8 in kinds and (ov.Type.u4 in kinds) == four
+
+
 def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
     model = tiny_gguf.torch_model("llama")
     tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
@@ -323,6 +334,7 @@ def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, 
         (b"output_norm", b"output_nurm", "output_norm.weight should be .128., and there is none"),
         (b"llama.block_count", b"llama.block_kount", "block_count is 0, not a positive number"),
         (b"tokenizer.ggml.merges", b"tokenizer.ggml.merged", "damaged vocabulary"),
+        ("Ġ t".encode(), "Ġ_t".encode(), r"damaged vocabulary \([^\n]*\); fetch it again.$"),
         (b"qwen2", b"qwenX", "a vocabulary of the kind 'gpt2', 'qwenX'"),
     ],
     ids=str,

@@ -1,10 +1,10 @@
 """Compares the logits of a GGUF file's IR with transformers' float32 reading of the same file.
 
-    python tools/gguf_reference.py FILE.gguf [--tokens 2000] [--formats fp16,int8,int4]
+    python tools/gguf_reference.py FILE.gguf --text FILE [--tokens 2000] [--formats fp16,int8,int4]
 
-For each weight format: the mean divergence KL(file || IR) in nats a token over a text, the share of
-equal greedy choices, the IR's size. The text is the file's own continuation of the built-in prompts
-if there is none in --text. Needs torch and transformers (requirements-export.txt).
+For each weight format: the IR's size, the mean divergence KL(file || IR) in nats a token over the
+text, the share of equal greedy choices, the largest difference of a log-probability. Needs torch
+and transformers (requirements-export.txt).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="a text that both read")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--formats", default="fp16,int8,int4")
-    parser.add_argument("--group", default="0", help="activations that share a scale")
+    parser.add_argument("--group", default="0", help="activations that share a scale; 0: floats")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folders = {}

@@ -124,10 +124,10 @@ def _header(path: Path) -> dict[str, Tensor]:
             file.seek(8)
             table = json.loads(file.read(end - 8)) if end <= min(size, _HEADER_BYTES) else {}
         found = {}
-        for key, one in table.items():
-            if (kind := one.get("dtype")) in _TYPES:
-                first, last = one["data_offsets"]
-                tensor = Tensor(path, end + first, tuple(one["shape"]), _TYPES[kind])
+        for key, entry in table.items():
+            if (kind := entry.get("dtype")) in _TYPES:
+                first, last = entry["data_offsets"]
+                tensor = Tensor(path, end + first, tuple(entry["shape"]), _TYPES[kind])
                 if not 0 <= first <= last <= size - end or tensor.bytes != last - first:
                     raise ValueError(f"{key} lies outside of the file")
                 found[key] = tensor
@@ -151,6 +151,6 @@ def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
     else:
         parts = rows.reshape(shape.heads, 3, -1).swapaxes(0, 1).reshape(3, -1)
     return {
-        name.replace("attn_qkv", f"attn_{one}"): tensor.rows(part)
-        for one, part in zip("qkv", parts, strict=True)
+        name.replace("attn_qkv", f"attn_{letter}"): tensor.rows(part)
+        for letter, part in zip("qkv", parts, strict=True)
     }

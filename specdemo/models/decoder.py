@@ -17,7 +17,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.models import ir
-from specdemo.models.weights import GROUP, Weights
+from specdemo.models.weights import GROUP, FileWeights
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 _LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
@@ -53,7 +53,7 @@ FAMILIES = {family.name: family for family in _ALL}
 
 def with_biases(family: Family, names: Collection[str]) -> Family:
     """`family` with the biases that a model of these tensors has beyond those of all."""
-    own = (one for one in _LAYER if f"blk.0.{one}.bias" in names)
+    own = (matrix for matrix in _LAYER if f"blk.0.{matrix}.bias" in names)
     return replace(family, biases=tuple({*family.biases, *own}))
 
 
@@ -106,7 +106,7 @@ class Shape:
         return (embeddings + weights) * bits // 8
 
 
-def write(shape: Shape, bits: int, weights: Weights, folder: Path) -> None:
+def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
     """Write IR of `shape` with `weights` of `bits` (16, 8 or 4) into `folder`. Takes as much memory
     as the IR. Raises what `weights` raises."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def write(shape: Shape, bits: int, weights: Weights, folder: Path) -> None:
 class _Decoder:
     """Builds a stateful decoder of `shape`."""
 
-    def __init__(self, shape: Shape, bits: int, weights: Weights) -> None:
+    def __init__(self, shape: Shape, bits: int, weights: FileWeights) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
         self._inputs = {}
         for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):

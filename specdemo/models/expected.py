@@ -30,7 +30,7 @@ def speed(pair: Pair) -> str:
     step = profile.draft_step if pair.embedded else costs[0] * _share(pair.draft)
     speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
     least, most = (
-        f"{one:.0f}" if one >= 10 else f"{one:.1f}" for one in speeds[[0, speeds.argmax()]]
+        f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in (speeds[0], speeds.max())
     )
     return f"{least} to {most} tokens/s expected" if least != most else f"{least} tokens/s expected"
 

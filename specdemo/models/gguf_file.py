@@ -4,10 +4,8 @@ can keep it busy for hours."""
 
 from __future__ import annotations
 
-import math
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,9 @@ from specdemo.models import ir
 from specdemo.models.decoder import FAMILIES, Shape, with_biases
 from specdemo.models.weights import Tensor
 
-FEW_BITS = 5.0
 READABLE = ("llama", "qwen2", "qwen3")
 _HEADER_BYTES = 256 << 20  # a header of 150,000 tokens takes 6 MB
-_NUMBERS = "BbHhIif?"  # struct formats by type; 8 is a string, 9 an array
-_LONG_NUMBERS = "Qqd"
+_FORMATS = "BbHhIif?  Qqd"  # of struct, by type
 _STRING, _ARRAY = 8, 9
 _DIMENSION = 1 << 32
 
@@ -52,8 +48,8 @@ def read(path: Path) -> Gguf:
     files = ir.gguf_parts(path)
     fields: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for one in files:
-        own, more = _Header(one).read()
+    for part in files:
+        own, more = _Header(part).read()
         fields = own | fields  # the first part has the model's metadata
         tensors |= more
     return Gguf(path, fields, tensors)
@@ -137,7 +133,7 @@ class _Header:
             known = GGMLQuantizationType(kind)
         except ValueError:
             raise BadInput(f"{self._path} has tensors of the unknown type {kind}.") from None
-        if not all(0 < one < _DIMENSION for one in shape):
+        if not all(0 < size < _DIMENSION for size in shape):
             raise ValueError(f"a tensor has the shape {list(shape)}")
         tensor = Tensor(self._path, begin + offset, shape, known)
         if tensor.begin + tensor.bytes > self._size:
@@ -146,11 +142,9 @@ class _Header:
 
 
 def _format(kind: int) -> str:
-    if kind < len(_NUMBERS):
-        return _NUMBERS[kind]
-    if 10 <= kind < 10 + len(_LONG_NUMBERS):
-        return _LONG_NUMBERS[kind - 10]
-    raise ValueError(f"a value has the unknown type {kind}")
+    if kind >= len(_FORMATS) or _FORMATS[kind] == " ":
+        raise ValueError(f"a value has the unknown type {kind}")
+    return _FORMATS[kind]
 
 
 def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
@@ -178,7 +172,7 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
     scaling = file.value("rope.scaling.type", "none")
     if scaling == "linear":
         scale = _number(file, "rope.scaling.factor", 1.0)
-        factors = tuple(scale * one for one in factors)
+        factors = tuple(scale * factor for factor in factors)
     rotated = _number(file, "rope.dimension_count", width)
     if scaling not in ("none", "linear") or rotated != width or 2 * len(factors) != width:
         raise BadInput(
@@ -204,14 +198,6 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
                 pairs = np.arange(tensor.shape[0]).reshape(-1, width // 2, 2)
                 tensors[name] = tensor.rows(pairs.swapaxes(1, 2).reshape(-1))
     return shape, tensors
-
-
-def weight_format(tensors: Mapping[str, Tensor]) -> str:
-    """The format for a file whose layers have these tensors: int4 where they have at most FEW_BITS
-    a weight, else int8."""
-    layers = [one for name, one in tensors.items() if name.startswith("blk.")]
-    weights = sum(math.prod(one.shape) for one in layers)
-    return "int4" if 8 * sum(one.bytes for one in layers) <= FEW_BITS * weights else "int8"
 
 
 def _number(file: Gguf, name: str, default: Any) -> Any:

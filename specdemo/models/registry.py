@@ -101,8 +101,11 @@ _QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
 _QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
 _QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
 _CODER_15B, _CODER_05B = (
-    Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, export="auto")
-    for name, size in (("Qwen2.5-Coder-1.5B-Instruct", 1_117), ("Qwen2.5-Coder-0.5B-Instruct", 491))
+    Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, "auto", weights * MB)
+    for name, size, weights in (
+        ("Qwen2.5-Coder-1.5B-Instruct", 1_117, 1_779),
+        ("Qwen2.5-Coder-0.5B-Instruct", 491, 632),
+    )
 )
 
 # The order of drafts follows the estimates in docs/results/rehearsals.md.
@@ -138,7 +141,7 @@ _TABLE = (
     ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
     ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B,), _LANGUAGES),
     ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B,), _LANGUAGES),
-    ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 4 bits", 4_200, _CODER_15B, (_CODER_05B,), "code"),
+    ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 8 bits", 5_600, _CODER_15B, (_CODER_05B,), "code"),
     ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,), "continuing a text"),
 )
 PAIRS = (

@@ -15,7 +15,7 @@ from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 
 AS_IT_IS = "checkpoint"
-_EXPORT_VERSION = 5  # changes with the exporters, so that older exports are not used
+_EXPORT_VERSION = 6  # changes with the exporters, so that older exports are not used
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         self.steps = _STEPS
         self.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-        self.filters = {name: self._limited(one) for name, one in self.filters.items()}
+        self.filters = {name: self._limited(function) for name, function in self.filters.items()}
         self.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
         del self.globals["lipsum"]
 
@@ -240,7 +240,7 @@ def chat_template(folder: Path) -> Template | None:
     config = read_json(folder / "tokenizer_config.json")
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates
-        source = {one.get("name"): one.get("template") for one in source}.get("default")
+        source = {named.get("name"): named.get("template") for named in source}.get("default")
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
         source = own_file.read_text(encoding="utf-8")

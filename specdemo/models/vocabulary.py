@@ -60,7 +60,8 @@ def write(file: Gguf, folder: Path) -> None:
         tokenizer = _tokenizer(file, tokens, pre)
         config, about = _configurations(file, tokens)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise BadInput(f"{name} has a damaged vocabulary ({error}); fetch it again.") from error
+        why = f"{error!s:.200}".partition("\n")[0]
+        raise BadInput(f"{name} has a damaged vocabulary ({why}); fetch it again.") from error
     tokenizer.save(str(folder / "tokenizer.json"))
     for path, content in (("config.json", config), ("tokenizer_config.json", about)):
         (folder / path).write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -84,7 +85,7 @@ def _tokenizer(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
 
 
 def _of_bytes(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
-    merges = [tuple(one.split(" ")) for one in file.fields["tokenizer.ggml.merges"]]
+    merges = [tuple(pair.split(" ")) for pair in file.fields["tokenizer.ggml.merges"]]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]
@@ -97,12 +98,16 @@ def _of_bytes(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
 def _of_pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> Tokenizer:
     """SentencePiece joins the pair with the highest score first: its scores order the merges."""
     scores: list[float] = file.fields["tokenizer.ggml.scores"]
-    usual = {one: scores[id] for id, one in enumerate(tokens) if kinds[id] == TokenType.NORMAL}
+    usual = {
+        token: score
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        if kind == TokenType.NORMAL
+    }
     merges = [
-        (one[:at], one[at:])
-        for one in sorted(usual, key=usual.__getitem__, reverse=True)
-        for at in range(1, len(one))
-        if one[:at] in usual and one[at:] in usual
+        (token[:at], token[at:])
+        for token in sorted(usual, key=usual.__getitem__, reverse=True)
+        for at in range(1, len(token))
+        if token[:at] in usual and token[at:] in usual
     ]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = tokens[file.fields.get("tokenizer.ggml.unknown_token_id", 0)]
@@ -127,7 +132,8 @@ def _configurations(file: Gguf, tokens: list[str]) -> tuple[dict[str, Any], dict
     }
     ends = {known.get("eos"), file.fields.get("tokenizer.ggml.eot_token_id")} - {None}
     kinds = file.fields["tokenizer.ggml.token_type"]
-    ends |= {id for id, one in enumerate(tokens) if one in _ENDS and kinds[id] == TokenType.CONTROL}
+    controls = (id for id, kind in enumerate(kinds) if kind == TokenType.CONTROL)
+    ends |= {id for id in controls if tokens[id] in _ENDS}
     config = {
         "model_type": file.architecture,
         "max_position_embeddings": file.value("context_length", 0),

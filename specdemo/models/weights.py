@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import gguf
 import numpy as np
@@ -24,16 +23,7 @@ from specdemo.models.progress import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once
-
-
-class Weights(Protocol):
-    """Where a graph's weights come from."""
-
-    def vector(self, name: str, *shape: int) -> np.ndarray:
-        """The tensor `name`, float32, of this shape."""
-
-    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
-        """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
+_SMALLEST = np.finfo(np.float32).eps  # scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +72,12 @@ def weight_group(columns: int) -> int:
 
 
 class FileWeights:
-    """Tensors of a model's files by name. Raises FetchError if one is missing, has another shape or
-    cannot be read."""
+    """Where a graph's weights come from: tensors of a model's files, by name. Raises FetchError if
+    one is missing, has another shape or cannot be read."""
 
     def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
         self._tensors = dict(tensors)
-        total = sum(math.prod(one.shape) for one in tensors.values())
+        total = sum(math.prod(tensor.shape) for tensor in tensors.values())
         self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
         self._pool = ThreadPoolExecutor(processors())
 
@@ -96,16 +86,18 @@ class FileWeights:
         return list(self._tensors)
 
     def vector(self, name: str, *shape: int) -> np.ndarray:
+        """The tensor `name`, float32, of this shape."""
         return self._taken(name, shape).read(0, shape[0]).reshape(shape)
 
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
         tensor = self._taken(name, (rows, columns))
         group = weight_group(columns) if bits == 4 else columns
         kind = {4: ov.Type.u4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
         stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         flat = raw_bytes(stored)
         scales = np.empty((rows, columns // group, 1), np.float16)
-        zeros = np.empty(scales.shape, np.uint8) if bits == 4 else None
+        zeros = np.empty(scales.shape, np.uint8)
         # Pieces end at whole bytes: a row of 4-bit weights may not.
         step = max(_PIECE // columns // 2 * 2, 2)
 
@@ -115,12 +107,9 @@ class FileWeights:
             begin, size = first * columns * bits // 8, -(-weights.size * bits // 8)
             if bits == 16:
                 packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
-            elif bits == 8:
-                packed, scales[first:end] = quantized(weights.reshape(end - first, -1, group), bits)
             else:
-                packed, scales[first:end], zeros[first:end] = quantized4(
-                    weights.reshape(end - first, -1, group)
-                )
+                groups = weights.reshape(end - first, -1, group)
+                packed, scales[first:end], zeros[first:end] = quantized(groups, bits)
             flat[begin : begin + size] = packed
             return weights.size
 
@@ -130,7 +119,7 @@ class FileWeights:
             stored.shape = ov.Shape([rows, columns])
             half = ov.op.Constant(stored, shared_memory=True)
             return ops.convert(half, "f32", name=f"{name}/half").output(0)
-        return compressed(stored, scales, zeros)
+        return compressed(stored, scales, zeros if bits == 4 else None)
 
     def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.pop(name, None)
@@ -164,34 +153,23 @@ def compressed(
     return ops.convert(weights, "f32").output(0)
 
 
-def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Integers of `bits` (flat uint8, two 4-bit ones per byte) and scales (float16 [rows, groups,
-    1]) of float32 weights [rows, groups, group], symmetric around 0. As in nncf, the weight of
-    largest magnitude in a group becomes the most negative integer."""
-    limit = 2 ** (bits - 1)
+def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integers of `bits` (flat uint8), scales (float16) and zero points (uint8), [rows, groups, 1]
+    both, of float32 weights [rows, groups, group]. 8 bits: signed, around 0; as in nncf, the weight
+    of largest magnitude becomes -128. 4 bits: unsigned, two in a byte."""
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
-    scales = np.where(np.abs(lowest) >= highest, np.abs(lowest), -highest) / limit
-    smallest = np.finfo(np.float32).eps
-    scales = np.where(np.abs(scales) < smallest, smallest, scales)
-    values = np.divide(weights, scales)
-    np.rint(values, out=values)
-    np.clip(values, -limit, limit - 1, out=values)
-    packed = values.astype(np.int8).reshape(-1).view(np.uint8)
-    if bits == 4:
-        packed = (packed[::2] & 15) | (packed[1::2] << 4)
-    return packed, scales.astype(np.float16)
-
-
-def quantized4(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unsigned integers of 4 bits (flat uint8, two per byte), scales (float16) and zero points
-    (uint8), both [rows, groups, 1], of float32 weights [rows, groups, group]."""
-    lowest = np.minimum(weights.min(-1, keepdims=True), 0)
-    highest = np.maximum(weights.max(-1, keepdims=True), 0)
-    scales = ((highest - lowest) / 15).clip(np.finfo(np.float32).eps).astype(np.float16)
-    zeros = np.rint(-lowest / scales).clip(0, 15)
-    values = np.divide(weights, scales)
+    if bits == 8:
+        scales, least, zeros = np.where(-lowest >= highest, -lowest, -highest) / 128, -128, 0
+    else:
+        lowest = np.minimum(lowest, 0)
+        scales, least = (np.maximum(highest, 0) - lowest) / 15, 0
+        scales = np.maximum(scales, _SMALLEST).astype(np.float16)
+        zeros = np.rint(-lowest / scales).clip(0, 15)
+    values = np.divide(weights, np.where(np.abs(scales) < _SMALLEST, _SMALLEST, scales))
     values += zeros
     np.rint(values, out=values)
-    np.clip(values, 0, 15, out=values)
-    packed = values.astype(np.uint8).reshape(-1)
-    return packed[::2] | packed[1::2] << 4, scales, zeros.astype(np.uint8)
+    np.clip(values, least, least + 2**bits - 1, out=values)
+    packed = values.astype(np.int8).reshape(-1).view(np.uint8)
+    if bits == 4:
+        packed = packed[::2] | packed[1::2] << 4
+    return packed, scales.astype(np.float16), np.broadcast_to(np.uint8(zeros), scales.shape)
