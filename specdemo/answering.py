@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
@@ -67,9 +67,6 @@ class Answering(AbstractContextManager[Any]):
 
     @abstractmethod
     def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from specdemo.engine.rounds import Round
 from specdemo.models.load import load_pair
@@ -54,13 +54,8 @@ class Answer:
     @property
     def tokens(self) -> list[Token]:
         return [
-            Token(
-                token.id,
-                token.text,
-                token.kind,
-                getattr(token, "source", ""),
-            )
-            for token in self.trace.tokens
+            Token(t.id, t.text, getattr(t, "kind", "accepted"), getattr(t, "source", ""))
+            for t in self.trace.tokens
         ]
 
     @property
@@ -126,9 +121,6 @@ class Pipeline(AbstractContextManager[Any]):
     def close(self) -> None:
         """End running answers and release the models."""
         self.session.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any
 
 from .errors import CacheFull
 
@@ -78,9 +78,6 @@ class Sequence(AbstractContextManager[Any]):
         """Give all blocks back and empty the sequence. A second call does nothing."""
         self.tokens.clear()
         self.trim_blocks()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -27,15 +27,12 @@ class Constraint(Protocol):
 
     def mask(self) -> Mask:
         """At least one token is allowed. The mask depends on the tokens only."""
-        ...
 
     def advance(self, token: int) -> None:
         """Read an allowed token."""
-        ...
 
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens."""
-        ...
 
 
 def wait(masks: Future[list[Mask]]) -> Generator[Future[list[Mask]], None, list[Mask]]:

@@ -139,22 +139,18 @@ class Model(Protocol):
     @property
     def block_bytes(self) -> int:
         """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
-        ...
 
     def new_sequence(self) -> Sequence: ...
 
     def fork(self, source: Sequence, length: int) -> Sequence:
         """A new sequence with the first `length` tokens of `source`."""
-        ...
 
     def forward(self, batch: list[Run]) -> list[Logits]:
         """Append each run's tokens to its sequence; gives the logits of its last `rows` tokens,
         valid until the next forward. Appends nothing when it raises CacheFull or ModelError."""
-        ...
 
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, while there are no sequences."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
