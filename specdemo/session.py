@@ -33,8 +33,7 @@ from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import Baseline, BaselineToken, ForwardCosts, Repeat, Trace
 from specdemo.verdict import enough
 
-ACTIVE_REQUESTS = 16
-"""Requests that run at once by default."""
+ACTIVE_REQUESTS = 16  # requests that run at once by default
 
 
 class Session(Answering):

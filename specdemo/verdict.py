@@ -13,8 +13,7 @@ ENOUGH_SECONDS = 3.0
 CERTAIN, CERTAIN_RACES = 0.05, 3
 """So many races are enough if the speed-ups of all are within this share of their median."""
 
-MOST_REPEATS = 24
-"""Answers of a few tokens would be repeated for longer than anybody waits."""
+MOST_REPEATS = 24  # answers of a few tokens would be repeated for longer than anybody waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from specdemo.engine.rounds import Round
 from specdemo.trace import Trace, judged, summarize
 from specdemo.verdict import counted
 
-LONG_DRAFT = 4
-"""Tokens; drafts beyond it have acceptance rates of their own in a prediction."""
+LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction
 
 
 @dataclass(frozen=True, slots=True)

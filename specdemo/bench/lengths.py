@@ -43,18 +43,14 @@ def by_length(
     return found
 
 
-def published() -> list[dict[str, Any]]:
-    """The paper's rows, as far as `by_length` has the same fields."""
-    return [
-        {"max_new_tokens": limit, **dict(zip(WAYS, seconds, strict=True))}
-        for limit, seconds in PAPER.items()
-    ]
-
-
 def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
     """A Plotly figure as JSON has it: bars of seconds, left of the report's `lengths`, titled
     `ours`, right the paper's. Each side has its own scale: seconds of two machines."""
-    sides = [(lengths, ours, ""), (published(), "dolly-v2-12b (paper)", "2")]
+    paper = [
+        {"max_new_tokens": limit, **dict(zip(WAYS, seconds, strict=True))}
+        for limit, seconds in PAPER.items()
+    ]
+    sides = [(lengths, ours, ""), (paper, "dolly-v2-12b (paper)", "2")]
     data, axes, small = [], {}, {"size": 11}
     for (rows, title, axis), colours in zip(sides, COLOURS, strict=True):
         for (field, name), colour in zip(WAYS.items(), colours, strict=True):

@@ -34,8 +34,7 @@ from specdemo.trace import (
     summarize,
 )
 
-PILOT_PROMPTS = 3
-"""Answered by every variant of a peer; the fastest then answers all prompts."""
+PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 

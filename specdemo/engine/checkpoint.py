@@ -10,8 +10,7 @@ from pathlib import Path
 
 from .errors import ModelError
 
-TORCH = "torch:"
-"""Prefix of the names of devices that run in torch, not in OpenVINO."""
+TORCH = "torch:"  # prefix of the names of devices that run in torch, not in OpenVINO
 
 _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 
-LARGEST = 16
-"""Tokens. Costs of larger forwards, which several requests share, are extrapolated."""
+LARGEST = 16  # tokens. Costs of larger forwards, which several requests share, are extrapolated.
 
 TYPICAL = {1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 6: 1.6, 8: 1.8, 12: 2.15, 16: 2.65}
 """Seconds of a forward by its number of tokens, relative to one token: about the means of

@@ -21,8 +21,7 @@ little, and the joined weights would be a second copy of those read from the fil
 ROWS_INPUT = "logits_rows"
 """Name of the added input, int32 [rows]: indices of the tokens that get logits."""
 
-HIDDEN = "hidden"
-"""Name of the added output of hidden states."""
+HIDDEN = "hidden"  # name of the added output of hidden states
 
 
 def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:

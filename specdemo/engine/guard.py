@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from .messages import Forward, Reply, Run
 
-REPEATED = 16
-"""The most tokens that one repeated forward runs."""
+REPEATED = 16  # the most tokens that one repeated forward runs
 
 
 @dataclass(slots=True)

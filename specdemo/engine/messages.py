@@ -18,8 +18,7 @@ from .sampling import Distribution
 PREFILL_CHUNK = 256
 """Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
 
-DEPTH = 5
-"""The most tokens of a chain; heads are trained for this length."""
+DEPTH = 5  # the most tokens of a chain; heads are trained for this length
 
 
 @dataclass(frozen=True, slots=True)

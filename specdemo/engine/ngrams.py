@@ -8,17 +8,13 @@ from typing import NamedTuple, Protocol
 
 from .constraint import Mask
 
-ORDERS = 4
-"""Tokens of the longest context that is looked up."""
-
-RECENCY = 0.7
-"""Factor on the earlier counts of a context when the context occurs again."""
+ORDERS = 4  # tokens of the longest context that is looked up
+RECENCY = 0.7  # factor on the earlier counts of a context when the context occurs again
 
 FORGOTTEN = 0.02
 """Counts at or below it are dropped: about the last dozen occurrences of a context count."""
 
-DOUBT = 2.0
-"""Weight of a shorter context beside a longer one, in occurrences."""
+DOUBT = 2.0  # weight of a shorter context beside a longer one, in occurrences
 
 LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0
 """Logits of a blended probability at confidence 0 and 1. Logits separate probabilities near 1."""

@@ -58,8 +58,7 @@ _REFERENCE = 4
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
 _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _NO_DYNAMIC = (_GROUP, "0")
-GROUPS = (32, 64, 128)
-"""Numbers of activations that may share a scale; 32 is the plugin's."""
+GROUPS = (32, 64, 128)  # numbers of activations that may share a scale; 32 is the plugin's
 
 _LEAST_GAIN, _TIMED_WEIGHTS = 0.97, 32_000_000
 

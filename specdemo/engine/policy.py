@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 
 from .costs import LARGEST, Costs
 
-MAX_DRAFT = LARGEST - 1
-"""Tokens of the longest draft, verified together with the token before it."""
+MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
 PROBE_SHARE = 0.005
 """The most time for probes of a source, as a share of the time decoded without it."""
 
-LIKELY_TOKENS = 50
-"""Tokens of an answer that has only begun, if it may have so many."""
-
-LEAST_SURVIVAL = 0.15
-"""No further token is drafted when the chance to reach it is below this."""
+LIKELY_TOKENS = 50  # tokens of an answer that has only begun, if it may have so many
+LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
 class Rate:

@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
 
-MERGED_TOKENS = 64
-"""The most tokens in a shared forward: rounding is measured up to that size."""
-
-Properties = tuple[tuple[str, str], ...]
-"""Names and values of OpenVINO plugin properties."""
+MERGED_TOKENS = 64  # the most tokens in a shared forward: rounding is measured up to that size
+Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin properties
 
 
 @dataclass(frozen=True, slots=True)

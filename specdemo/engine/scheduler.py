@@ -21,8 +21,7 @@ from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)
 
-QUEUED = 256
-"""Requests that may wait to be admitted."""
+QUEUED = 256  # requests that may wait to be admitted
 
 QUIET, PATIENCE = 1.0, 10.0
 """Seconds without requests before background work goes on, and seconds between two of its steps
@@ -32,8 +31,7 @@ COLLECT_EVERY = 0.02
 """Seconds that a consumer with an empty queue sleeps, times the active requests (at most 8). Woken
 for each round, it would contend for the GIL with the engine's thread."""
 
-AWAIT = 0.05
-"""Seconds without a look at stop signals while all requests await Futures."""
+AWAIT = 0.05  # seconds without a look at stop signals while all requests await Futures
 
 END = object()
 

@@ -31,8 +31,7 @@ TYPICAL = Path(__file__).parent / "embedded_profile.json"
 """The profile of acceptance by source of draft tokens, until this machine has measured its own."""
 
 _VERSION = f"v5-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
-TARGET = f"target-{_VERSION}"
-"""The name of the target's folder."""
+TARGET = f"target-{_VERSION}"  # the name of the target's folder
 
 
 def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:

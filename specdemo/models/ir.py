@@ -12,10 +12,8 @@ from specdemo.errors import BadInput, FetchError
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
-HEAD = "openvino_head.xml"
-"""A draft head (`heads`)."""
-SOURCE = "source.gguf"
-"""The GGUF file that the IR was made of, or a link to it."""
+HEAD = "openvino_head.xml"  # a draft head (`heads`)
+SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 

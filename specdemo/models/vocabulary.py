@@ -22,8 +22,7 @@ _WORDS = (
 )
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
 """Control tokens that end an answer, also where the file names only one of them."""
-_PIECES = "llama"
-"""The name of SentencePiece's vocabularies in GGUF files."""
+_PIECES = "llama"  # the name of SentencePiece's vocabularies in GGUF files
 
 
 def _split(digits: str) -> PreTokenizer:
