@@ -4,17 +4,24 @@ what cannot be used is refused in a sentence. Each schema's source and licence a
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import jsonschema
 import numpy as np
+import openai
 import pytest
+from fakes import served
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from specdemo.errors import BadInput
 from specdemo.grammar import Grammars, Tools
+from specdemo.models.templates import Message, Template
+from specdemo.serving.calls import CallReader
 from specdemo.session import Session
 from specdemo.settings import Settings
 
@@ -153,3 +160,143 @@ def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampl
         assert trace.finish_reason == "length" or is_valid(trace.text, schema)
         forced = [one for r in trace.rounds for one in r.drafted if one.source == "grammar"]
         assert forced and all(one.accepted or one.target_probability is None for one in forced)
+
+
+# The API, with OpenAI's client
+
+
+class Drink(BaseModel):
+    """Orders a drink."""
+
+    name: Literal["tea", "coffee"]
+    hot: bool
+
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\nTools:"
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}"
+    "\nCall one as <tool_call>\n{...}\n</tool_call><|im_end|>\n{% endif %}"
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}"
+    "{% for call in one.tool_calls %}<tool_call>\n{{ call.function.arguments | tojson }}\n"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+TOOLS = [openai.pydantic_function_tool(Drink)]
+ASKED = {"model": "embedded", "messages": [{"role": "user", "content": "Coffee, please."}]}
+
+
+@pytest.fixture(scope="module")
+def client(session, embedded_pair):
+    loaded = replace(embedded_pair, template=Template("hermes", HERMES))
+    with served(session, loaded) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_parse_gives_a_pydantic_model(client):
+    done = client.chat.completions.parse(response_format=Drink, max_tokens=40, **ASKED)
+    assert isinstance(done.choices[0].message.parsed, Drink)
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_json_object_is_an_object_unless_its_length_ends_it(client):
+    done = client.chat.completions.create(
+        response_format={"type": "json_object"}, max_tokens=6, temperature=0, **ASKED
+    )
+    assert done.choices[0].message.content.startswith("{")
+    assert done.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "Drink"}}]
+)
+def test_a_tool_is_called_and_its_result_answered(client, choice):
+    asked = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 60, **ASKED}
+    done = client.chat.completions.parse(tool_choice=choice, **asked).choices[0]
+    [call] = done.message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Drink) and call.function.name == "Drink"
+    assert (done.finish_reason, done.message.content) == ("tool_calls", None)
+    with client.chat.completions.stream(tool_choice=choice, seed=1, **asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert isinstance(streamed.message.tool_calls[0].function.parsed_arguments, Drink)
+    assert streamed.finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is served."}
+    asked["messages"] = [*ASKED["messages"], done.message.model_dump(), result]
+    answer = client.chat.completions.create(tool_choice="none", **asked)
+    assert answer.choices[0].message.content
+
+
+def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(client):
+    schema = {"name": "drink", "schema": Drink.model_json_schema(), "strict": True}
+    kinds = [{}, {"response_format": {"type": "json_schema", "json_schema": schema}}]
+
+    def ask(more):
+        done = client.chat.completions.create(
+            temperature=0.9, seed=3, max_tokens=24, **more, **ASKED
+        )
+        return done.choices[0].message.content
+
+    alone = [ask(more) for more in kinds]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, kinds * 3)) == alone * 3
+
+
+JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("param", "words", "more"),
+    [
+        ("response_format", "unsupported keywords.*not", {"response_format": JSON}),
+        ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
+        ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
+        (
+            "tool_choice",
+            "none of the tools",
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
+        ),
+        (
+            "response_format",
+            "exclude",
+            {"tools": TOOLS, "response_format": {"type": "json_object"}},
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_followed_is_refused_by_name(client, param, words, more):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.chat.completions.create(**more, **ASKED)
+    assert caught.value.param == param
+
+
+def test_nothing_in_tools_or_their_calls_becomes_a_special_token(embedded_pair):
+    tokenizer, template = embedded_pair.tokenizer, Template("hermes", HERMES)
+    found = []
+    for text in ("plain", "x<|im_end|>"):
+        tool = {"type": "function", "function": {"name": "sing", "description": text}}
+        turns = [
+            Message("user", "Sing."),
+            Message("assistant", "", (("sing", f'{{"a": "{text}"}}'),)),
+        ]
+        ids = template.render_chat(turns, tokenizer, [tool])
+        assert tokenizer.decode(ids).count(text) == 2
+        found.append(sum(id in tokenizer.special_ids for id in ids))
+    assert found[0] == found[1]
+
+
+def test_tools_are_refused_where_the_template_has_none(session, embedded_pair):
+    with served(session, embedded_pair) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="leave out tools"):
+            client.chat.completions.create(tools=TOOLS, **ASKED)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_content_and_calls_are_told_apart_however_the_text_is_cut(size):
+    call = '<tool_call>\n{"name": "greet", "arguments": {"to": "<tool_call>"}}\n</tool_call>'
+    text = f"Well, <tool> {call}\n{call} {call[:-3]}"
+    reader, content, calls = CallReader(), "", []
+    for at in range(0, len(text), size):
+        more, found = reader.read(text[at : at + size], at + size >= len(text))
+        content, calls = content + more, calls + found
+    assert content == "Well, <tool> " + call[:-3]
+    assert [one["function"]["arguments"] for one in calls] == ['{"to": "<tool_call>"}'] * 2
+    assert [one["index"] for one in calls] == [0, 1]

@@ -225,7 +225,7 @@ REFUSED = [
     ("n", VALUE, {"n": 2}),
     ("n", VALUE, {"n": True}),
     ("logprobs", UNSUPPORTED, {"logprobs": True}),
-    ("response_format", UNSUPPORTED, {"response_format": {"type": "json_object"}}),
+    ("suffix", UNSUPPORTED, {"extra_body": {"suffix": "x"}}),
     ("messages", VALUE, {"messages": []}),
     ("messages", VALUE, {"messages": [IMAGE]}),
     ("messages", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),

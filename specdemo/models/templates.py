@@ -41,10 +41,12 @@ _ONE_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `role` is "system", "user" or "assistant"."""
+    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". `calls` are an
+    assistant's calls of tools: names, and arguments as JSON text."""
 
     role: str
     content: str
+    calls: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +73,41 @@ class Template:
         pair = self.render("A", tokenizer), self.render("1", tokenizer)
         return tuple(os.path.commonprefix(pair))
 
-    def render_chat(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-        """The token ids of a conversation that the model is to continue. Raises BadInput."""
-        return _encode(self.parts(messages), tokenizer, self.bos)
+    def render_chat(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[dict] = ()
+    ) -> list[int]:
+        """The token ids of a conversation that the model is to continue, with `tools` that it may
+        call (OpenAI's definitions). Raises BadInput."""
+        return _encode(self.parts(messages, tools), tokenizer, self.bos)
 
-    def parts(self, messages: Sequence[Message]) -> list[str]:
-        """The prompt of a conversation: the template's own text and messages alternate.
+    def parts(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[str]:
+        """The prompt of a conversation: the template's own text alternates with that of messages
+        and tools.
 
-        Raises BadInput if the template refuses the conversation or drops a system or user message.
-        """
-        marked = [
-            {"role": message.role, "content": _MARK.format(at)}
-            for at, message in enumerate(messages)
-        ]
-        given = {"messages": marked, "add_generation_prompt": True, "tools": None}
+        Raises BadInput if the template refuses the conversation or drops a system or user message,
+        or a tool."""
+        texts: list[str] = []
+        needed: list[str] = []
+
+        def mark(text: str, name: str = "") -> str:
+            texts.append(text)
+            needed.append(name)
+            return _MARK.format(len(texts) - 1)
+
+        def turn(message: Message) -> dict:
+            name = "" if message.role == "assistant" else f"the {message.role} message"
+            content = "" if message.calls and not message.content else mark(message.content, name)
+            calls = [
+                {"type": "function", "function": {"name": called, "arguments": _Json(mark(text))}}
+                for called, text in message.calls
+            ]
+            return {"role": message.role, "content": content} | (
+                {"tool_calls": calls} if calls else {}
+            )
+
+        given = {"messages": [turn(message) for message in messages], "add_generation_prompt": True}
+        listed = [mark(json.dumps(tool, ensure_ascii=False), "a tool") for tool in tools]
+        given["tools"] = [_Json(one) for one in listed] or None
         try:
             template = _Sandbox().from_string(self.jinja)
             given |= {"documents": None, "enable_thinking": self.thinking}
@@ -94,15 +117,21 @@ class Template:
                 f"The model's chat template refuses this conversation: {error}", "messages"
             ) from error
         pieces = re.split(_MARK.format("([0-9]+)"), text)  # own text and indices alternate
-        for at, message in enumerate(messages):
-            if message.role != "assistant" and str(at) not in pieces[1::2]:
+        for at, name in enumerate(needed):
+            if name and str(at) not in pieces[1::2]:
                 raise BadInput(
-                    f"The model's chat template leaves out the {message.role} message of this "
-                    "conversation.",
-                    "messages",
+                    f"The model's chat template leaves out {name} of this conversation.",
+                    "tools" if name == "a tool" else "messages",
                 )
-        pieces[1::2] = [messages[int(at)].content for at in pieces[1::2]]
+        pieces[1::2] = [texts[int(at)] for at in pieces[1::2]]
         return pieces
+
+
+class _Json(dict):
+    """Data that a template writes with `tojson` as the text `mark`."""
+
+    def __init__(self, mark: str):
+        super().__init__(mark=mark)
 
 
 class _Loops(CodeGenerator):
@@ -134,7 +163,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         self.steps = _STEPS
-        self.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        self.filters["tojson"] = lambda value, **_: (
+            value["mark"] if isinstance(value, _Json) else json.dumps(value, ensure_ascii=False)
+        )
         self.filters = {name: self._limited(function) for name, function in self.filters.items()}
         self.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
         del self.globals["lipsum"]

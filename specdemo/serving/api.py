@@ -23,6 +23,7 @@ from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend, ReplicaBackend
+from specdemo.serving.calls import CallReader
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.request_guard import RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
@@ -115,6 +116,7 @@ class Form:
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
         self._asked, self._chat = asked, isinstance(asked, ChatRequest)
+        self._reader = CallReader() if asked.callable_tools else None
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -125,6 +127,10 @@ class Form:
     def whole(self, text: str, trace: Trace) -> dict[str, Any]:
         """The answer without streaming."""
         message = {"role": "assistant", "content": text, "refusal": None}
+        if self._reader:
+            text, calls = self._reader.read(text, last=True)
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
         content = {"message": message} if self._chat else {"text": text}
         return {**self._written(content, trace), "usage": _usage(trace)}
 
@@ -135,12 +141,16 @@ class Form:
         if self._asked.extension.rounds and not ends:
             [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
             extension = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
-        if not (event.text or extension or begins or ends):
+        text, calls = event.text, []
+        if self._reader:
+            text, calls = self._reader.read(text, last=ends)
+        if not (text or calls or extension or begins or ends):
             return
-        content, head = {"text": event.text}, self._head
+        content, head = {"text": text}, self._head
         if self._chat:
             role = {"role": "assistant"} if begins else {}
-            content = {"delta": {**role, "content": event.text}}
+            called = {"tool_calls": calls} if calls else {}
+            content = {"delta": {**role, "content": text, **called}}
             head = {**head, "object": "chat.completion.chunk"}
         yield {**self._written(content, what), **head, **extension}
         options = self._asked.stream_options
@@ -152,6 +162,8 @@ class Form:
         if not isinstance(what, Trace):
             return {**self._head, "choices": [choice]}
         choice["finish_reason"] = {"context": "length"}.get(what.finish_reason, what.finish_reason)
+        if self._reader and self._reader.count and what.finish_reason == "stop":
+            choice["finish_reason"] = "tool_calls"
         summary = summarize(what)
         figures = {
             "acceptance_rate": summary.acceptance_rate,

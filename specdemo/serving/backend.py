@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdemo.answering import Question
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
-from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
+from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
+from specdemo.grammar import CALL
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.settings import MAX_NEW_TOKENS, require_loaded
@@ -88,6 +89,8 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
         learn=options.learn,
     )
     session.prepare()
+    with suppress(SpecdemoError):
+        _ = session.grammars  # now: making it stops all threads for a moment
     return session
 
 
@@ -171,6 +174,8 @@ class LocalBackend:
             except BaseException as error:
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
+                if getattr(error, "param", None) == "json_schema" and asked.json_schema:
+                    error.param = "response_format"
                 if getattr(error, "code", None) == "context_length_exceeded":
                     error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
                 put(error)
@@ -207,6 +212,7 @@ class LocalBackend:
         prompt, title = self._prompt(asked)
         how = {"baseline": extras.baseline, "repeat": extras.repeat, "stop": stop}
         # A baseline decodes the instruction.
+        how["tools"] = asked.callable_tools
         question = Question(title, settings, None if extras.baseline else prompt, **how)
         text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
@@ -232,7 +238,13 @@ class LocalBackend:
         tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):
             turns = [message.turn() for message in asked.messages]
-            ids = loaded.template.render_chat(turns, tokenizer)
+            tools = []
+            if asked.callable_tools:
+                if CALL not in loaded.template.jinja.replace("\\n", "\n"):
+                    message = "This model's chat template has no tool calls that this server reads"
+                    raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
+                tools = [one.model_dump(exclude_none=True) for one in asked.tools]
+            ids = loaded.template.render_chat(turns, tokenizer, tools)
             return tuple(ids), turns[-1].content
         if isinstance(asked.prompt, str):
             return tuple(tokenizer.encode(asked.prompt, special=False, bos=True)), asked.prompt

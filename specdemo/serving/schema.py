@@ -5,12 +5,21 @@ A parameter that would change the answer but is not supported is refused by name
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from specdemo.errors import BadInput
+from specdemo.grammar import Tools
 from specdemo.models.templates import Message
 from specdemo.settings import MAX_NEW_TOKENS, Settings, Whole
 
@@ -71,11 +80,12 @@ class CommonRequest(Sampling):
     def _only_supported(cls, asked: Any) -> Any:
         if not isinstance(asked, dict):
             return asked
-        for name in UNSUPPORTED:
+        for name in {*UNSUPPORTED} - cls.model_fields.keys():
             if asked.get(name) not in NOTHING:
                 message = f"{name} is not supported with this value; leave it out."
                 raise BadInput(message, name, "unsupported_parameter")
-        return {name: asked[name] for name in asked.keys() - {*UNSUPPORTED, *IGNORED}}
+        dropped = {*UNSUPPORTED, *IGNORED} - cls.model_fields.keys()
+        return {name: asked[name] for name in asked.keys() - dropped}
 
     @property
     def extension(self) -> BaseModel:
@@ -85,10 +95,20 @@ class CommonRequest(Sampling):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def json_schema(self) -> str:
+        """The JSON Schema that the answer must follow, as text; "" for none."""
+        return ""
+
+    @property
+    def callable_tools(self) -> Tools | None:
+        return None
+
     def settings(self, default_limit: int) -> Settings:
         """The settings of the request; without a seed, each call draws a new one."""
         limit = self.max_tokens or default_limit
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
+        start["json_schema"] = self.json_schema
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
         return Settings(**start | given | extension)
@@ -99,20 +119,103 @@ class TextPart(Strict):
     text: str
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class CalledFunction(Strict, extra="ignore"):
+    name: FunctionName
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _json_object(cls, text: str) -> str:
+        if not isinstance(json.loads(text or "{}"), dict):
+            raise ValueError("it must be the JSON text of an object")
+        return text or "{}"
+
+
+class ToolCall(Strict, extra="ignore"):
+    function: CalledFunction
+
+
 class ChatMessage(Strict, extra="ignore"):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
 
     def turn(self) -> Message:
         """The message in the form that a chat template takes."""
         content = self.content or ""
         parts = [content] if isinstance(content, str) else [part.text for part in content]
-        return Message("system" if self.role == "developer" else self.role, "".join(parts))
+        calls = [(one.function.name, one.function.arguments) for one in self.tool_calls or ()]
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, "".join(parts), tuple(calls))
+
+
+class Function(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Strict):
+    name: FunctionName
+
+
+class ToolChoice(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class NamedSchema(Strict):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
 
 class ChatRequest(CommonRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
     max_completion_tokens: Limit | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def json_schema(self) -> str:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return ""
+        if wanted.json_schema is None:
+            return '{"type": "object"}'
+        return json.dumps(wanted.json_schema.schema_)
+
+    @property
+    def callable_tools(self) -> Tools | None:
+        if not self.tools or self.tool_choice == "none":
+            return None
+        functions = [one.function.model_dump(exclude_none=True) for one in self.tools]
+        named = isinstance(self.tool_choice, ToolChoice)
+        if named:
+            functions = [f for f in functions if f["name"] == self.tool_choice.function.name]
+        if not functions:
+            raise BadInput("tool_choice names none of the tools.", "tool_choice")
+        required = named or self.tool_choice == "required"
+        return Tools(
+            json.dumps(functions), required, not named and self.parallel_tool_calls is not False
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -123,9 +226,17 @@ class ChatRequest(CommonRequest):
         if not all(one.turn().content.strip() for one in self.messages if one.role == "user"):
             raise BadInput("A user message is empty; write a question or a task.", "messages")
         roles = [message.role for message in self.messages]
-        if self.extension.baseline and (self.stop or roles != ["user"]):
-            message = "speculative.baseline needs a single user message and no stop strings."
+        if self.extension.baseline and (self.stop or self.tools or roles != ["user"]):
+            message = "speculative.baseline needs one user message, no stop strings, no tools."
             raise BadInput(message, "speculative")
+        if self.callable_tools and self.json_schema:
+            raise BadInput("response_format and tools exclude each other.", "response_format")
+        if (
+            self.response_format
+            and self.response_format.type == "json_schema"
+            and not (self.response_format.json_schema)
+        ):
+            raise BadInput("response_format.json_schema is missing.", "response_format")
         return self
 
 
