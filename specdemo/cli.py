@@ -258,8 +258,7 @@ def check_output(destination: str | None, option: str) -> str | None:
             if new:
                 os.unlink(destination)  # an interrupted command leaves no empty file
         except OSError as error:
-            message = f"{option} {destination} cannot be written: {error.strerror}."
-            raise BadInput(message) from None
+            raise BadInput(f"{option} {destination} cannot be written: {error.strerror}.") from None
     return destination
 
 

@@ -125,8 +125,7 @@ class Record(AbstractContextManager):
             self._metrics.prompt_tokens.inc(trace.prompt_tokens)
             self._metrics.whole.observe(seconds)
         prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
-        line = "%s %s prompt=%s tokens=%s seconds=%.2f"
-        log.info(line, kind, outcome, prompt, tokens, seconds)
+        log.info("%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, tokens, seconds)
 
 
 def log_requests() -> None:

@@ -236,8 +236,7 @@ class Session(Answering):
                 load = self.load
                 if load.active or load.waiting or load.preparing or question.loading():
                     return
-                own = deepcopy(rates)
-                request = self._request(trace.instruction, way, rates=own, timed=True)
+                request = self._request(trace.instruction, way, rates=deepcopy(rates), timed=True)
                 try:
                     handle = self._engine.submit(request, target, stop=question.stop, first=True)
                 except Busy:  # the models were closed; the race stands without more repeats

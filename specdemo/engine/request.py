@@ -117,8 +117,7 @@ class Request:
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
                 allowed=allowed,
             )
-            reason = yield from self._timed(decoding, models(target, draft), since, policy)
-            return reason
+            return (yield from self._timed(decoding, models(target, draft), since, policy))
         finally:
             sequence.release()
             if reading is not None and isinstance(draft, PrefixCache):

@@ -324,8 +324,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listening.listen(512)
     except OSError as error:
         listening.close()
-        message = f"--host {host} --port {port} cannot be used: {error.strerror}."
-        raise BadInput(message) from error
+        raise BadInput(f"--host {host} --port {port} cannot be used: {error.strerror}.") from error
     return listening
 
 
