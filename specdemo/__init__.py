@@ -3,8 +3,6 @@
 This file imports nothing else before `load` is used, so `import specdemo` takes milliseconds.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

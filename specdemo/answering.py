@@ -1,8 +1,6 @@
 """The interface of every session: of a pair in this process (`session`), of a pair on a server
 (`serving.client`), or of a test."""
 
-from __future__ import annotations
-
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Generator

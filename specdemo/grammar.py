@@ -5,8 +5,6 @@ Where the text is forced, only the tokenizer's own tokens for it are allowed, wi
 speculative decoding.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

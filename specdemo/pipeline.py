@@ -1,7 +1,5 @@
 """The public face: `specdemo.load` gives a Pipeline, and a Pipeline gives Answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager

@@ -1,8 +1,6 @@
 """Answers with a loaded pair: turns texts into requests to the engine, and their rounds into
 traces. The page, the command line, the servers and the benchmark use it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The settings of a request, defined once for page, API, command line, links and saved runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar

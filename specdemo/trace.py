@@ -1,8 +1,6 @@
 """The record of one run: dataclasses, their summary, and JSON in both directions. Nothing here
 measures or decides anything."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """How often a race is repeated, and what all of its races say. Pure functions of traces."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 

@@ -1,8 +1,6 @@
 """Tests that speculative decoding is lossless: greedy and same-seed answers token by token against
 autoregressive decoding, sampled answers against the exact distribution of the target model."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The speed of a run, measured and as Leviathan et al. (arXiv 2211.17192) predict it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """A benchmark's report (a dict, as in its JSON) as one HTML page with Plotly figures."""
 
-from __future__ import annotations
-
 import json
 from html import escape
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Answers of several lengths: seconds of both ways at each limit, and a chart of them beside those
 of the paper (arXiv 2311.04951). Plain data; Plotly draws it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Other engines on the same models and prompts. Each function in `ENGINES` imports an engine and
 yields the ways in which it can run a pair. docs/reference/benchmark.md lists them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Prompt files: JSONL with `id`, `task` and `instruction`; an even selection of prompts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

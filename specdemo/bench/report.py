@@ -1,7 +1,5 @@
 """Runs a benchmark as one generator. Its report is a dict, as in JSON, and tables."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

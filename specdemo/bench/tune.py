@@ -1,7 +1,5 @@
 """Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager

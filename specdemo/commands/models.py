@@ -1,7 +1,5 @@
 """The commands about models: `pairs`, `fetch`, `export`, `machine` and `tune`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """`specdemo run INSTRUCTION`: the answer, tokens coloured by origin, and the figures of the run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 

@@ -12,8 +12,6 @@ couplings of their draws keep the output distribution exactly q:
   distance). Its output for a seed depends on the draft tokens.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The free blocks of a KV cache, and the sequences that hold the others. Holds no tensors."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The files that models are loaded from: a checkpoint, which runs on a torch device, or IR. Imports
 neither torch nor OpenVINO."""
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 distribution: only allowed tokens keep their logits, for autoregressive decoding and for every row
 of a verification. Knows nothing of text: a Constraint reads token ids."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Generator

@@ -1,8 +1,6 @@
 """The cost model of one model's forwards, learnt where they arise: in the alternation of draft and
 target. Also chooses the sizes of forwards. Knows no models and no token ids."""
 
-from __future__ import annotations
-
 import math
 
 LARGEST = 16  # tokens. Costs of larger forwards, which several requests share, are extrapolated.

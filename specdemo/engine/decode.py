@@ -6,8 +6,6 @@ output depends only on the target model, the prompt and the sampling settings. D
 the speed, except with the maximal coupling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from concurrent.futures import Future
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ of the target's n-grams.
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any
 

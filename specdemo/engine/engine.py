@@ -1,8 +1,6 @@
 """Compiles the models of a pair, and answers requests with them through a scheduler. Token ids
 only."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterator

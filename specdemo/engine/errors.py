@@ -1,8 +1,6 @@
 """The errors, each with its exit code and its HTTP status. Each message is one sentence for the
 person who caused the error or can fix it."""
 
-from __future__ import annotations
-
 
 class SpecdemoError(Exception):
     """Base of the project's errors, with the command line's exit code and the servers' status."""

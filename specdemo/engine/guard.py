@@ -1,8 +1,6 @@
 """Keeps forwards of one token exact where they round differently from larger ones, as on processors
 without VNNI (docs/reference/numerics.md). They run unpadded; a near tie is run again, padded."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 

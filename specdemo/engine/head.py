@@ -4,8 +4,6 @@ state of the target model and the tokens after it.
 It has no attention and so no cache: its state carries the draft tokens read so far.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from time import perf_counter
 

@@ -1,8 +1,6 @@
 """A compiled decoder over a paged KV cache: token ids in, rows of logits out. Dropping tokens only
 shortens a `Sequence` and never copies the cache."""
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections.abc import Generator

@@ -1,8 +1,6 @@
 """Draft tokens that cost nothing: the continuations of the last tokens earlier in the text, and in
 a table of the target's n-grams."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, Protocol
 

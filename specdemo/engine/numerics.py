@@ -1,8 +1,6 @@
 """Finds plugin settings with which logits do not depend on how many tokens run together.
 Speculative decoding is lossless in practice only with them (docs/reference/numerics.md)."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """The prefix cache: keeps the texts of a model for later requests."""
 
-from __future__ import annotations
-
 from .cache import Sequence
 from .messages import Model, Prompt
 

@@ -1,7 +1,5 @@
 """Measurements of a pair on one machine, which a later start need not repeat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02

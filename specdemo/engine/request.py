@@ -1,7 +1,5 @@
 """One request as the engine's thread runs it: prompt, answer, and their times."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Generator, Mapping

@@ -1,7 +1,5 @@
 """The rounds that decoding yields. `Request` sets `shown_at`, and the session the tokens' texts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ token id). So a draw at a position depends only on the distribution and the seed
 drafts or requests.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 tensors lie, by the names of GGUF files. Needs neither torch nor the safetensors package, which
 reads bfloat16 only with torch."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ graph has the inputs, state and operations of optimum-intel's exports, so that t
 programs treat both alike. Needs neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ model is built in a scratch folder and then renamed, so a kill at any moment lea
 or nothing. The folders' names contain fingerprints of their sources.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

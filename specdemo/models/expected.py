@@ -1,8 +1,6 @@
 """How fast a pair is expected to be on this machine, before it is fetched: the costs of the
 embedded pair that were measured here, scaled by weights."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specdemo.engine.profile import Profile

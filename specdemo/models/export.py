@@ -4,8 +4,6 @@
 process: it returns its memory when it ends, and a crash in it becomes an error here.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

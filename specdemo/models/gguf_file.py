@@ -2,8 +2,6 @@
 which unpacks the tensors, takes 13 seconds to open a file of 150,000 tokens, and a damaged header
 can keep it busy for hours."""
 
-from __future__ import annotations
-
 import re
 import struct
 from dataclasses import dataclass

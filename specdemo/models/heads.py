@@ -13,8 +13,6 @@ the target, a step takes as long as reading the matrices from memory, so they ha
 numpy and OpenVINO, not torch.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -2,8 +2,6 @@
 have a manifest of hashes. The Hub's cache names large files by their hash. A user's own folder has
 no known hashes and is not checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

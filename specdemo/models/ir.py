@@ -1,7 +1,5 @@
 """The files of a model and its configuration, without importing OpenVINO."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Loads a pair: files on this disk, tokenizer and chat template. Compiles nothing."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field, replace
 from operator import itemgetter

@@ -1,8 +1,6 @@
 """This machine: memory, disk, processors, devices, and the folder for models. Imports torch only
 to check a torch device."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Progress of a download or a conversion, in bytes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

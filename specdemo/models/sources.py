@@ -1,7 +1,5 @@
 """Finds, fetches or exports the IR of a model, given a Hub repository or a folder."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What a user writes stays text: no part of an instruction can become a special token.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Text to token ids and back: a `tokenizer.json` read by the `tokenizers` library (transformers'
 AutoTokenizer would import torch, which takes seconds)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from functools import cached_property

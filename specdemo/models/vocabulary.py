@@ -1,8 +1,6 @@
 """The tokenizer and the chat template in a GGUF file's metadata, written as the files of a Hub
 repository: tokenizer.json, tokenizer_config.json, config.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The OpenAI-compatible API over either backend, with /health, /metrics and /openapi.json.
 docs/reference/api.md describes it. Generates no text itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """Splits the text of an answer that may call tools into content and calls, as it comes."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """`specdemo load`: measures a page with many visitors, over its public endpoint."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,8 +1,6 @@
 """The options of the servers: which pair, how many replicas, how many requests for each. Ray Serve
 takes them from the `args` of a config file."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

@@ -1,8 +1,6 @@
 """The checks in front of both servers, the page's and the API's: which hosts and origins may ask,
 how large and slow a request may be; and how a server shuts down."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

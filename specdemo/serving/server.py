@@ -2,8 +2,6 @@
 listens on 127.0.0.1. But Serve's replicas open a port on every address; Ray has no setting for it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

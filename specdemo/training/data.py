@@ -7,8 +7,6 @@ likely token. All data is kept in files of GROUP conversations. So an interrupte
 ends with the same data.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

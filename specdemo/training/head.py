@@ -4,8 +4,6 @@ A chain of DEPTH steps starts at every answer token. Later steps are trained mai
 ones were right, as in decoding. The labels are the target's probabilities.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

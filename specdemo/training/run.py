@@ -3,8 +3,6 @@
 `OUT/work` keeps text, hidden states and training state, so that an interrupted run continues.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

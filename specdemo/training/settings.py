@@ -1,7 +1,5 @@
 """`specdemo train-draft`, and the settings of a training run, which are its options."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Literal

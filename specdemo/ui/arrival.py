@@ -1,8 +1,6 @@
 """Fetches a larger pair while a smaller one answers, shows its progress in one line of the page,
 and changes to it: after a click, or at once where strangers share the server."""
 
-from __future__ import annotations
-
 import html
 import sys
 import threading

@@ -1,8 +1,6 @@
 """The inputs of a run: their names on the page and in links, how values become settings, and which
 models a visitor may choose. What is allowed is decided by `specdemo.settings`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

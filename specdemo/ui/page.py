@@ -1,7 +1,5 @@
 """The page: its tabs, theme and scripts, and the events of the race tab."""
 
-from __future__ import annotations
-
 import html
 import json
 import time

@@ -1,8 +1,6 @@
 """Runs of the page: turns a session's events into small JSON envelopes for the page's script, and
 stops runs. The server keeps no run: a link holds the whole run."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
