@@ -102,7 +102,7 @@ def decode(
                 draft = yield from drafter.propose(context, left - 1, state)
             # One forward gives the target's logits after the context and after each draft token.
             verdict, state, seconds = yield from _verified(
-                context, draft, target, sampling, guard, allowed
+                context, draft, target, policy, sampling, guard, allowed
             )
             # Accepted tokens and the target's own join the text; the cache forgets the others.
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
@@ -122,6 +122,7 @@ def _verified(
     context: list[int],
     draft: Draft,
     target: Sequence,
+    policy: Policy,
     sampling: Sampling,
     guard: Guard | None,
     allowed: Allowed | None,
@@ -145,6 +146,7 @@ def _verified(
         logits = reply.logits if masks is None else reply.logits.restricted(masks)
         seconds += repeated
         verdict = verify(logits, draft, len(context), sampling)
+    policy.others = reply.others
     return verdict, logits.state_of(verdict.accepted), seconds
 
 

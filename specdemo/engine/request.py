@@ -115,7 +115,7 @@ class Request:
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
                 allowed=allowed,
             )
-            return (yield from self._timed(decoding, models(target, draft), since, policy))
+            return (yield from self._timed(decoding, models(target, draft), since))
         finally:
             sequence.release()
             if reading is not None and isinstance(draft, PrefixCache):
@@ -136,26 +136,18 @@ class Request:
             raise
         return prompt, sequence
 
-    def _timed(
-        self, decoding: Decoding, named: Mapping[str, Runner], since: float, policy: Policy
-    ) -> Decoding:
+    def _timed(self, decoding: Decoding, named: Mapping[str, Runner], since: float) -> Decoding:
         """Run `decoding` and set `shown_at` of its rounds, in seconds from `since`."""
         begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
         reply = None
         try:
             while True:
                 event = decoding.send(reply)
-                if isinstance(event, Forward):
-                    reply = yield event
-                    if event.model == "target" and reply is not None:
-                        policy.others = reply.others
-                elif isinstance(event, Future):
-                    reply = yield event
-                else:
+                if isinstance(event, Round):
                     self.inference = sum(model.seconds for model in named.values()) - begun
                     self.answer += [token.id for token in event.tokens]
                     event.shown_at = perf_counter() - since
-                    reply = yield event
+                reply = yield event
         except StopIteration as done:
             return done.value
         finally:
