@@ -199,7 +199,7 @@ def test_parse_gives_a_pydantic_model(client):
 
 def test_json_object_is_an_object_unless_its_length_ends_it(client):
     done = client.chat.completions.create(
-        response_format={"type": "json_object"}, max_tokens=6, temperature=0, **ASKED
+        response_format={"type": "json_object"}, max_tokens=1, **ASKED
     )
     assert done.choices[0].message.content.startswith("{")
     assert done.choices[0].finish_reason == "length"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .constraint import Mask
 from .messages import Draft, Logits
 from .sampling import (
     ACCEPT,
@@ -51,41 +52,50 @@ class Verdict:
 
 
 def verify(
-    logits: Logits, draft: Draft, position: int, sampling: Sampling, reach: float = REACH
+    logits: Logits,
+    draft: Draft,
+    position: int,
+    sampling: Sampling,
+    reach: float = REACH,
+    masks: list[Mask] | None = None,
 ) -> Verdict:
     """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
     place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
+    With `masks`, one for each row, only allowed tokens are chosen.
 
     Greedy decoding and the shared coupling accept a draft token if it is the target's own choice.
     So the output is that of autoregressive decoding, by construction.
     """
     if sampling.coupling == "maximal" and not sampling.greedy:
-        return _verify_maximal(logits, draft, position, sampling)
+        return _verify_maximal(logits, draft, position, sampling, masks)
     probabilities = []
     least = math.inf
     for at, drafted in enumerate((*draft.tokens, None)):
+        one = logits.allowed(at, masks)
         if sampling.greedy:
-            token = logits.best(at)
-            margin = logits.margin(at) if reach or token != drafted else math.inf
+            token = one.best(0)
+            margin = one.margin(0) if reach or token != drafted else math.inf
         else:
-            row = logits.rows[at]
-            known = float(row.max()), float(logits.log_sum[at])
+            row = one.rows[0]
+            known = float(row.max()), float(one.log_sum[0])
             token, margin = choose(row, sampling, position + at, known, reach=reach)
         least = min(least, margin)
         if drafted is not None:
-            probabilities.append(logits.probability(at, drafted))
+            probabilities.append(one.probability(0, drafted))
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
-    return Verdict(at, token, tuple(probabilities), logits.probability(at, token), shown, least)
+    return Verdict(at, token, tuple(probabilities), one.probability(0, token), shown, least)
 
 
-def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampling) -> Verdict:
+def _verify_maximal(
+    logits: Logits, draft: Draft, position: int, sampling: Sampling, masks: list[Mask] | None
+) -> Verdict:
     """Algorithm 2 of Chen et al.: accept with probability min(1, q/p), redraw a rejected token from
     max(0, q - p)."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
-        q = distribution(logits.rows[at], sampling)
+        q = distribution(logits.allowed(at, masks).rows[0], sampling)
         p = draft.proposals[at].distribution or point_mass(drafted)
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
@@ -93,7 +103,7 @@ def _verify_maximal(logits: Logits, draft: Draft, position: int, sampling: Sampl
             token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
             return Verdict(at, token, tuple(probabilities), q.probability(token))
     last = len(draft.tokens)
-    q = distribution(logits.rows[last], sampling)
+    q = distribution(logits.allowed(last, masks).rows[0], sampling)
     token = draw(q, sampling.seed, position + last)
     return Verdict(last, token, tuple(probabilities), q.probability(token))
 

@@ -81,10 +81,8 @@ def decode(
         )
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, state = list(prompt.tokens), prompt.logits.state_of(-1)
-    logits = prompt.logits
-    if allowed is not None:
-        logits = logits.restricted((yield from wait(allowed.begin([]))))
-    first = verify(logits, Draft(), len(context), sampling)
+    masks = None if allowed is None else (yield from wait(allowed.begin([])))
+    first = verify(prompt.logits, Draft(), len(context), sampling, masks=masks)
     token = first.token
     context.append(token)
     if allowed is not None:
@@ -139,13 +137,12 @@ def _verified(
         if not future.done():
             logits = logits.copy()
         masks = yield from wait(future)
-        logits = logits.restricted(masks)
-    verdict = verify(logits, draft, len(context), sampling, reach=REACH if guard else 0.0)
+    verdict = verify(logits, draft, len(context), sampling, REACH if guard else 0.0, masks)
     if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
         reply, repeated = yield from guard.repeat(context, run)
-        logits = reply.logits if masks is None else reply.logits.restricted(masks)
+        logits = reply.logits
         seconds += repeated
-        verdict = verify(logits, draft, len(context), sampling)
+        verdict = verify(logits, draft, len(context), sampling, masks=masks)
     policy.others = reply.others
     return verdict, logits.state_of(verdict.accepted), seconds
 

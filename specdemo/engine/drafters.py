@@ -54,7 +54,7 @@ class LogitsDrafter:
             mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
             if not mask.any():
                 return None
-            logits = logits.restricted([mask])
+            logits = logits.allowed(0, [mask])
         if self.binding:
             source = distribution(logits.rows[0], sampling)
             if ids is not None:

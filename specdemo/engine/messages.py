@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .cache import BlockPool, Sequence
-from .constraint import Mask
+from .constraint import Mask, forced
 from .costs import Costs
 from .sampling import Distribution
 
@@ -79,16 +79,20 @@ class Logits(NamedTuple):
         state = None if self.state is None else self.state[begin:end]
         return Logits(self.rows[begin:end], self.log_sum[begin:end], state)
 
-    def restricted(self, masks: list[Mask]) -> Logits:
-        """A copy where only allowed tokens keep their logits; those of the others are -inf. Each
-        row has a mask, which must allow one of its tokens. A mask allows no token beyond it."""
-        rows = np.full_like(self.rows, -np.inf)
-        for row, own, mask in zip(rows, self.rows, masks, strict=True):
-            width = len(row) if mask is None else min(len(row), len(mask))
-            np.copyto(row[:width], own[:width], where=True if mask is None else mask[:width])
-        top = rows.max(axis=-1)
-        log_sum = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
-        return Logits(rows, log_sum, self.state)
+    def allowed(self, at: int, masks: list[Mask] | None) -> Logits:
+        """Row `at` alone. If it has a mask, a copy, where tokens that are not allowed have logits
+        of -inf. One of the row's tokens must be allowed; tokens beyond the mask are not."""
+        only = self.part(at, at + 1)
+        if masks is None or (mask := masks[at]) is None:
+            return only
+        rows = np.full_like(only.rows, -np.inf)
+        width = min(len(mask), rows.shape[1])
+        if (token := forced(mask[:width])) is not None:
+            rows[0, token] = 0.0
+            return Logits(rows, np.zeros(1, np.float32), only.state)
+        np.copyto(rows[:, :width], only.rows[:, :width], where=mask[:width])
+        weights = np.exp(rows - (top := rows.max()))
+        return Logits(rows, np.full(1, top + np.log(weights.sum())), only.state)
 
     def copy(self) -> Logits:
         """A copy, which stays valid after later forwards."""
