@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from specdemo.engine.request import NextToken
 from specdemo.errors import BadInput
 from specdemo.grammar import Grammars, Tools
 from specdemo.models.templates import Message, Template
@@ -160,6 +161,14 @@ def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampl
         assert trace.finish_reason == "length" or is_valid(trace.text, schema)
         forced = [one for r in trace.rounds for one in r.drafted if one.source == "grammar"]
         assert forced and all(one.accepted or one.target_probability is None for one in forced)
+
+
+def test_the_next_tokens_distribution_is_that_of_allowed_tokens(session, embedded_pair):
+    asked = Settings(temperature=1.0, json_schema=json.dumps(PERSON))
+    ids = tuple(embedded_pair.tokenizer.encode('{"name": "Ann", "likes": "'))
+    likely = session.result_of(NextToken, "Who?", asked, ids)
+    texts = {embedded_pair.tokenizer.decode([id]) for id in likely.ids}
+    assert texts and all("tea".startswith(one) or "coffee".startswith(one) for one in texts)
 
 
 # The API, with OpenAI's client

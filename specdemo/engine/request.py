@@ -166,7 +166,9 @@ class NextToken(Request):
             if self.answer:
                 run = Run(sequence, self.answer, 1, stepwise=True)
                 logits = (yield Forward("target", run)).logits
-            return distribution(logits.rows[0], self.sampling)
+            allowed = None if self.constraint is None else Allowed(self.constraint)
+            masks = None if allowed is None else allowed.masks(self.answer)[-1:]
+            return distribution(logits.allowed(0, masks).rows[0], self.sampling)
 
 
 def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Runner]:
