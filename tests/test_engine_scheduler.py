@@ -202,9 +202,10 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     with pytest.raises(Busy, match="2 requests are waiting"):
         submit(scheduler, shared)
     assert [scheduler.waiting(one).place for one in handles] == [0, 2, 1], "the last was put first"
-    waiting = next(handles[1].events(every=0.01))
+    events = handles[1].events(every=0.01)
+    waiting = next(events)
     assert waiting.place == 2 and waiting.seconds > 0
-    shared["target"].gate.set()
+    shared["target"].gate.set()  # before `events` is dropped, which waits for the request's end
     assert all(collect([handles[0], handles[2]]))
 
 
