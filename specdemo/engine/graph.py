@@ -1,8 +1,6 @@
 """Changes a decoder's graph before it is compiled: adds paged attention, limits the head to the
 rows asked for, and joins small matrix products that share their input."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from math import inf
 from pathlib import Path
