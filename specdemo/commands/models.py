@@ -101,7 +101,7 @@ def machine(forget: bool, json_file: str | None) -> None:
         figures.append({"about": about, "profile": dataclasses.asdict(profile)})
         model = f"{about['target']}, {about['devices']}, {about['threads']} threads"
         for numerics, target in profile.targets.items():
-            how = ", ".join("=".join(one) for one in target.properties)
+            how = ", ".join("=".join(pair) for pair in target.properties)
             title = (
                 f"{model}, {numerics} ({how}): {target.invariance or 'not compared'}\n"
                 f"ms a forward by tokens ({1e3 * target.change:.1f} more for a change of their "

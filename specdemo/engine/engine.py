@@ -147,7 +147,7 @@ class Engine:
         Handle are Rounds. Raises Busy, or BadInput if the KV cache could never hold the request."""
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
-        caches = [one for one in (target.prefixes, draft) if isinstance(one, PrefixCache)]
+        caches = [cache for cache in (target.prefixes, draft) if isinstance(cache, PrefixCache)]
         blocks = {cache: _blocks(cache.model, tokens, prompt) for cache in caches}
         if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
@@ -177,7 +177,7 @@ class Engine:
         self._fix_cache(model)
         prefixes = PrefixCache(model, PREFILL_CHUNK, files.template_prefix)
         self._caches["target" if name == "exact" else "target fast"] = prefixes
-        rates = {source: Acceptance(one) for source, one in self._known.acceptance.items()}
+        rates = {source: Acceptance(counts) for source, counts in self._known.acceptance.items()}
         limit = min(found.tokens or LARGEST, LARGEST) - 1
         policy = Policy(limit=limit, costs=model.costs, acceptance=rates)
         if name != "exact":
@@ -212,8 +212,8 @@ class Engine:
             self._draft = self._caches["draft"] = PrefixCache(draft)
         if known.draft_costs:
             draft.costs.learn(known.draft_costs, known.draft_change)
-        for one in list(self._targets.values()):
-            one.policy.draft = draft.costs
+        for target in list(self._targets.values()):
+            target.policy.draft = draft.costs
 
     def _preparation(self, target: Target) -> Generator[None]:
         """Prepare what the first token does not need, one step for each yield."""

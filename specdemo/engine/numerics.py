@@ -75,7 +75,7 @@ def candidates(
     precisions = ["f16"] if weights_size(source) >= LARGE_WEIGHTS else ["f16", "f32"]
     if kv_cache != "auto":
         precisions = [kv_cache]
-    caches = [("KV_CACHE_PRECISION", one) for one in precisions]
+    caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
     group = (_GROUP, str(activation_group(graph.read_decoder(core, source), core)))
     found: list[Properties] = [(_F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
@@ -87,7 +87,7 @@ def activation_group(model: ov.Model, core: ov.Core) -> int:
     least time here, for one row and for eight. Larger groups round more, so they must be faster.
     Not more than weights share a scale: beyond that the plugin unpacks the weights to floats."""
     products = graph.largest_products(model, _TIMED_WEIGHTS)
-    widths = [one.partial_shape[1].get_length() for one in products.inputs]
+    widths = [port.partial_shape[1].get_length() for port in products.inputs]
     most = graph.weight_group(model)
     best, least = GROUPS[0], math.inf
     for group in GROUPS:

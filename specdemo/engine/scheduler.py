@@ -224,7 +224,7 @@ class Scheduler:
         with self._wake:
             while not ((due := self._background_is_due()) or self._closed or self._requests()):
                 self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
-            if self._active and all(one.awaits for one in self._active):
+            if self._active and all(active.awaits for active in self._active):
                 self._wake.wait(AWAIT)
         return due
 
@@ -236,7 +236,7 @@ class Scheduler:
         if self._requests():
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
-        late = late and not any(one.timed for one in self._active)
+        late = late and not any(active.timed for active in self._active)
         return bool(self._background) and (self._hurried or self._in_quiet and (quiet or late))
 
     def _run_background(self) -> None:
@@ -254,19 +254,19 @@ class Scheduler:
     def step(self) -> None:
         """Remove stopped requests, admit queued ones, run pending forwards: draft, then target."""
         with self._wake:
-            stopped = [one for one in (*self._active, *self._queue) if one.stop.is_set()]
+            stopped = [handle for handle in (*self._active, *self._queue) if handle.stop.is_set()]
         for request in stopped:
             request.stopped = True
             self._end(request)
         self._admit()
-        for request in [one for one in self._active if one.awaited and not one.awaits]:
+        for request in [active for active in self._active if active.awaited and not active.awaits]:
             self._resume(request, None)
         for name in ("draft", "target"):
             while True:
-                waiting = [one for one in self._active if one.pending and one.pending.model == name]
+                waiting = [h for h in self._active if h.pending and h.pending.model == name]
                 # One long forward a turn at most, so that prefills do not delay other requests.
-                long = [one for one in waiting if one.tokens > MERGED_TOKENS]
-                for batch in _batches([one for one in waiting if one not in long[1:]]):
+                long = [handle for handle in waiting if handle.tokens > MERGED_TOKENS]
+                for batch in _batches([handle for handle in waiting if handle not in long[1:]]):
                     self._forward(batch)
                 if name == "target" or long or not waiting:
                     break
@@ -277,11 +277,11 @@ class Scheduler:
                 if not self._queue:
                     return
                 request = self._queue[0]
-                if any(self._unreserved(one) < count for one, count in request.blocks.items()):
+                if any(self._unreserved(cache) < count for cache, count in request.blocks.items()):
                     return
                 self._active.append(self._queue.popleft())
-            for one in self._active:
-                one.most_others = max(one.most_others, len(self._active) - 1)
+            for active in self._active:
+                active.most_others = max(active.most_others, len(self._active) - 1)
             request.admitted_at = perf_counter()
             for cache in request.blocks:
                 cache.make_room(self._unreserved(cache))

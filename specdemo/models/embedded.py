@@ -49,7 +49,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
 def here() -> tuple[Snapshot, Snapshot] | None:
     """Target and draft if both are on this disk, else None."""
     places = _places()
-    return places if all(one.folder.is_dir() for one in places) else None
+    return places if all(place.folder.is_dir() for place in places) else None
 
 
 def _places() -> tuple[Snapshot, Snapshot]:

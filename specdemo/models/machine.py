@@ -89,7 +89,7 @@ def require_device(name: str, option: str) -> None:
         return
     kind, _, number = name.removeprefix(TORCH).partition(":")
     if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
-        known = ", ".join(TORCH + one for one in TORCH_KINDS)
+        known = ", ".join(TORCH + kind for kind in TORCH_KINDS)
         raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {known}.")
     package, install = "torch", "run `pip install -e .[torch]`"
     if kind == "hpu":
@@ -141,7 +141,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def require_space(folder: Path, needed: int, what: str) -> None:
     """Raise FetchError if the disk of `folder` has fewer than `needed` bytes free for `what`."""
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
         raise FetchError(

@@ -106,7 +106,7 @@ class Offer:
         from specdemo.models.load import fetch_pair
 
         models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
-        weights = sum(machine.file_size(one.folder / ir.WEIGHTS) for one in models)
+        weights = sum(machine.file_size(model.folder / ir.WEIGHTS) for model in models)
         return machine.available_bytes() > weights + WORKING_BYTES
 
     def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
