@@ -36,7 +36,7 @@ QUESTION = "Write a long story about a lighthouse keeper and the sea"
 SHIFTS = """window.shift = 0;
 new PerformanceObserver(list => list.getEntries().forEach(one => { window.shift += one.value; }))
   .observe({ type: 'layout-shift' });"""
-READY = "window.specdemo?.race?.run && window.specdemo.link().includes('max_new_tokens')"
+READY, SET = "window.specdemo?.race?.run", "window.specdemo.link().includes('max_new_tokens')"
 SETTLED = """before => {
   const { race } = window.specdemo;
   return race.run !== before && race.root.dataset.settled === race.run;
@@ -69,6 +69,8 @@ def open_page(context, url: str, **settings):
     page.set_default_timeout(180_000)
     page.goto(url + "?" + urlencode(settings))
     page.wait_for_function(READY)
+    if settings:
+        page.wait_for_function(SET)
     return page
 
 
@@ -103,30 +105,30 @@ def work(page) -> list[tuple[str, float]]:
     return [("bytes", sum(sizes)), ("pieces", len(sizes)), *done]
 
 
-def benched(questions: tuple[str, ...], tokens: int) -> list[float]:
+def benched(questions: tuple[str, ...]) -> list[float]:
     """The speed-ups of `bench`, medians of five runs."""
     with tempfile.TemporaryDirectory() as folder:
         prompts, report = Path(folder, "prompts.jsonl"), Path(folder, "report.json")
         lines = ({"id": at, "task": "page", "instruction": one} for at, one in enumerate(questions))
         prompts.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
-        how = ["--pair", "embedded", "--max-new-tokens", str(tokens), "--repeats", "5"]
+        how = ["--pair", "embedded", "--repeats", "5"]
         command = [sys.executable, "-m", "specdemo", "bench", *how, "--prompts", str(prompts)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run([*command, "--json", str(report)], check=True, cwd=ROOT, **quiet)
         return [row["speedup"] for row in json.loads(report.read_text("utf-8"))["rows"]]
 
 
-def compare_verdicts(tokens: int) -> None:
+def compare_verdicts() -> None:
     """Prints each question's verdicts, the largest over the smallest, and the median over bench."""
     from specdemo.ui.page import EXAMPLES
 
     questions = list(EXAMPLES)[:4]
     with served() as server, chromium() as browser:
-        page = open_page(browser.new_context(), server.url, max_new_tokens=tokens)
+        page = open_page(browser.new_context(), server.url)
         found = [
             [verdict(from_json(json.dumps(race(page, one)))) for one in questions] for _ in range(5)
         ]
-    for at, bench in enumerate(benched(questions, tokens)):
+    for at, bench in enumerate(benched(questions)):
         verdicts = [click[at] for click in found]
         told = sorted(one.speedup for one in verdicts if one)
         races = "+".join(str(one.races if one else 0) for one in verdicts)
@@ -146,7 +148,7 @@ def main() -> None:
     parser.add_argument("--verdicts", action="store_true")
     options = parser.parse_args()
     if options.verdicts:
-        compare_verdicts(100)
+        compare_verdicts()
         return
     settings = {"max_new_tokens": options.tokens, "draft_tokens": "3"}
     with served() as server, chromium() as browser:
