@@ -525,6 +525,7 @@ def bad_days(space: Space, front: Front) -> Iterator[tuple[str, str, str]]:
 
     def fill() -> None:
         (cache / "specdemo").mkdir()
+        space.own(cache / "specdemo")
         run("mount", "-t", "tmpfs", "-o", "size=4m", "none", cache / "specdemo")
         (cache / "specdemo").chmod(0o777)
 

@@ -168,8 +168,8 @@ def exclusive_scratch(home: Path) -> Iterator[Path]:
     except OSError as error:
         space = "free some disk space or " if error.errno == errno.ENOSPC else ""
         raise FetchError(
-            f"{home} could not be written ({error.strerror or error}); {space}set HF_HOME to "
-            "another folder, then start again."
+            f"The folder {home} could not be written ({error.strerror or error}); {space}set "
+            "HF_HOME to another folder, then start again."
         ) from error
 
 
