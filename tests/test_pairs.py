@@ -230,7 +230,7 @@ def test_a_table_made_in_advance_is_used_by_every_session(tiny, tmp_path):
 def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_path, embedded_pair):
     """A Hub with a small model of the real vocabulary in place of SmolLM2-1.7B-Instruct."""
     folder = tmp_path / "made-up"
-    write_made_up(Shape(hidden=64, layers=1, heads=2, vocabulary=49_152), 8, folder)
+    write_made_up(Shape(64, 1, 2, 49_152, 256, 2, 32), 8, folder)
     embedded_target = embedded_pair.target.parent
     shutil.copy(embedded_target / "tokenizer.json", folder)
     (folder / "config.json").write_text('{"max_position_embeddings": 8192, "eos_token_id": 2}')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -27,7 +26,7 @@ def few_forwards(monkeypatch) -> None:
 @pytest.mark.parametrize("llama", [False, True], ids=["NeoX", "Llama"])
 def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
     family = FAMILIES["llama" if llama else "gptneox"]
-    shape = Shape(hidden=256, layers=2, heads=4, vocabulary=3000, tied=llama, family=family)
+    shape = Shape(256, 2, 4, 3000, 1024, 4, 64, tied=llama, family=family)
     write_made_up(shape, bits, tmp_path)
     figures = rehearse("tiny", tmp_path)
     assert len(figures.step_seconds) == 2
@@ -40,8 +39,8 @@ def test_a_made_up_model_of_a_few_layers_loads_and_steps(tmp_path, bits, llama):
 @pytest.fixture
 def tiny_shapes(monkeypatch) -> None:
     shapes = {
-        name: replace(shape, hidden=128 + 32 * at, layers=1, heads=4, vocabulary=500)
-        for at, (name, shape) in enumerate(tool.SHAPES.items())
+        name: Shape(4 * width, 1, 4, 500, 16 * width, 4, width, shape.rotary, family=shape.family)
+        for width, (name, shape) in zip(range(32, 128, 8), tool.SHAPES.items(), strict=False)
     }
     monkeypatch.setattr(tool, "SHAPES", shapes)
 

@@ -16,7 +16,7 @@ STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new mo
 
 def write_made_up(shape: Shape, bits: int, folder: Path) -> None:
     """Write IR of `shape` with made-up weights of `bits` (8 or 4) into `folder`."""
-    largest = shape.hidden * max(shape.vocabulary, shape.widened * bits // 8)
+    largest = shape.hidden * max(shape.vocabulary, shape.inner * bits // 8)
     write(shape, bits, MadeUp(7 * shape.layers + 2, largest), folder)
 
 

@@ -13,7 +13,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -42,16 +41,21 @@ EXACT = ModelSettings(
 )
 """The properties that a Session uses for models of these sizes."""
 
-_NEOX = partial(Shape, rotary=0.25, family=FAMILIES["gptneox"])
+
+def _neox(hidden: int, layers: int, heads: int, vocabulary: int) -> Shape:
+    sizes = hidden, layers, heads, vocabulary, 4 * hidden, heads, hidden // heads
+    return Shape(*sizes, rotary=0.25, family=FAMILIES["gptneox"])
+
+
 SHAPES = {
-    "dolly-v2-3b": _NEOX(2560, 32, 32, 50280),
-    "dolly-v2-7b": _NEOX(4096, 32, 32, 50280),
-    "dolly-v2-12b": _NEOX(5120, 36, 40, 50280),
-    "pythia-1b": _NEOX(2048, 16, 8, 50304),
-    "pythia-410m": _NEOX(1024, 24, 16, 50304),
-    "pythia-160m": _NEOX(768, 12, 12, 50304),
-    "pythia-70m": _NEOX(512, 6, 8, 50304),
-    "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, tied=True),
+    "dolly-v2-3b": _neox(2560, 32, 32, 50280),
+    "dolly-v2-7b": _neox(4096, 32, 32, 50280),
+    "dolly-v2-12b": _neox(5120, 36, 40, 50280),
+    "pythia-1b": _neox(2048, 16, 8, 50304),
+    "pythia-410m": _neox(1024, 24, 16, 50304),
+    "pythia-160m": _neox(768, 12, 12, 50304),
+    "pythia-70m": _neox(512, 6, 8, 50304),
+    "SmolLM2-1.7B-Instruct": Shape(2048, 24, 32, 49152, 8192, 32, 64, tied=True),
 }
 
 

@@ -101,7 +101,7 @@ def write_checkpoint(source: Any, folder: Path) -> None:
     from tools.rehearse import shape_of
 
     shape, _ = shape_of(source)
-    hidden, widened, vocabulary = shape.hidden, shape.widened, shape.vocabulary
+    hidden, widened, vocabulary = shape.hidden, shape.inner, shape.vocabulary
     layer = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
     layer |= {
         "attention.query_key_value": (3 * hidden, hidden),

@@ -20,7 +20,6 @@ from specdemo.models.weights import Tensor
 _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 _TYPES = {name: GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
-_SIZES = ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
 _HEADER_BYTES = 256 << 20
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn.bias")
 
@@ -31,7 +30,8 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
     family = FAMILIES.get(_NAMES.get(kind, kind))
     if family is None:
         return None
-    hidden, heads = (_first(config, *names) for names in _SIZES)
+    hidden = _first(config, "hidden_size", "n_embd")
+    heads = _first(config, "num_attention_heads", "n_head")
     width = config.get("head_dim") or hidden // heads
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     usual = 0.25 if kind == "gpt_neox" else 1.0
@@ -46,9 +46,9 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
         layers=_first(config, "num_hidden_layers", "n_layer"),
         heads=heads,
         vocabulary=config["vocab_size"],
-        inner=_first(config, "intermediate_size", "n_inner") or 0,
+        inner=_first(config, "intermediate_size", "n_inner") or 4 * hidden,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head=width,
+        width=width,
         rotary=rotary,
         rope_base=base,
         rope_factors=factors,

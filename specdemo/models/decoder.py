@@ -57,18 +57,17 @@ def with_biases(family: Family, names: Collection[str]) -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder; 0 stands for the usual value. `inner`: width of the feed-forward part
-    (four times `hidden`). `kv_heads`: heads of keys and values (`heads`). `head`: width of a head
-    (`hidden` / `heads`). `rotary`: share of a head's width that is rotated, by frequencies with
-    this `rope_base`, divided by `rope_factors`. `context`: tokens, for learned positions."""
+    """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
+    values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
+    with this `rope_base`, divided by `rope_factors`. `context`: tokens, for learned positions."""
 
     hidden: int
     layers: int
     heads: int
     vocabulary: int
-    inner: int = 0
-    kv_heads: int = 0
-    head: int = 0
+    inner: int
+    kv_heads: int
+    width: int
     rotary: float = 1.0
     rope_base: float = 10_000
     rope_factors: tuple[float, ...] = ()
@@ -78,27 +77,15 @@ class Shape:
     family: Family = FAMILIES["llama"]
 
     @property
-    def widened(self) -> int:
-        return self.inner or 4 * self.hidden
-
-    @property
-    def width(self) -> int:
-        return self.head or self.hidden // self.heads
-
-    @property
     def rotated(self) -> int:
         return int(self.width * self.rotary)
-
-    @property
-    def kept(self) -> int:
-        return self.kv_heads or self.heads
 
     def bytes(self, bits: int) -> int:
         """Bytes of the weight matrices. 4 bits: with scales; embedding and output matrix have 8."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        widened = (2 if self.family.gelu else 3) * self.widened
-        attention = 2 * (self.heads + self.kept) * self.width
-        weights = self.layers * self.hidden * (attention + widened)
+        feed_forward = (2 if self.family.gelu else 3) * self.inner
+        attention = 2 * (self.heads + self.kv_heads) * self.width
+        weights = self.layers * self.hidden * (attention + feed_forward)
         if bits == 4:
             return embeddings + weights // 2 + weights // GROUP * 2
         return (embeddings + weights) * bits // 8
@@ -156,11 +143,11 @@ class _Decoder:
 
     def _feed_forward(self, layer: str, state) -> ov.Node:
         shape = self._shape
-        up = self._linear(f"{layer}ffn_up", state, shape.widened)
+        up = self._linear(f"{layer}ffn_up", state, shape.inner)
         if shape.family.gelu:
             active = ops.gelu(up, shape.family.gelu)
         else:
-            gate = self._linear(f"{layer}ffn_gate", state, shape.widened)
+            gate = self._linear(f"{layer}ffn_gate", state, shape.inner)
             active = ops.multiply(ops.swish(gate), up)
         return self._linear(f"{layer}ffn_down", active, shape.hidden)
 
@@ -177,10 +164,10 @@ class _Decoder:
     def _attention(self, at: int, state, mask, rotary) -> ov.Node:
         shape, width = self._shape, self._shape.width
         query = self._heads(f"blk.{at}.attn_q", state, shape.heads, rotary)
-        key = self._heads(f"blk.{at}.attn_k", state, shape.kept, rotary)
-        value = self._heads(f"blk.{at}.attn_v", state, shape.kept)
+        key = self._heads(f"blk.{at}.attn_k", state, shape.kv_heads, rotary)
+        value = self._heads(f"blk.{at}.attn_v", state, shape.kv_heads)
         batch = ops.gather(ops.shape_of(self._inputs["input_ids"]), [0], 0)
-        empty = ops.concat([batch, np.array([shape.kept, 0, width], np.int64)], 0)
+        empty = ops.concat([batch, np.array([shape.kv_heads, 0, width], np.int64)], 0)
         seen = []
         for kind, new in (("key", key), ("value", value)):
             variable = f"past_key_values.{at}.{kind}present.{at}.{kind}"
@@ -188,7 +175,7 @@ class _Decoder:
                 ops.broadcast(np.float32(0), empty),
                 variable,
                 variable_type=ov.Type.f32,
-                variable_shape=ov.PartialShape([-1, shape.kept, -1, width]),
+                variable_shape=ov.PartialShape([-1, shape.kv_heads, -1, width]),
             )
             whole = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
             self._sinks.append(ops.assign(whole, variable))
@@ -201,10 +188,10 @@ class _Decoder:
     def _shared(self, whole: ov.Node, batch: ov.Node) -> ov.Node:
         """Keys or values, repeated for the queries that share them, as paged attention expects."""
         shape = self._shape
-        if shape.kept == shape.heads:
+        if shape.kv_heads == shape.heads:
             return whole
         length = ops.gather(ops.shape_of(whole), [2], 0)
-        groups = np.array([shape.kept, shape.heads // shape.kept], np.int64)
+        groups = np.array([shape.kv_heads, shape.heads // shape.kv_heads], np.int64)
         target = ops.concat([batch, groups, length, np.array([shape.width], np.int64)], 0)
         repeated = ops.broadcast(ops.unsqueeze(whole, 2), target, "BIDIRECTIONAL")
         return ops.reshape(repeated, [0, shape.heads, -1, shape.width], True)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
 from specdemo.models import ir
@@ -47,8 +46,7 @@ def export(
         shape, tensors = gguf_file.decoder(file)
     else:
         require_checkpoint(source)
-        config = ir.read_json(source / "config.json")
-        if shape := checkpoints.shape_of(config):
+        if shape := checkpoints.shape_of(ir.read_json(source / "config.json")):
             shape, tensors = checkpoints.decoder(source, shape)
     if weight_format == "auto":
         large = shape and 2 * shape.bytes(8) > memory_bytes()
@@ -78,8 +76,7 @@ def export(
                 if left := weights.unused():
                     raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
             else:
-                group = fitting_group_size(config)
-                arguments = optimum_arguments(source, made, weight_format, group)
+                arguments = optimum_arguments(source, made, weight_format)
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
             # The exporters do not write these files, or write them in another form.
@@ -98,24 +95,20 @@ def export(
         ) from error
 
 
-def optimum_arguments(source: Path, out: Path, weight_format: str, group: int) -> list[str]:
-    """Arguments of optimum-cli. With int4, embedding and output matrix have 8 bits."""
+def optimum_arguments(source: Path, out: Path, weight_format: str) -> list[str]:
+    """Arguments of optimum-cli. With int4, embedding and output matrix have 8 bits, and 128, 64 or
+    32 weights share a scale, whichever divides all of the model's widths, or a whole row (-1)."""
     arguments = ["export", "openvino", "--model", str(source), "--library", "transformers"]
     arguments += ["--task", "text-generation-with-past", "--weight-format", weight_format]
     if weight_format != "fp16":
         arguments.append("--sym")
     if weight_format == "int4":
-        arguments += ["--group-size", str(group), "--ratio", "1.0"]
+        config = ir.read_json(source / "config.json")
+        names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
+        widths = [config[name] for name in names if isinstance(config.get(name), int)]
+        group = math.gcd(128, *widths) if widths else 1
+        arguments += ["--group-size", str(group if group >= 32 else -1), "--ratio", "1.0"]
     return [*arguments, str(out)]
-
-
-def fitting_group_size(config: dict[str, Any]) -> int:
-    """Number of 4-bit weights that share a scale: the largest of 128, 64 and 32 that divides all of
-    the model's widths, or -1 (a whole row) if none does."""
-    names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
-    widths = [config[name] for name in names if isinstance(config.get(name), int)]
-    group = math.gcd(128, *widths)
-    return group if widths and group >= 32 else -1
 
 
 def require_checkpoint(folder: Path) -> None:

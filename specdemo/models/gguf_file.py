@@ -183,7 +183,7 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
         vocabulary=embedding.shape[0],
         inner=_number(file, "feed_forward_length", 0),
         kv_heads=kept,
-        head=width,
+        width=width,
         rope_base=_number(file, "rope.freq_base", 10_000.0),
         rope_factors=() if set(factors) == {1.0} else factors,
         epsilon=_number(file, "attention.layer_norm_rms_epsilon", 0.0),

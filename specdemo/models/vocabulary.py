@@ -28,12 +28,11 @@ def _split(digits: str) -> PreTokenizer:
     return pre_tokenizers.Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-_SMOLLM = pre_tokenizers.Sequence(
-    [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
-)
 PRE_TOKENIZERS = {
     "gpt-2": ByteLevel(add_prefix_space=False),
-    "smollm": _SMOLLM,
+    "smollm": pre_tokenizers.Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    ),
     "llama-bpe": _split("1,3"),
     "qwen2": _split("1"),
     "deepseek-r1-qwen": _split("1"),
