@@ -12,8 +12,6 @@ EMBEDDED_TOKENS = 3.5
 """Tokens of the embedded target in the time that a GB of weights takes: 2.9 to 4.1 in the
 rehearsals of seven models (docs/results/rehearsals.md)."""
 
-LONGEST = 8  # draft tokens of a round
-
 
 def speed(pair: Pair) -> str:
     """Tokens/s of autoregressive decoding to those of speculative decoding with an acceptance rate
@@ -23,7 +21,7 @@ def speed(pair: Pair) -> str:
         return ""
     sizes, costs = zip(*profile.targets["exact"].costs.items(), strict=True)
     costs = np.minimum.accumulate(costs[::-1])[::-1]  # a forward may be padded to a larger one
-    drafted = np.arange(LONGEST + 1)
+    drafted = np.arange(9)  # tokens in a round
     verify = np.interp(drafted + 1, sizes, costs) * _share(pair.target)
     step = profile.draft_step if pair.embedded else costs[0] * _share(pair.draft)
     speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round

@@ -43,13 +43,10 @@ class Gguf:
 def read(path: Path) -> Gguf:
     """The headers of `path` and of its other parts. Raises BadInput if it is no GGUF file, or a
     damaged one."""
-    files = ir.gguf_parts(path)
-    fields: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for part in files:
+    fields, tensors = {}, {}
+    for part in ir.gguf_parts(path):
         own, more = _Header(part).read()
-        fields = own | fields  # the first part has the model's metadata
-        tensors |= more
+        fields, tensors = own | fields, tensors | more  # the first part has the model's metadata
     return Gguf(path, fields, tensors)
 
 
@@ -77,10 +74,7 @@ class _Header:
                     "read, little-endian."
                 )
             tensors, fields = self._number("Q"), self._number("Q")
-            found = {}
-            for _ in range(fields):
-                key = self._string()
-                found[key] = self._value(self._number("I"))
+            found = {self._string(): self._value(self._number("I")) for _ in range(fields)}
             infos = [self._info() for _ in range(tensors)]
             alignment = found.get("general.alignment", 32)
             begin = -(-self._at // alignment) * alignment
