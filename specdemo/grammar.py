@@ -75,7 +75,11 @@ class Grammars:
         if not self._stops:
             raise BadInput("This model has no token that ends an answer, so none can be JSON.")
         size = tokenizer.vocabulary_size
-        self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self._stops)
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self._stops)
+        except ValueError as error:
+            message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
+            raise BadInput(message) from error
         self.compiled = lru_cache(8)(self._compiled)
 
     def _compiled(self, schema: str, tools: Tools | None = None) -> Start:
@@ -146,6 +150,7 @@ def _require(matcher: Any, param: str) -> None:
 
 def _calls(tools: Tools) -> str:
     """The grammar of an answer that calls `tools`. Raises BadInput."""
+    _require_size(tools.functions, "tools")
     rules = []
     for function in json.loads(tools.functions):
         name = function["name"]
@@ -164,9 +169,7 @@ def _json(schema: str, place: str) -> str:
     """The grammar of JSON of a schema. Raises BadInput, which names `place`, for text that is no
     schema, or one that would take more than a second to compile."""
     param = place.partition(":")[0]
-    if len(schema) > MAX_SCHEMA:
-        message = f"{place} has a schema of {len(schema):,} characters; at most {MAX_SCHEMA:,}"
-        raise BadInput(f"{message} are compiled.", param)
+    _require_size(schema, param)
     try:
         found = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -178,6 +181,12 @@ def _json(schema: str, place: str) -> str:
         message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
         raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
     return f"%json {json.dumps(found | {'x-guidance': JSON_STYLE})}"
+
+
+def _require_size(text: str, param: str) -> None:
+    if len(text) > MAX_SCHEMA:
+        message = f"{param} has {len(text):,} characters; at most {MAX_SCHEMA:,} are compiled."
+        raise BadInput(message, param)
 
 
 def _digits(number: float) -> int:

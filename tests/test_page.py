@@ -20,6 +20,7 @@ from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace, to_json
 from specdemo.ui import benchmark
+from specdemo.ui.page import BOOK
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -196,6 +197,23 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(vi
     assert len(trace["costs"]["target"]) == 16
     expect(tab.page.locator(".sd-cost-sentence")).to_contain_text("times as long as making one")
     expect(tab.page.locator(".sd-predicted")).not_to_have_text("-")
+
+
+def test_an_example_answers_as_json_with_a_mark_on_forced_tokens(visit):
+    tab = visit("max_new_tokens=60")
+    tab.page.get_by_role("button", name="Answer as JSON").click()
+    tab.page.wait_for_function(LINK_HAS, arg=["json_schema", json.dumps(BOOK)])
+    tab.before = tab.page.evaluate("window.specdemo.race.run")
+    tab.page.get_by_role("button", name="Run", exact=True).click()
+    trace = tab.finished()
+    assert tab.text(".sd-text-spec").startswith('{"title": "') and trace["identical"]
+    forced = [one for round_ in trace["rounds"] for one in round_["drafted"] if one["accepted"]]
+    forced = [one for one in forced if one["source"] == "grammar"]
+    expect(tab.page.locator(".sd-text-spec .sd-forced")).to_have_count(len(forced))
+    tab.page.locator(".sd-text-spec .sd-forced").first.click()
+    expect(tab.page.locator(".sd-about")).to_contain_text("forced by the grammar")
+    tab.page.get_by_role("button", name="Describe a storm at sea").click()
+    tab.page.wait_for_function(LINK_HAS, arg=["json_schema", ""])
 
 
 def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
