@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from specdemo.answering import Answering, Event, Question
+from specdemo.engine.scheduler import Load
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.request_guard import network_of
@@ -340,14 +341,14 @@ class Service:
     def health(self) -> dict[str, object]:
         """The figures of /health: "status" is "ready", "loading" or "failed"."""
         state, session = self._latest
-        load = session.load if session else None
+        load = session.load if session else Load()
         caches = session.cache_blocks() if session else {}
         return {
             "status": state.kind if state else self.state.kind,
             "visitors": self.gate.visitors,
-            "active": getattr(load, "active", 0),
-            "queue": getattr(load, "waiting", 0),
-            "restarts": getattr(load, "restarts", 0),
-            "preparing": getattr(load, "preparing", False),
+            "active": load.active,
+            "queue": load.waiting,
+            "restarts": load.restarts,
+            "preparing": load.preparing,
             "cache_blocks": {name: dataclasses.asdict(use) for name, use in caches.items()},
         }
