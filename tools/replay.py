@@ -394,6 +394,9 @@ class _Recorded:
     tokens: list[int]
     chance: float = 0.5
 
+    def allowed(self, at: int, masks: object) -> _Recorded:
+        return _Recorded(self.tokens[at : at + 1], self.chance)
+
     def best(self, at: int) -> int:
         return self.tokens[at]
 
