@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from specdemo.engine.constraint import Constraint, forced
+from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.models.tokenizer import Tokenizer
 
@@ -59,6 +60,9 @@ class Tools:
     several: bool = True
 
 
+_compilers = ThreadPoolExecutor(2, "specdemo-grammars", yield_to_models)
+
+
 class Grammars:
     """Compiles grammars for one tokenizer (thread safe). Making it takes 0.3 s for a vocabulary of
     49,000 tokens. Raises MissingPackage, or BadInput without `stop_ids`."""
@@ -80,11 +84,14 @@ class Grammars:
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
-        self.compiled = lru_cache(8)(self._compiled)
+        self._known = lru_cache(8)(self._compiled)
 
-    def _compiled(self, schema: str, tools: Tools | None = None) -> Start:
+    def compiled(self, schema: str, tools: Tools | None = None) -> Start:
         """Answers that are JSON of the `schema` (JSON text), or that call `tools`. Raises BadInput,
         which names the keyword or the place that cannot be used."""
+        return _compilers.submit(self._known, schema, tools).result()
+
+    def _compiled(self, schema: str, tools: Tools | None) -> Start:
         lark = f"start: {_json(schema, 'json_schema')}" if tools is None else _calls(tools)
         param = "json_schema" if tools is None else "tools"
         library = self._library

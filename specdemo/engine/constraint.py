@@ -46,12 +46,13 @@ def forced(mask: np.ndarray) -> int | None:
     return None if mask[token + 1 :].any() else token
 
 
-def _yield_to_others() -> None:
-    with suppress(AttributeError, OSError):  # only Linux has priorities of threads
+def yield_to_models() -> None:
+    """Give this thread the lowest priority, where threads have one (Linux)."""
+    with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
-_workers = ThreadPoolExecutor(4, "specdemo-masks", _yield_to_others)
+_workers = ThreadPoolExecutor(4, "specdemo-masks", yield_to_models)
 
 
 class Allowed:
