@@ -157,8 +157,8 @@ def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair)
     loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
     with Session(loaded) as session:
         damage(folder)
-        loaded.check = Check([folder])
+        session.loaded = replace(loaded, check=Check([folder]))
         with pytest.raises(DamagedModel, match=ir.WEIGHTS):
-            loaded.check.require()
+            session.loaded.check.require()
         with pytest.raises(DamagedModel, match=ir.WEIGHTS):
             session.answer("Hi", Settings(max_new_tokens=2))
