@@ -22,7 +22,7 @@ from tiny_models import EXPORTED, ir_folder
 from specdemo.models import hub, machine
 from specdemo.models.load import LoadedPair, load_pair
 from specdemo.models.registry import EMBEDDED
-from specdemo.models.templates import PLAIN
+from specdemo.models.templates import RAW
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.trace import PairInfo
 
@@ -120,7 +120,7 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
         target=ir_folder(tiny_home, "llama-target", "int8") / "openvino_model.xml",
         draft=ir_folder(tiny_home, "llama-draft", "int8") / "openvino_model.xml",
         tokenizer=Tokenizer(tiny_home / "llama-target" / "tokenizer.json"),
-        template=PLAIN,
+        template=RAW,
         stop_ids=frozenset(),
         context_limit=2048,
     )

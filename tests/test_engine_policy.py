@@ -15,7 +15,7 @@ from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 
 VOCABULARY = 64
-PLAIN = 1.0
+TOKEN_SECONDS = 1.0
 STEPPED = {
     1: 1.0,
     2: 1.05,
@@ -102,7 +102,7 @@ class Simulation:
             else:
                 reply = self.reply(event)
         assert toy.answer_ids(rounds) == tuple(self.text[8 : 8 + tokens])
-        return self.clock / (PLAIN * (tokens - 1)), rounds
+        return self.clock / (TOKEN_SECONDS * (tokens - 1)), rounds
 
 
 @pytest.mark.parametrize("verify", [STEPPED, LINEAR], ids=["stepped", "linear"])

@@ -80,7 +80,7 @@ class Logits(NamedTuple):
         return Logits(self.rows[begin:end], self.log_sum[begin:end], state)
 
     def allowed(self, at: int, masks: list[Mask] | None) -> Logits:
-        """Row `at` alone. If it has a mask, a copy, where tokens that are not allowed have logits
+        """Only row `at`. If it has a mask, a copy, where tokens that are not allowed have logits
         of -inf. One of the row's tokens must be allowed; tokens beyond the mask are not."""
         only = self.part(at, at + 1)
         if masks is None or (mask := masks[at]) is None:

@@ -191,8 +191,8 @@ def measure_invariance(model: Model) -> Invariance:
         together = [logits.rows.copy() for logits in model.forward(runs)]
         for run in runs:
             run.sequence.truncate(run.sequence.length - len(run.tokens))
-        alone = [model.forward([run])[0].rows.copy() for run in runs]
-        return replace(found, merging=all(map(np.array_equal, together, alone)))
+        separate = [model.forward([run])[0].rows.copy() for run in runs]
+        return replace(found, merging=all(map(np.array_equal, together, separate)))
 
 
 def learn_costs(

@@ -18,7 +18,7 @@ from specdemo.models.ngrams import NGramTable
 from specdemo.models.progress import Report, silent
 from specdemo.models.registry import NO_DRAFT, Pair
 from specdemo.models.sources import Source
-from specdemo.models.templates import DOLLY, PLAIN, Template, chat_template
+from specdemo.models.templates import DOLLY, RAW, Template, chat_template
 from specdemo.models.tokenizer import Tokenizer
 from specdemo.settings import ModelChoice
 from specdemo.trace import PairInfo
@@ -97,7 +97,7 @@ def _opened(
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
         limits.append(ir.read_config(model.folder)[1])
     end = tokenizer.token_id("### End")  # only Dolly has this token
-    template = chat_template(target.folder) or (PLAIN if end is None else DOLLY)
+    template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
     path = ngrams.made_path(pair.target.name, target.revision)
     table = ngrams.load(embedded.DRAFT / "ngrams.npz" if pair.embedded else path)

@@ -260,7 +260,7 @@ DOLLY = Template(
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     f"the request.\n\n### Instruction:\n{_ONE_TEXT}{{{{ '\n\n### Response:\n' }}}}",
 )
-PLAIN = Template("plain", _ONE_TEXT, bos=True)
+RAW = Template("raw", _ONE_TEXT, bos=True)
 
 
 def chat_template(folder: Path) -> Template | None:

@@ -174,7 +174,7 @@ class RaceTab:
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
-        """Connects the events of the tab, of both Stop buttons, and of opening and leaving the
+        """Connects the events of the tab, of both Stop buttons, and of arriving at and leaving the
         page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
