@@ -141,17 +141,19 @@ class Policy:
         return True
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
-        """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
-        chance that all `drafted` tokens are accepted. Each further token is accepted with chance
-        `acceptance` and takes `step` seconds to draft. Looks ahead to the longest draft, since
-        costs rise in steps."""
+        """Seconds that drafting on is expected to save for each token, 0 if it saves none.
+        `survival` is the chance that all `drafted` tokens are accepted. Each further token is
+        accepted with chance `acceptance` and takes `step` seconds to draft. Looks ahead to the
+        longest draft, since costs rise in steps."""
         rows, pace = self.rows, self.pace
         here = rows[drafted + 1]
         best = worth = 0.0
+        tokens = 1.0
         for count in range(drafted + 1, self.limit + 1):
             survival *= acceptance
+            tokens += survival
             worth += survival * pace - step
-            best = max(best, worth - rows[count + 1] + here)
+            best = max(best, (worth - rows[count + 1] + here) / tokens)
             if survival < LEAST_SURVIVAL:
                 break
         return best
