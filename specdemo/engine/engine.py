@@ -206,7 +206,9 @@ class Engine:
             if not properties:
                 tried = numerics.candidates(files.draft, device, files.kv_cache, ir, self.core)
                 properties = tried[0]
-            settings = ModelSettings(device, properties, vocabulary=vocabulary)
+            free = self._available_bytes()
+            shapes = numerics.fixed_shapes(files.draft, numerics.DRAFT_SHAPES, free)
+            settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
             draft = open_model(files.draft, settings, self.core)
             self._fix_cache(draft)
             self._draft = self._caches["draft"] = PrefixCache(draft)
@@ -225,6 +227,8 @@ class Engine:
                 self._open_draft(target)
                 yield
             draft = self._draft.model if isinstance(self._draft, PrefixCache) else None
+            for _ in draft.compiling if draft else ():
+                yield
             if not target.measured:
                 guarded = target.invariance.guard is not None
                 yield from numerics.learn_costs(model, draft, guarded=guarded)

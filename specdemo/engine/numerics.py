@@ -25,9 +25,10 @@ from .profile import Invariance, Properties, TargetProfile
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
-FIXED_SHAPES, FINE_SHAPES = (6, 3, 12), (4, 2, 12)
-"""Numbers of tokens, the most useful first (docs/results/draft-policy.md). Single tokens run in the
-instance of any shape, which keeps the size 1 meanwhile."""
+FIXED_SHAPES, FINE_SHAPES, DRAFT_SHAPES = (6, 3, 12), (4, 2, 12), (2,)
+"""Numbers of tokens, the most useful first (docs/results/draft-policy.md). A target's single tokens
+run in the instance of any shape, which keeps the size 1 meanwhile. A draft model mostly reads one
+token, or two after a fully accepted draft."""
 
 INSTANCE_SHARE, INSTANCE_BYTES = 1 / 16, 1.3
 """Fixed-shape instances take at most this share of the free memory, so 3.5 GB allow one of the
@@ -37,7 +38,7 @@ FINE_COST_RATIO = 1.3
 """FINE_SHAPES are for machines on which 6 tokens are known to cost more than this of one."""
 
 FIXED_SHAPE_WEIGHTS = range(20_000_000, 500_000_000)
-"""Bytes of weights for which a target model gets fixed shapes. For larger ones a change of size
+"""Bytes of weights for which a model gets fixed shapes. For larger ones a change of size
 costs little beside a forward; for smaller ones forwards cost little."""
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}
@@ -121,13 +122,10 @@ def open_target(
     first candidate in which forwards of LEAST_USEFUL tokens agree, and single tokens agree or have
     a guard, else the last candidate. Raises ModelError."""
     source = files.target
-    shapes: tuple[int, ...] = ()
-    size = weights_size(source)
-    if isinstance(source, Path) and size in FIXED_SHAPE_WEIGHTS:
-        costs = known.costs if known else {}
-        six = min((costs[size] for size in costs if size >= 6), default=0)
-        shapes = FINE_SHAPES if six > FINE_COST_RATIO * costs.get(1, 0) else FIXED_SHAPES
-        shapes = shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
+    costs = known.costs if known else {}
+    six = min((costs[size] for size in costs if size >= 6), default=0)
+    fine = six > FINE_COST_RATIO * costs.get(1, 0)
+    shapes = fixed_shapes(source, FINE_SHAPES if fine else FIXED_SHAPES, available)
     hidden = fractions(files.head, core) if files.head else None
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
@@ -144,6 +142,17 @@ def open_target(
             if found.tokens >= LEAST_USEFUL and (found.guard or not found.one_token):
                 break
     return model, found
+
+
+def fixed_shapes(
+    source: Path | Checkpoint, shapes: tuple[int, ...], available: int
+) -> tuple[int, ...]:
+    """The first of these `shapes`, as many as `available` bytes of memory allow; none for weights
+    outside FIXED_SHAPE_WEIGHTS and on torch devices."""
+    size = weights_size(source)
+    if not isinstance(source, Path) or size not in FIXED_SHAPE_WEIGHTS:
+        return ()
+    return shapes[: int(available * INSTANCE_SHARE / (size * INSTANCE_BYTES))]
 
 
 def measure_invariance(model: Model) -> Invariance:
@@ -202,7 +211,7 @@ def learn_costs(
     that the first one changes the size. A forward of the pair's `other` model comes before each, as
     in decoding. `rows` rows of logits are computed (None: all). Where single tokens are padded to
     two, which `guarded` ones are not, one token costs what two do."""
-    fixed = model.settings.fixed_shapes
+    fixed = model.settings.fixed_shapes if rows is None else ()
     sizes = sorted({1, *fixed, LARGEST} if fixed else SIZES)
     few, many = sizes[1], sizes[-2]
     with ExitStack() as held:
