@@ -136,7 +136,7 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     policy.draft.learn({1: 0.1})
     drafter = AdaptiveDrafter(Ngrams(), policy)
     drafter.model = DraftModel(None, policy, Sampling())
-    drafter.model.catch_up = lambda context, drafted, most: 0.0
+    drafter.model.catch_up = lambda context, drafted: 0.0
     policy.begin_round()
     assert not drafter._model_pays([1, 2], [9], 1.0, 0.95)
     assert drafter._model_pays([1, 2], [9], 1.0, 0.2)
@@ -151,16 +151,14 @@ def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_t
     assert proposed.probability == proposed.distribution.probability(proposed.token)
 
 
-def test_a_draft_model_reads_the_end_of_a_text_that_would_take_too_long():
+def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_it():
     policy = Policy()
+    policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({size: 0.1 + size / 100 for size in range(1, 17)})
+    drafter = AdaptiveDrafter(None, policy, DraftModel(sequence((0, 1, 2, 3)), policy, Sampling()))
     context = list(range(500))
-    model = DraftModel(sequence((0, 1, 2, 3)), policy, Sampling())
-    whole = model.catch_up(context, [], most=100.0)
-    assert whole == pytest.approx(4.95, rel=0.05)  # a hundredth of a second for each token
-    assert model.catch_up(context, [], most=0.5) <= 0.5
-    step = model.step(context, [])
-    forward = next(step)
-    assert forward.run.tokens == context[-len(forward.run.tokens) :]
-    assert 40 < len(forward.run.tokens) < 60
-    assert forward.run.sequence.tokens == context[:4]
+    assert drafter.model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
+    policy.begin_round(most=50)
+    assert drafter._model_pays(context, [], 1.0, 0.0)
+    policy.begin_round(most=5)
+    assert not drafter._model_pays(context, [], 1.0, 0.0)

@@ -180,12 +180,13 @@ def test_a_size_stays_until_padding_has_cost_as_much_as_a_change():
     assert sizes(4, *[1] * 9) == [4] * 4 + [1] * 6
 
 
-def test_the_baseline_is_not_charged_with_changes_of_size():
+def test_a_forward_costs_its_padding_or_its_change_of_size_and_the_baseline_neither():
     costs = known_costs(change=0.5)
     costs.record(4, STEPPED[4] + 0.5)
     rows = costs.forwards()
-    assert rows[1] == pytest.approx(1.0) and rows[4] == pytest.approx(STEPPED[4])
+    assert rows[1] == rows[4] == pytest.approx(STEPPED[4])
     assert rows[5] == pytest.approx(STEPPED[5] + 0.5)
+    assert costs.baseline() == pytest.approx(1.0)
 
 
 def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():

@@ -377,8 +377,7 @@ def _decode(
                 choice = chain[len(drafted)] if len(drafted) < len(chain) else WRONG
             else:
                 run.sequence.tokens.extend(run.tokens)
-                left_out = drafter.model.left_out
-                end = run.sequence.length + left_out.stop - left_out.start
+                end = run.sequence.length
                 drafted = run.sequence.tokens[run.sequence.length - max(end - begin, 0) :]
                 choice = one.draft[end - len(one.prompt)] if begin <= end < len(text) else WRONG
             token, probability = choice if drafted == text[begin:end] else WRONG

@@ -100,9 +100,8 @@ class Costs:
         return (min(fitting, default=0.0) + beyond * self._row()) * self.level
 
     def forwards(self, others: int = 0, context: int = 0) -> list[float]:
-        """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens;
-        for one token, what it takes in autoregressive decoding, so that a draft is compared with
-        that. With `others` tokens of other requests in the same forward, each row costs what a row
+        """Seconds of the next forward if it has 0, 1, ... LARGEST tokens after `context` tokens.
+        With `others` tokens of other requests in the same forward, each row costs what a row
         of a large forward costs: costs rise in steps, and otherwise the rows of every request would
         seem free."""
         row = self.attention * self.level * context
@@ -116,7 +115,6 @@ class Costs:
                 least = min(least, self.seconds[size] + self._change_to(size))
             rows.append(least * self.level + tokens * row)
         rows.reverse()
-        rows[1] = self.baseline(context)
         return rows
 
     def _change_to(self, size: int) -> float:

@@ -42,9 +42,8 @@ class LogitsDrafter:
         """Seconds of the next step, with the drafted tokens that it must read first."""
         return self.policy.draft.forward(1)
 
-    def catch_up(self, context: list[int], drafted: list[int], most: float) -> float:
-        """Seconds that the next step takes longer because of text that was not read. A source that
-        can leave out some of it does so where that would take more than `most` seconds."""
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        """Seconds that the next step takes longer because of text that was not read."""
         return 0.0
 
     def choose(self, logits: Logits, position: int, mask: Mask = None) -> Proposal | None:
@@ -110,16 +109,12 @@ class DraftHead(LogitsDrafter):
 class DraftModel(LogitsDrafter):
     """Proposes with a second, smaller model.
 
-    `sequence` may hold any text; the prefix that it shares with the context is kept. Where reading
-    all of the context takes longer than it is worth, the model leaves out its middle. That changes
-    what is proposed, never the answer.
+    `sequence` may hold any text; the prefix that it shares with the context is kept.
     """
 
     def __init__(self, sequence: Sequence, policy: Policy, sampling: Sampling):
         super().__init__(policy, sampling, None)
         self.sequence = sequence
-        self.left_out = slice(0, 0)
-        """The part of the context that is not read."""
 
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
@@ -133,21 +128,14 @@ class DraftModel(LogitsDrafter):
             seconds += reply.seconds
         return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
 
-    def catch_up(self, context: list[int], drafted: list[int], most: float) -> float:
-        forward, unread = self.policy.draft.forward, len(self._unread(context, drafted))
-        step, row = forward(1), forward(LARGEST + 1) - forward(LARGEST)
-        if unread <= LARGEST or forward(unread) - step <= most or not row:
-            return forward(unread) - step
-        fitting = LARGEST + max(int((most + step - forward(LARGEST)) / row), 0) - len(drafted)
-        begin = self.left_out.start or min(self.sequence.length, len(context))
-        self.left_out = slice(begin, max(len(context) - fitting, begin))
-        return forward(len(self._unread(context, drafted))) - step
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        forward = self.policy.draft.forward
+        return forward(len(self._unread(context, drafted))) - forward(1)
 
     def _unread(self, context: list[int], drafted: list[int]) -> list[int]:
         """The tokens of `context` and `drafted` to run next: at least the last one. Cuts the
         sequence to the text before them."""
         text, held = [*context, *drafted], self.sequence.tokens
-        del text[self.left_out]
         same = min(len(held), len(text) - 1)
         while held[:same] != text[:same]:
             same -= 1
@@ -249,9 +237,8 @@ class AdaptiveDrafter:
             saved = policy.gain(len(drafted), survival, expected, step)
         if saved <= 0 and drafted:
             return False
-        most = saved * policy.remaining / 2
-        reading = model.catch_up(context, drafted, most)
-        if saved > 0 and most >= reading:
+        reading = model.catch_up(context, drafted)
+        if saved > 0 and saved * policy.remaining / 2 >= reading:
             return True
         return not drafted and policy.probe_due(model.name, step + reading)
 

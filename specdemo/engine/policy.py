@@ -94,6 +94,7 @@ class Policy:
     remaining: int = 0
     """Tokens that the answer is expected to still get: as many as it has, at least LIKELY_TOKENS,
     at most those that it may get."""
+    _alone: float = 0.0
     _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
@@ -101,6 +102,8 @@ class Policy:
     def begin_round(self, context: int = 0, most: int = LIKELY_TOKENS) -> None:
         """Begin a round after `context` tokens, with at most `most` tokens to come."""
         self.rows = self.costs.forwards(self.others, context)
+        alone = self.rows[1] if self.others else self.costs.baseline(context)
+        self._alone = alone / (self.others + 1)
         self.remaining = min(max(self._answered, LIKELY_TOKENS), most)
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
@@ -119,8 +122,7 @@ class Policy:
     def pace(self) -> float:
         """Recent seconds a token, at most those of autoregressive decoding, which also stand in
         before the first round. The seconds of a forward are divided by `others` + 1."""
-        baseline = self.rows[1] / (self.others + 1)
-        return min(baseline, self._seconds / self._tokens) if self._tokens else baseline
+        return min(self._alone, self._seconds / self._tokens) if self._tokens else self._alone
 
     def record_round(self, seconds: float, tokens: int) -> None:
         """A round took `seconds` and gave `tokens` tokens."""
