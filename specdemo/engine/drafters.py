@@ -222,8 +222,7 @@ class AdaptiveDrafter:
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
         n-gram proposal, accepted with chance `free` (0: none). What it must read first may take
-        half of what the rest of the answer is expected to save. Otherwise the model is asked only
-        when a probe is due."""
+        half of what the rest of the answer is expected to save."""
         policy, model = self.policy, self.model
         if model is None or len(drafted) >= model.depth:
             return False
@@ -235,12 +234,7 @@ class AdaptiveDrafter:
             saved = survival * (expected - free) * policy.pace - step
         else:
             saved = policy.gain(len(drafted), survival, expected, step)
-        if saved <= 0 and drafted:
-            return False
-        reading = model.catch_up(context, drafted)
-        if saved > 0 and saved * policy.remaining / 2 >= reading:
-            return True
-        return not drafted and policy.probe_due(model.name, step + reading)
+        return saved > 0 and saved * policy.remaining / 2 >= model.catch_up(context, drafted)
 
     def _learn(self, context: list[int]) -> None:
         """Read the tokens added to the text, and count which proposals were right."""

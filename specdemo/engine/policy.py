@@ -10,10 +10,8 @@ from .costs import LARGEST, Costs
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
-PROBE_SHARE = 0.005
-"""The most time for probes of a source, as a share of the time decoded without it."""
-
 LIKELY_TOKENS = 50  # tokens of an answer that has only begun, if it may have so many
+FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
@@ -36,6 +34,11 @@ class Rate:
         asking a few times too often."""
         return min(self.value + math.sqrt(self.value * (1 - self.value) / self.seen), 1.0)
 
+    def fade(self) -> None:
+        """Make it less certain, so that a source that is not asked will be asked again."""
+        self.accepted *= FADING
+        self.seen *= FADING
+
     def record(self, accepted: float) -> None:
         self.accepted = self.accepted * self.decay + accepted
         self.seen = self.seen * self.decay + 1
@@ -49,8 +52,6 @@ class Acceptance:
     def __init__(self, counts: list[tuple[float, float]] | None = None):
         self.bands = [Rate((band + 0.5) / self.BANDS, 2.0, 0.98) for band in range(self.BANDS)]
         self.total = Rate(0.75, 4.0, 0.98)
-        self.idle_seconds = 0.0
-        """Seconds of decoding since the source was last asked although it did not seem to pay."""
         for rate, count in zip([*self.bands, self.total], counts or [], strict=False):
             rate.accepted, rate.seen = count
 
@@ -126,21 +127,11 @@ class Policy:
 
     def record_round(self, seconds: float, tokens: int) -> None:
         """A round took `seconds` and gave `tokens` tokens."""
-        seconds /= self.others + 1
         for source in self.acceptance.values():
-            source.idle_seconds += seconds
+            source.total.fade()
         self._answered += tokens
-        self._seconds = 0.9 * self._seconds + seconds
+        self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
         self._tokens = 0.9 * self._tokens + tokens
-
-    def probe_due(self, source: str, seconds: float) -> bool:
-        """Whether to ask a source that does not seem to pay, in order to notice a change. True if
-        the `seconds` of asking are at most PROBE_SHARE of those since the last probe."""
-        rates = self.accepted(source)
-        if seconds > PROBE_SHARE * rates.idle_seconds:
-            return False
-        rates.idle_seconds = 0.0
-        return True
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
         """Seconds that drafting on is expected to save for each token, 0 if it saves none.
