@@ -153,7 +153,7 @@ def test_tools_allow_calls_of_their_schemas_only(grammars, embedded_pair, requir
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
 def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampling):
     for schema in (PERSON, SCHEMAS[3]):
-        asked = Settings(max_new_tokens=48, json_schema=json.dumps(schema), **sampling)
+        asked = Settings(max_new_tokens=32, json_schema=json.dumps(schema), **sampling)
         question = "Describe a person as JSON."
         *_, trace = session.answer(question, asked)
         *_, autoregressive = session.answer(question, replace(asked, drafter="none"))
