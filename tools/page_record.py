@@ -30,7 +30,7 @@ from specdemo.ui import benchmark
 from specdemo.ui.page import RECORDED
 
 WARM_UP = "Name three colours of the rainbow"
-QUESTION = "Write a Python function that reverses a string"
+QUESTION = "What is the water cycle?"
 PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
 

@@ -56,13 +56,14 @@ BOOK = {
     "additionalProperties": False,
 }
 EXAMPLES = {
-    "Write a Python function that reverses a string": "",
-    "Count from one to fifty in words": "",
+    "What is the water cycle?": "",
+    "Write a Python function that checks whether a number is even": "",
     "Explain the difference between fission and fusion": "",
     "Answer as JSON: describe a novel of the sea": json.dumps(BOOK),
     DOES_NOT_PAY: "",
 }
-"""Questions, each with the JSON Schema of its answer, if any."""
+"""Questions, each with the JSON Schema of its answer, if any. The embedded head was not trained on
+them: a learnt answer would be too quick."""
 
 
 def build(
