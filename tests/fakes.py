@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,7 +168,10 @@ def running(server) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        serving.join()
+        serving.join(60)
+        if serving.is_alive():
+            faulthandler.dump_traceback(all_threads=True)
+            raise AssertionError("the server did not end")
 
 
 @contextlib.contextmanager
@@ -204,8 +209,11 @@ def page_application(service, files: Path, *, key: str | None = None):
 def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
     from specdemo.serving.request_guard import Server
+    from specdemo.ui.server import finish
 
-    server = Server(*page_application(service, files, key=key), 1, trusted_proxies="127.0.0.1")
+    app, guard = page_application(service, files, key=key)
+    ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}
+    server = Server(app, guard, 1, **ends)
     server.config.timeout_graceful_shutdown = 1
     with running(server) as url:
         yield url

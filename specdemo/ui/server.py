@@ -84,13 +84,15 @@ def main(options: PageOptions) -> None:
             guard.hosts.add(public_name(options.host, options.port))
         print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
 
-        def finish() -> None:
-            service.close()
-            app.routes[-1].app.stop_event.set()  # ends Gradio's heartbeats
-
         proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
-        ends = {"trusted_proxies": proxies, "finish": finish}
+        ends = {"trusted_proxies": proxies, "finish": partial(finish, app, service)}
         Server(app, guard, options.drain_seconds, **ends).run([listening])
+
+
+def finish(app: FastAPI, service: Service) -> None:
+    """End all that runs on the page, Gradio's heartbeats too."""
+    service.close()
+    app.routes[-1].app.stop_event.set()
 
 
 class Sessions(dict):
