@@ -244,6 +244,18 @@ def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted
     assert policy.best_length([0.98, 0.98]) == 2
 
 
+def test_a_source_that_is_not_asked_seems_less_and_less_certain():
+    policy = Policy()
+    rate = policy.accepted("model").total
+    for _ in range(100):
+        rate.record(0.2)
+    share, before = rate.value, rate.upper_bound
+    for _ in range(5000):
+        policy.record_round(0.1, 1)
+    assert rate.value == pytest.approx(share)
+    assert before < 0.3 < 0.4 < rate.upper_bound
+
+
 def test_acceptance_rates_are_learnt_by_confidence():
     rates = Acceptance()
     for number in range(200):
