@@ -14,7 +14,7 @@ from .constraint import Allowed, Mask, forced, wait
 from .costs import LARGEST
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .ngrams import Ngrams, NgramTable
-from .policy import LEAST_SURVIVAL, MAX_DRAFT, Policy
+from .policy import LEAST_SURVIVAL, MAX_DRAFT, READING_SHARE, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
 
@@ -221,8 +221,8 @@ class AdaptiveDrafter:
         self, context: list[int], drafted: list[int], survival: float, free: float
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
-        n-gram proposal, accepted with chance `free` (0: none). What it must read first may take
-        half of what the rest of the answer is expected to save."""
+        n-gram proposal, accepted with chance `free` (0: none), and what it must read first may take
+        a small share of the rest of the answer, which may turn out short."""
         policy, model = self.policy, self.model
         if model is None or len(drafted) >= model.depth:
             return False
@@ -234,7 +234,8 @@ class AdaptiveDrafter:
             saved = survival * (expected - free) * policy.pace - step
         else:
             saved = policy.gain(len(drafted), survival, expected, step)
-        return saved > 0 and saved * policy.remaining / 2 >= model.catch_up(context, drafted)
+        rest = policy.remaining * policy.pace
+        return saved > 0 and model.catch_up(context, drafted) <= READING_SHARE * rest
 
     def _learn(self, context: list[int]) -> None:
         """Read the tokens added to the text, and count which proposals were right."""

@@ -10,6 +10,9 @@ from .costs import LARGEST, Costs
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
+READING_SHARE = 0.1
+"""The most time for what a draft model must read first, as a share of the rest of the answer."""
+
 LIKELY_TOKENS = 50  # tokens of an answer that has only begun, if it may have so many
 FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
@@ -134,19 +137,17 @@ class Policy:
         self._tokens = 0.9 * self._tokens + tokens
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
-        """Seconds that drafting on is expected to save for each token, 0 if it saves none.
-        `survival` is the chance that all `drafted` tokens are accepted. Each further token is
-        accepted with chance `acceptance` and takes `step` seconds to draft. Looks ahead to the
-        longest draft, since costs rise in steps."""
+        """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
+        chance that all `drafted` tokens are accepted. Each further token is accepted with chance
+        `acceptance` and takes `step` seconds to draft. Looks ahead to the longest draft, since
+        costs rise in steps."""
         rows, pace = self.rows, self.pace
         here = rows[drafted + 1]
         best = worth = 0.0
-        tokens = 1.0
         for count in range(drafted + 1, self.limit + 1):
             survival *= acceptance
-            tokens += survival
             worth += survival * pace - step
-            best = max(best, (worth - rows[count + 1] + here) / tokens)
+            best = max(best, worth - rows[count + 1] + here)
             if survival < LEAST_SURVIVAL:
                 break
         return best
