@@ -59,7 +59,7 @@ _GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _NO_DYNAMIC = (_GROUP, "0")
 GROUPS = (32, 64, 128)  # numbers of activations that may share a scale; 32 is the plugin's
 
-_LEAST_GAIN, _TIMED_WEIGHTS, _TIMED_TURNS = 0.97, 32_000_000, 12
+_LEAST_GAIN, _TIMED_WEIGHTS, _TIMED_TURNS = 0.97, 32_000_000, 50
 
 
 def candidates(
