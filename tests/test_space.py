@@ -9,6 +9,7 @@ import sys
 import threading
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeSession, until
@@ -16,11 +17,11 @@ from hub_server import COMMIT, decoder_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from specdemo.errors import FetchError
+from specdemo.errors import FetchError, RequestFailed
 from specdemo.models import decoder, embedded, export, hub, machine, registry, sources
 from specdemo.models.progress import Meter, watched
 from specdemo.settings import ModelChoice
-from specdemo.ui import runs
+from specdemo.ui import page, runs
 from specdemo.ui.choice import AUTO, Offer
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service, Visitor
@@ -215,6 +216,20 @@ def test_questions_asked_meanwhile_show_their_places_and_what_is_being_done():
     for thread in asking:
         thread.join()
     assert all('"done"' in one[-1] for one in notes)
+
+
+def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
+    go = threading.Event()
+    service = Service(ModelChoice("dolly-3b"), lambda pair, report: go.wait() and FakeSession())
+    service.start()
+    line = page.RaceTab._loading(SimpleNamespace(_service=service))
+    seen = [line, service.states(ModelChoice("dolly-3b"))]
+    assert [next(states) for states in seen]
+    service.close()
+    assert list(seen[0]) == ["Not available. The server was stopped."]
+    with pytest.raises(RequestFailed, match="The server was stopped"):
+        list(seen[1])
+    go.set()
 
 
 def test_work_that_is_watched_shows_how_far_it_is():

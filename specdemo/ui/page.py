@@ -57,9 +57,9 @@ BOOK = {
 }
 EXAMPLES = {
     "What is the water cycle?": "",
-    "Write a Python function that checks whether a number is even": "",
+    "Write is_even(n) in Python": "",
     "Explain the difference between fission and fusion": "",
-    "Answer as JSON: describe a novel of the sea": json.dumps(BOOK),
+    "As JSON: a novel of the sea": json.dumps(BOOK),
     DOES_NOT_PAY: "",
 }
 """Questions, each with the JSON Schema of its answer, if any. The embedded head was not trained on

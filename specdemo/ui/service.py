@@ -333,6 +333,9 @@ class Service:
         """Cancel the running answers, which end within a round, and release the models."""
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
+            if self.state.kind == "loading":  # who waits for it would wait for ever
+                self.state = State("failed", self.state.pair, "The server was stopped.")
+                self._changed.notify_all()
             sessions = [session for _, session in self._loaded.values()]
             self._loaded = {}
         for session in sessions:
