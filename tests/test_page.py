@@ -201,7 +201,7 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(vi
 
 def test_an_example_answers_as_json_with_a_mark_on_forced_tokens(visit):
     tab = visit("max_new_tokens=60")
-    tab.page.get_by_role("button", name="Answer as JSON").click()
+    tab.page.get_by_role("button", name="As JSON").click()
     tab.page.wait_for_function(LINK_HAS, arg=["json_schema", json.dumps(BOOK)])
     tab.before = tab.page.evaluate("window.specdemo.race.run")
     tab.page.get_by_role("button", name="Run", exact=True).click()
