@@ -240,6 +240,22 @@ def test_work_that_is_watched_shows_how_far_it_is():
     assert seen[0] == 0 and set(seen[1:]) == {100}
 
 
+def test_work_that_is_done_is_not_reported_any_more():
+    begun, go, reports = threading.Event(), threading.Event(), []
+
+    def report(progress):
+        reports.append(progress)
+        if len(reports) > 1:
+            begun.set()
+            go.wait()
+            reports.append("its end")
+
+    with watched(Meter(report, "Compiling", 100), lambda: 50, every=0.01):
+        begun.wait()
+        threading.Timer(0.1, go.set).start()
+    assert reports[-1] == "its end"
+
+
 # The whole way
 
 

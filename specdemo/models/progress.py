@@ -60,7 +60,8 @@ class Meter:
 
 @contextmanager
 def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterator[None]:
-    """During the block, each `every` seconds, report `done()` of `meter.total`, at most all."""
+    """During the block, each `every` seconds, report `done()` of `meter.total`, at most all. No
+    report comes after the block: a late one would say that work goes on which is done."""
     over = threading.Event()
 
     def watch() -> None:
@@ -68,11 +69,13 @@ def watched(meter: Meter, done: Callable[[], int], every: float = 0.5) -> Iterat
             while not over.wait(every):
                 meter.update(min(done(), meter.total) - meter.done)
 
-    threading.Thread(target=watch, daemon=True).start()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
     try:
         yield
     finally:
         over.set()
+        watching.join()
 
 
 def size(count: int) -> str:
