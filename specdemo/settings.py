@@ -154,7 +154,7 @@ def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "
 def sentence(error: ValidationError, place: str | None = None) -> str:
     """The first finding of a pydantic error as one sentence about `place`, else its own field."""
     first = error.errors()[0]
-    place = place or ".".join(map(str, first["loc"])) or "the request"
+    place = place or " ".join(".".join(map(str, first["loc"])).split()) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
