@@ -93,6 +93,9 @@ class Settings:
     )
 
 
+WeightFormat = Literal["auto", "int8", "int4", "fp16"]
+
+
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
     """Which models, and where they run. `target` and `draft` name the user's own pair (folders,
@@ -115,7 +118,7 @@ class ModelChoice:
         name="assistant_model",
         metavar="DIR_OR_REPO",
     )
-    weight_format: Literal["auto", "int8", "int4", "fp16"] = option(
+    weight_format: WeightFormat = option(
         "auto",
         "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int8, or int4 "
         "if that takes more than half of the memory",

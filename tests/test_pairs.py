@@ -128,7 +128,8 @@ def test_a_stopped_tune_keeps_nothing(tiny_pair):
     stop = threading.Event()
     stop.set()
     with pytest.raises(RequestFailed, match="was stopped"):
-        list(tune("tiny", lambda choice: Session(load_pair(tiny_pair)), prompts=1, stop=stop))
+        asked = ModelChoice("tiny")
+        list(tune(asked, lambda choice: Session(load_pair(tiny_pair)), prompts=1, stop=stop))
     assert measured.read("tuned", {"pair": "tiny"}) is None
 
 

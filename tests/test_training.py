@@ -10,9 +10,10 @@ import pytest
 from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
-from specdemo.models import export, heads, machine, ngrams
-from specdemo.models.load import load_pair
-from specdemo.models.registry import own_pair
+from specdemo.models import export, heads, machine, measured, ngrams
+from specdemo.models.load import chosen_draft, load_pair
+from specdemo.models.measured import DraftResult, TuningResult
+from specdemo.models.registry import choice_of, chosen_pair, own_pair
 from specdemo.models.sources import source_of
 from specdemo.session import Session
 from specdemo.settings import Settings
@@ -78,6 +79,27 @@ def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target
     assert trace.identical
     assert {token.source for one in trace.rounds for token in one.drafted} == {"head"}
     assert len(trace.rounds) < 0.8 * len(trace.token_ids)
+
+
+def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
+    target, trained, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(machine, "measured_folder", lambda: tmp_path)
+    monkeypatch.chdir(trained.parent)
+    asked = ["tune", str(target), "--assistant-model", trained.name, "--limit", "1", "--json", "-"]
+    assert cli.main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["draft"] for row in found["rows"]] == [str(trained), "none"]
+    monkeypatch.chdir(tmp_path)
+    for winner, used in ((found["winner"], found["winner"]), (str(trained), str(trained))):
+        rows = (DraftResult(winner, 1.0, 1.0, 0.5, 0.2, 0.1),)
+        pair = chosen_pair(choice_of(str(target)))
+        measured.keep("tuned", pair.subject, TuningResult("2026-11-23", rows))
+        drafts = chosen_draft(pair, choice_of(str(target)))
+        assert [draft.repo for draft in drafts] == ([] if used == "none" else [used])
+    rows = (DraftResult(str(tmp_path / "deleted"), 1.0, 1.0, 0.5, 0.2, 0.1),)
+    measured.keep("tuned", pair.subject, TuningResult("2026-11-23", rows))
+    assert chosen_draft(pair, choice_of(str(target))) == ()
 
 
 def test_the_card_says_how_often_the_head_is_right(trained):

@@ -10,7 +10,7 @@ from specdemo.bench.prompts import WARM_UP, read_prompts, spread
 from specdemo.errors import RequestFailed
 from specdemo.models import measured
 from specdemo.models.measured import DraftResult, TuningResult
-from specdemo.models.registry import NO_DRAFT, find_pair
+from specdemo.models.registry import NO_DRAFT, chosen_pair
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import Table
@@ -20,34 +20,36 @@ TOKENS = 64  # of the longest answer
 
 
 def tune(
-    pair: str,
+    choice: ModelChoice,
     open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
     *,
+    drafts: Iterable[str] = (),
     prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
     prompts: int,
     stop: threading.Event | None = None,
 ) -> Iterator[str | DraftResult | TuningResult]:
     """Answer built-in prompts, with and without speculative decoding, for each draft of the pair
-    `pair` and for n-grams only. `prepare` yields progress before a session is opened. Yields
-    progress, a DraftResult per draft, and last the TuningResult, which is stored.
+    that `choice` names, for each of `drafts` (as `ModelChoice.draft`) and for n-grams only.
+    `prepare` yields progress before a session is opened. Yields progress, a DraftResult per draft,
+    and last the TuningResult, which is stored.
 
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
     """
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
-    rows = []
-    for draft in (*(draft.name for draft in find_pair(pair, option="PAIR").drafts), NO_DRAFT):
-        yield f"Loading {pair} with {named(draft)}"
-        choice, traces = ModelChoice(pair=pair, draft=draft), []
-        yield from prepare(choice)
-        with open_session(choice) as session:
+    pair, rows = chosen_pair(choice), []
+    for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
+        yield f"Loading {pair.title} with {named(draft)}"
+        chosen, traces = replace(choice, draft=draft), []
+        yield from prepare(chosen)
+        with open_session(chosen) as session:
             for at, instruction in enumerate(asked):
-                yield f"{pair} with {named(draft)}: prompt {at} of {prompts}"
+                yield f"{pair.title} with {named(draft)}: prompt {at} of {prompts}"
                 settings = Settings(max_new_tokens=TOKENS)
                 if at == 0 and draft != NO_DRAFT:  # measures a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
                 *_, trace = session.race(instruction, settings, stop=stop)
                 if trace.identical is None:
-                    raise RequestFailed(f"Tuning {pair} was stopped; nothing of it is kept.")
+                    raise RequestFailed(f"Tuning {pair.title} was stopped; nothing of it is kept.")
                 traces.append(trace)
         total = combined(map(summarize, traces[1:]))
         row = DraftResult(
@@ -61,7 +63,7 @@ def tune(
         rows.append(row)
         yield row
     tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(rows))
-    measured.keep("tuned", {"pair": pair}, tuned)
+    measured.keep("tuned", pair.subject, tuned)
     yield tuned
 
 

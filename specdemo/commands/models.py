@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from specdemo.cli import json_option, load_pair, write_json
 from specdemo.errors import DamagedModel
 from specdemo.models.progress import Progress, size
+from specdemo.settings import ModelChoice, WeightFormat
 from specdemo.terminal import Table, progress_bar, show
 
 
@@ -113,16 +115,36 @@ def machine(forget: bool, json_file: str | None) -> None:
 
 
 @click.command()
-@click.argument("pair", help="A pair that `specdemo pairs` lists.")
+@click.argument("pair", metavar="PAIR_OR_MODEL", help="A pair, or a model as `run` takes it.")
+@click.option(
+    "--assistant-model",
+    "drafts",
+    multiple=True,
+    metavar="DIR_OR_REPO",
+    help="A further draft to race, such as one that `train-draft` made; may be repeated.",
+)
+@click.option("--weight-format", type=click.Choice(get_args(WeightFormat)), default="auto")
 @click.option("--limit", type=click.IntRange(1), default=8, help="Built-in prompts to race.")
 @json_option
-def tune(pair: str, limit: int, json_file: str | None) -> None:
+def tune(
+    pair: str,
+    drafts: tuple[str, ...],
+    weight_format: WeightFormat,
+    limit: int,
+    json_file: str | None,
+) -> None:
     from specdemo.bench import tune as tuning
     from specdemo.models import machine
+    from specdemo.models.registry import choice_of
     from specdemo.session import Session
 
+    def session(chosen: ModelChoice) -> Session:
+        return Session(load_pair(chosen))
+
+    choice = choice_of(pair, weight_format)
+    drafts = tuple(os.path.abspath(one) if os.path.exists(one) else one for one in drafts)
     with progress_bar() as bar:
-        for event in tuning.tune(pair, lambda choice: Session(load_pair(choice)), prompts=limit):
+        for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
             if isinstance(event, str):
                 bar(Progress(event))
     figures = {"machine": machine.describe(), "pair": pair, "winner": event.winner}

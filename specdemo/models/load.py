@@ -1,6 +1,7 @@
 """Loads a pair: files on this disk, tokenizer and chat template. Compiles nothing."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -45,11 +46,17 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     disk come before others, then the fastest by `tune`, then the order of `pair.drafts`."""
     if choice.draft:
         return pair.drafts
-    tuned = measured.read("tuned", {"pair": pair.name})
-    winner = tuned and tuned.winner
+    tuned = measured.read("tuned", pair.subject)
+    winner = tuned.winner if tuned else ""
     if winner == NO_DRAFT:
         return ()
-    by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
+    if winner:
+        # A draft that the user named, and may have deleted.
+        with suppress(BadInput):
+            drafts = pair.with_draft(winner, "tune", choice.weight_format).drafts
+            if sources.here(drafts[0]):
+                return drafts
+    by_rank = sorted(pair.drafts, key=lambda one: not sources.here(one))
     return tuple(by_rank[:1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,10 @@ from specdemo.errors import BadInput
 from specdemo.models import embedded, machine, measured, sources
 from specdemo.models.machine import on_torch, require_device
 from specdemo.models.sources import EMBEDDED_TARGET, Source
-from specdemo.settings import ModelChoice
+from specdemo.settings import ModelChoice, WeightFormat
 
 MB = 1_000_000
+OWN = "own"  # name of a pair that the list does not hold
 NO_DRAFT = "none"  # in place of a draft's name: n-grams only
 
 
@@ -31,6 +33,11 @@ class Pair:
     @property
     def embedded(self) -> bool:
         return not self.target.repo
+
+    @property
+    def subject(self) -> dict[str, str]:
+        """What measurements of this pair are kept under."""
+        return {"target": self.target.repo} if self.name == OWN else {"pair": self.name}
 
     @property
     def draft(self) -> Source | None:
@@ -54,7 +61,7 @@ class Pair:
     @property
     def facts(self) -> str:
         """Measured here, as text: time of a baseline token, agreement with another pair."""
-        tuned = measured.read("tuned", {"pair": self.name})
+        tuned = measured.read("tuned", self.subject)
         steps = measured.read("steps", {"model": self.target.name})
         agreement = measured.read("agreement", {"pair": self.name})
         found = []
@@ -156,8 +163,8 @@ _DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)
 
 
 def own_pair(target: Source, draft: Source | None = None) -> Pair:
-    """A pair of the user's own."""
-    return Pair("own", target.name, 0, target, (draft,) if draft else ())
+    """A pair that PAIRS does not hold."""
+    return Pair(OWN, target.name, 0, target, (draft,) if draft else ())
 
 
 def find_pair(name: str, *, option: str = "--pair") -> Pair:
@@ -166,6 +173,13 @@ def find_pair(name: str, *, option: str = "--pair") -> Pair:
     if name not in known:
         raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(known)}.")
     return known[name]
+
+
+def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:
+    """The models that `text` names: a pair of PAIRS, else a target as `ModelChoice.target`."""
+    if any(pair.name == text for pair in PAIRS) or not ("/" in text or os.path.exists(text)):
+        return ModelChoice(pair=text)
+    return ModelChoice(target=text, weight_format=weight_format)
 
 
 def chosen_pair(

@@ -20,6 +20,7 @@ from specdemo.training.settings import TrainSettings
 
 TOKENS = 4096  # a head drafts only these most frequent tokens
 DEPTH = 5  # tokens of a chain
+VARIATION = 0.9  # share of the total variation in the loss; the rest is cross-entropy
 LATER, FITTED_LATER = 0.8, 0.6  # a step's weight relative to the step before: training, rounding
 LEARNING_RATE = 4e-3
 AVERAGE = 0.98  # decay of the running average of weights
@@ -211,11 +212,21 @@ def _rate_share(steps: int, done: float) -> float:
     return min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
 
 
+def distance(wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The loss of each row, [n]. Total variation is the chance that the maximal coupling rejects a
+    draft token; cross-entropy still has a gradient where the two distributions hardly overlap.
+
+    `wanted`, [n, V']: the target's probabilities of the head's tokens. What is missing to one is
+    not given to other tokens."""
+    logarithms = logits.log_softmax(1)
+    variation = 1 - torch.minimum(wanted, logarithms.exp()).sum(1)
+    return VARIATION * variation - (1 - VARIATION) * (wanted * logarithms).sum(1)
+
+
 def _loss(
     head: DraftHead, rows: Rows, at: np.ndarray, rng: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
-    """The cross-entropy to the target's probabilities along the chains that start at the rows `at`,
-    and the share of right first tokens."""
+    """The loss of the chains that start at the rows `at`, and the share of right first tokens."""
     shared, state, count = head.shared(head.hidden(rows.states[at])), None, len(at)
     loss, agreement = torch.zeros((), device=head.device), 0.0
     for depth in range(1, DEPTH + 1):
@@ -224,8 +235,7 @@ def _loss(
         share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
         if depth > 1:
             share = share * rows.weights[ahead]
-        # The probability of tokens that the head lacks is dropped, not given to other tokens.
-        losses = -(head.wanted(rows.states[ahead]) * logits.log_softmax(1)).sum(1)
+        losses = distance(head.wanted(rows.states[ahead]), logits)
         loss = loss + losses @ torch.from_numpy((share / count).astype(np.float32)).to(head.device)
         right = head.right(logits, rows.tokens[ahead])
         agreement = agreement if depth > 1 else float(right.mean())

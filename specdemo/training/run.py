@@ -15,8 +15,7 @@ import numpy as np
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.models import heads, ngrams
 from specdemo.models.load import LoadedPair, load_pair
-from specdemo.models.registry import NO_DRAFT, PAIRS, Pair, own_pair
-from specdemo.models.sources import source_of
+from specdemo.models.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.settings import ModelChoice
 from specdemo.terminal import progress_bar
 from specdemo.training import data
@@ -24,7 +23,8 @@ from specdemo.training.data import Conversation
 from specdemo.training.settings import TrainSettings
 
 OWN = 3  # with --text, how often each answer that the target wrote counts in training
-PRIVATE = {"out", "device", "checkpoint_seconds"}  # may differ when a run is continued
+PRIVATE = {"out", "device", "checkpoint_seconds"}  # not in the card
+GROWING = {"tokens", "minutes", "passes"}  # these and PRIVATE may differ when a run is continued
 
 
 def train_draft(settings: TrainSettings) -> str:
@@ -129,18 +129,18 @@ def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
 
 
 def _pair(settings: TrainSettings) -> Pair:
-    own = next((pair for pair in PAIRS if pair.name == settings.target), None)
-    if own is None:
-        return own_pair(source_of(settings.target, "--target", "int8"), None)
-    if own.embedded and settings.only:
+    choice = choice_of(settings.target, settings.weight_format)
+    pair = chosen_pair(choice, lambda field: "--target")
+    if pair.embedded and settings.only:
         raise BadInput("--target embedded: that pair has an n-gram table of its own.")
-    return own.with_draft(NO_DRAFT, "--target")
+    return pair.with_draft(NO_DRAFT, "--target")
 
 
 def _open_work(settings: TrainSettings, work: Path) -> None:
     """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
     out, path = settings.out, work / "settings.json"
-    described = {name: str(one) for name, one in asdict(settings).items() if name not in PRIVATE}
+    held = asdict(settings).items()
+    described = {name: str(one) for name, one in held if name not in PRIVATE | GROWING}
     if not path.is_file():
         if out.exists() and any(out.iterdir()):
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")

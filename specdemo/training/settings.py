@@ -9,7 +9,7 @@ from pydantic import Field, FilePath
 from pydantic.dataclasses import dataclass
 
 from specdemo.cli import options_of
-from specdemo.settings import CONFIG, Line, Whole, option
+from specdemo.settings import CONFIG, Line, WeightFormat, Whole, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=CONFIG)
@@ -26,6 +26,9 @@ class TrainSettings:
         MISSING,
         "the folder to make; repeat the command to continue an interrupted run",
         metavar="DIR",
+    )
+    weight_format: WeightFormat = option(
+        "auto", "precision that a target is converted to, as `run` takes it"
     )
     kind: Literal["head"] = option("head", "a draft head, which reads the target's hidden states")
     only: Literal["ngrams"] | None = option(

@@ -157,7 +157,7 @@ class Tab:
 
         rows: list[DraftResult] = []
         sessions = partial(self._service.session, visitor=visitor)
-        for event in tune.tune(pair.pair, sessions, prepare=prepare, prompts=limit, stop=stop):
+        for event in tune.tune(pair, sessions, prepare=prepare, prompts=limit, stop=stop):
             if isinstance(event, str):
                 yield {self.progress: progress_html(len(rows), len(rows) + 1, event)}
             elif isinstance(event, DraftResult):
