@@ -10,7 +10,8 @@ import pytest
 from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
-from specdemo.models import export, heads, machine, measured, ngrams
+from specdemo.errors import BadInput
+from specdemo.models import embedded, export, heads, machine, measured, ngrams
 from specdemo.models.load import chosen_draft, load_pair
 from specdemo.models.measured import DraftResult, TuningResult
 from specdemo.models.registry import choice_of, chosen_pair, own_pair
@@ -100,6 +101,18 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
     rows = (DraftResult(str(tmp_path / "deleted"), 1.0, 1.0, 0.5, 0.2, 0.1),)
     measured.keep("tuned", pair.subject, TuningResult("2026-11-23", rows))
     assert chosen_draft(pair, choice_of(str(target))) == ()
+
+
+def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path):
+    train(tmp_path / "again", start=trained / "head.npz", passes=0.01)
+    train(tmp_path / "new", passes=0.01)
+    agreements = [
+        json.loads((folder / "card.json").read_bytes())["held_back"]["agreement"]
+        for folder in (tmp_path / "new", tmp_path / "again", trained)
+    ]
+    assert agreements[1] > 0.9 * agreements[2] > agreements[0]
+    with pytest.raises(BadInput, match="a head of another size"):
+        train(tmp_path / "other", start=embedded.DRAFT / "head.npz")
 
 
 def test_the_card_says_how_often_the_head_is_right(trained):

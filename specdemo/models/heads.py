@@ -40,6 +40,12 @@ class Quantized(NamedTuple):
     values: np.ndarray
     scales: np.ndarray
 
+    def floats(self) -> np.ndarray:
+        """The matrix, float32 [rows, columns]."""
+        bits = np.stack([self.values & 15, self.values >> 4], -1).astype(np.int8)
+        signed = ((bits ^ 8) - 8).reshape(*self.scales.shape, -1)
+        return (signed * self.scales[:, :, None].astype(np.float32)).reshape(len(bits), -1)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:

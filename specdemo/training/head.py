@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 from tqdm import tqdm
 
+from specdemo.errors import BadInput
 from specdemo.models import heads
 from specdemo.training.data import Rows
 from specdemo.training.settings import TrainSettings
@@ -47,12 +48,16 @@ class DraftHead:
             "out": (size, width),
         }
         generator = torch.Generator().manual_seed(0)
-        self.weights = {
-            name: (torch.randn(shape, generator=generator) / shape[1] ** 0.5)
-            .to(device)
-            .requires_grad_(True)
+        first = {
+            name: torch.randn(shape, generator=generator) / shape[1] ** 0.5
             for name, shape in shapes.items()
         }
+        if settings.start:
+            earlier = heads.load(settings.start).weights
+            first = {name: torch.from_numpy(earlier[name].floats()) for name in shapes}
+            if {name: tuple(one.shape) for name, one in first.items()} != shapes:
+                raise BadInput(f"--start {settings.start} is a head of another size of target.")
+        self.weights = {name: one.to(device).requires_grad_(True) for name, one in first.items()}
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
         self.kind = torch.bfloat16 if fast else torch.float32

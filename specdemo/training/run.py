@@ -86,7 +86,7 @@ def _make_head(
     own = heads.Head(network.quantized(rows), network.frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
-    hidden = PRIVATE | {"target", "kind", "only", "text"}
+    hidden = PRIVATE | {"target", "kind", "only", "text", "start"}
     card = {
         "target": loaded.info.target,
         "target_revision": loaded.info.target_revision,
@@ -96,6 +96,7 @@ def _make_head(
             "answer_tokens": len(rows.tokens),
             "given": settings.text and settings.text.name,
         },
+        "start": settings.start and settings.start.name,
         "training": progress,
         "held_back": found,
     }

@@ -50,6 +50,11 @@ class TrainSettings:
         "conversations to learn from, and instructions for the target to answer (JSONL: u, a)",
         metavar="FILE",
     )
+    start: FilePath | None = option(
+        None,
+        "a head to start from, of the same target or of earlier weights of it",
+        metavar="HEAD.npz",
+    )
     answer_tokens: int = 160
     chains: int = 2560
     width: int = 768
