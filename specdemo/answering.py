@@ -1,5 +1,4 @@
-"""The interface of every session: of a pair in this process (`session`), of a pair on a server
-(`serving.client`), or of a test."""
+"""How a session is asked: a question, and the events of its answer."""
 
 import threading
 from abc import abstractmethod

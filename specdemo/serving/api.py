@@ -1,7 +1,6 @@
 """The OpenAI-compatible API over either backend, with /health, /metrics and /openapi.json.
 docs/reference/api.md describes it. Generates no text itself."""
 
-import dataclasses
 import json
 import logging
 import time
@@ -20,7 +19,7 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import EVENT_KINDS, Event, LocalBackend, ReplicaBackend
+from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
 from specdemo.serving.calls import CallReader
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.request_guard import RequestGuard, has_key, refusal
@@ -134,15 +133,11 @@ class Form:
 
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
-        what, extension = event.what, {}
+        what, text, calls = event.what, event.text, []
         begins, ends = isinstance(what, int), isinstance(what, Trace)
-        if self._asked.extension.rounds and not ends:
-            [name] = [name for name, kind in EVENT_KINDS.items() if isinstance(what, kind)]
-            extension = {"speculative": {name: what if begins else dataclasses.asdict(what)}}
-        text, calls = event.text, []
         if self._reader:
             text, calls = self._reader.read(text, last=ends)
-        if not (text or calls or extension or begins or ends):
+        if not (text or calls or begins or ends):
             return
         content, head = {"text": text}, self._head
         if self._chat:
@@ -150,7 +145,7 @@ class Form:
             called = {"tool_calls": calls} if calls else {}
             content = {"delta": {**role, "content": text, **called}}
             head = {**head, "object": "chat.completion.chunk"}
-        yield {**self._written(content, what), **head, **extension}
+        yield {**self._written(content, what), **head}
         options = self._asked.stream_options
         if ends and options and options.include_usage:
             yield {**head, "choices": [], "usage": _usage(what)}

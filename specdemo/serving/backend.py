@@ -39,14 +39,6 @@ ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begu
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 PING = 0.25  # seconds
 
-EVENT_KINDS = {
-    "prompt_tokens": int,
-    "waiting": Waiting,
-    "round": Round,
-    "baseline_token": BaselineToken,
-}
-"""The names in the API of a stream's events, and their types."""
-
 
 class NotReady(Busy):
     """No model is loaded yet, or none any more."""
@@ -204,23 +196,22 @@ class LocalBackend:
 
     def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Event]:
         """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
-        longest, extras = self._model["max_answer_tokens"], asked.extension
+        longest, baseline = self._model["max_answer_tokens"], asked.extension.baseline
         settings = asked.settings(min(self._options.max_new_tokens, longest))
         require_loaded(settings, self._options.loaded_numerics, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
         prompt, title = self._prompt(asked)
-        how = {"baseline": extras.baseline, "repeat": extras.repeat, "stop": stop}
+        how = {"baseline": baseline, "stop": stop, "tools": asked.callable_tools}
         # A baseline decodes the instruction.
-        how["tools"] = asked.callable_tools
-        question = Question(title, settings, None if extras.baseline else prompt, **how)
+        question = Question(title, settings, None if baseline else prompt, **how)
         text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
             first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):
                 if isinstance(event, Trace):
-                    trace = event  # a later one has more repeats
+                    trace = event
                     continue
                 new = ""
                 if isinstance(event, Round) and not found:

@@ -55,8 +55,7 @@ Speculative = create_model(
     "Speculative",
     __base__=Strict,
     __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
-    **dict.fromkeys(("trace", "rounds", "baseline"), (bool, False)),
-    repeat=(Annotated[float, Field(ge=0, le=60)], 0.0),
+    **dict.fromkeys(("trace", "baseline"), (bool, False)),
     **{name: (kind, None) for name, kind in SETTINGS.items()},
 )
 

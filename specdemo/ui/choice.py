@@ -133,25 +133,6 @@ class Offer:
         return [(title + facts.get(name, ""), name) for title, name in offered]
 
 
-class RemoteOffer(Offer):
-    """The one choice of a page whose engine runs elsewhere (`app.py --engine`): the engine's pair.
-    Raises RequestFailed if no engine answers, Busy while it loads, BadInput for an invalid URL."""
-
-    def __init__(self, url: str):
-        self._url = url
-        with self.open_session() as session:
-            pair = session.info
-        title = f"{pair.target} with {pair.draft or 'n-gram lookup'}, at {url}"
-        super().__init__(ModelChoice(target=title), shared=True)
-        self.fixed = MODELS  # not the numerics: the engine refuses those that it does not offer
-
-    def open_session(self, *_: object) -> Answering:
-        """A session with the engine, whatever was chosen."""
-        from specdemo.serving.client import RemoteSession
-
-        return RemoteSession(self._url)
-
-
 def _facts(pair: registry.Pair) -> Iterator[str]:
     """What helps to choose among the pairs: a look at disk and memory, and what was measured."""
     yield f"{size(pair.memory_bytes)} of memory" + ("" if pair.fits else " (more than here)")

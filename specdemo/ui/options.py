@@ -20,11 +20,6 @@ class PageOptions(ServerOptions):
     no_fetch: bool = option(
         False, "answer with a pair that is here; without this a Dolly pair is fetched meanwhile"
     )
-    engine: Line = option(
-        "",
-        "let a `specdemo serve` at http://HOST:PORT answer, in place of models here",
-        metavar="URL",
-    )
     host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
     port: Port = option(7860, "port to listen on")
     share: bool = option(False, "also print a public link through Gradio's tunnel")
@@ -38,9 +33,6 @@ class PageOptions(ServerOptions):
         20, "how long answers that have begun may take to finish when the server is stopped"
     )
     visitors: Visitors = option(16, "requests that share the models at once; more wait")
-    exclusive: bool = option(
-        False, "run requests one at a time, so that no figure is of a shared machine"
-    )
     race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
         ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
     )

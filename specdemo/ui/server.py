@@ -49,18 +49,13 @@ def main(options: PageOptions) -> None:
 
     from specdemo.ui.service import Limits, Service
 
-    if options.engine:
-        offer = choice.RemoteOffer(options.engine)
-        service = Service(offer.first, offer.open_session)
-    else:
-        first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
-        if not (first.pair or first.target):
-            first = replace(first, pair=choice.AUTO)
-        capacity = {"cache_mb": options.cache_mb, "learn": options.learn}
-        capacity["active"] = 1 if options.exclusive else options.visitors
-        offer = choice.Offer(first, options.strangers, **capacity)
-        limits = Limits(race_seconds=options.race_seconds, numerics=options.loaded_numerics)
-        service = Service(offer.first, offer.open_session, limits, offer.fetch)
+    first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
+    if not (first.pair or first.target):
+        first = replace(first, pair=choice.AUTO)
+    capacity = {"cache_mb": options.cache_mb, "learn": options.learn, "active": options.visitors}
+    offer = choice.Offer(first, options.strangers, **capacity)
+    limits = Limits(race_seconds=options.race_seconds, numerics=options.loaded_numerics)
+    service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()
 
