@@ -17,7 +17,7 @@ from specdemo.errors import BadInput
 from specdemo.trace import BaselineToken, Trace, from_json, to_json
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor
-from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict, while_loading
+from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
 from specdemo.verdict import enough
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
@@ -110,7 +110,7 @@ def run(
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", while_loading(state.line, state.ahead))
+                    yield channel.envelope("loading", state.line)
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")
