@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.models.load import load_pair
 from specdemo.models.registry import chosen_pair
 from specdemo.session import Session
@@ -21,19 +21,7 @@ STYLES = {
     "correction": "background: #b04a0033; text-decoration: wavy underline",
     "bonus": "background: #0069a833; text-decoration: double underline",
 }
-"""CSS of a token in a notebook, by origin; others have none."""
-
-
-class Token(NamedTuple):
-    """A token of an answer. `origin` is "accepted" for a draft token, "forced" if the schema allows
-    no other; otherwise the target added it: the "first" one, a "correction", a "bonus", or a
-    "plain" one where nothing was drafted. `source` is what drafted it: "model", "head", "lookup",
-    "ngrams", "grammar"; "" if the target added it."""
-
-    id: int
-    text: str
-    origin: str
-    source: str = ""
+"""CSS of a token in a notebook, by kind; others have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +38,11 @@ class Answer:
         return self.trace.text
 
     @property
-    def tokens(self) -> list[Token]:
-        return [
-            Token(t.id, t.text, getattr(t, "kind", "accepted"), getattr(t, "source", ""))
-            for t in self.trace.tokens
-        ]
+    def tokens(self) -> list[DraftToken | EmittedToken]:
+        """Each has `id`, `text` and `kind`: "accepted" for a draft token, "forced" if the schema
+        allows no other; otherwise the target added it: the "first" one, a "correction", a "bonus",
+        or a "plain" one where nothing was drafted."""
+        return self.trace.tokens
 
     @property
     def finish_reason(self) -> str:
@@ -74,8 +62,7 @@ class Answer:
     def _repr_html_(self) -> str:
         """The answer in a notebook: tokens coloured by origin, and the figures."""
         tokens = "".join(
-            f'<span style="{STYLES.get(one.origin, "")}" '
-            f'title="{escape(f"{one.origin} {one.source}".strip())}">{escape(one.text)}</span>'
+            f'<span style="{STYLES.get(one.kind, "")}" title="{one.kind}">{escape(one.text)}</span>'
             for one in self.tokens
         )
         rate = self.acceptance_rate

@@ -30,8 +30,8 @@ def test_importing_specdemo_imports_no_other_package():
 def test_an_answer_has_text_tokens_with_origin_and_figures():
     answer = Pipeline(FakeSession()).generate("one two three")
     assert answer.text == str(answer) == "one two three "
-    assert [token.origin for token in answer.tokens] == ["first", "accepted", "correction"]
-    assert [token.source for token in answer.tokens] == ["", "model", ""]
+    assert [token.kind for token in answer.tokens] == ["first", "accepted", "correction"]
+    assert answer.tokens[1].source == "model"
     assert (answer.acceptance_rate, answer.finish_reason) == (0.5, "length")
     assert answer.tokens_per_second == pytest.approx(100)
 

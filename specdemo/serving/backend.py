@@ -210,18 +210,17 @@ class LocalBackend:
             first = next(events)
             yield Event(len(prompt))
             for event in chain([first], events):
-                if isinstance(event, Trace):
-                    trace = event
-                    continue
                 new = ""
-                if isinstance(event, Round) and not found:
+                if isinstance(event, Trace):
+                    new = "" if found else text[sent:]
+                    event = replace(event, finish_reason="stop") if found else event
+                elif isinstance(event, Round) and not found:
                     text += "".join(token.text for token in event.tokens)
                     end, found = certain(text, asked.stops)
                     new, sent = text[sent:end], end
                     if found:
                         stop.set()
                 yield Event(event, new)
-        yield Event(replace(trace, finish_reason="stop")) if found else Event(trace, text[sent:])
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""

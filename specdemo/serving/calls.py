@@ -5,6 +5,7 @@ import uuid
 from typing import Any
 
 from specdemo.grammar import CALL, END_OF_CALL
+from specdemo.serving.backend import certain
 
 
 class CallReader:
@@ -21,11 +22,11 @@ class CallReader:
         while True:
             if self._after_call:  # white space between calls is no content
                 self._unread = self._unread.lstrip()
-            before, begins, after = self._unread.partition(CALL)
-            certain = len(before) - (0 if begins or last else _begun(before))
-            content, self._unread = content + before[:certain], self._unread[certain:]
-            self._after_call = self._after_call and not certain
-            call, ends, rest = after.partition(END_OF_CALL)
+            end, begins = certain(self._unread, (CALL,))
+            end = len(self._unread) if last and not begins else end
+            content, self._unread = content + self._unread[:end], self._unread[end:]
+            self._after_call = self._after_call and not end
+            call, ends, rest = self._unread.removeprefix(CALL).partition(END_OF_CALL)
             if not ends:
                 break
             self._unread, self._after_call = rest, True
@@ -41,9 +42,3 @@ class CallReader:
             "type": "function",
             "function": {"name": call["name"], "arguments": arguments},
         }
-
-
-def _begun(text: str) -> int:
-    """Characters at the end of a text that may begin a call."""
-    sizes = range(1, len(CALL))
-    return max((size for size in sizes if text.endswith(CALL[:size])), default=0)

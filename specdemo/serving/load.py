@@ -14,36 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import httpx
 import numpy as np
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from specdemo.cli import json_option, options_of, write_json
+from specdemo.cli import json_option, write_json
 from specdemo.errors import RequestFailed
-from specdemo.serving.options import AnswerTokens, Visitors
-from specdemo.settings import CONFIG, Line, option
 from specdemo.terminal import show
 
 ROOT = Path(__file__).resolve().parents[2]
 
 DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 """The other inputs of the endpoint, from the draft length to the numerics."""
-
-
-@dataclass(frozen=True, slots=True, config=CONFIG)
-class LoadOptions:
-    """The options of `specdemo load`."""
-
-    visitors: Visitors = option(
-        16, "most visitors at a time; levels are 1, 4, 8, 16, 32 up to that"
-    )
-    seconds: Annotated[float, Field(ge=1, le=600)] = option(30.0, "how long each level lasts")
-    pair: Line = option("embedded", "what the server loads")
-    max_new_tokens: AnswerTokens = option(100, "length of the answers")
 
 
 def ask(
@@ -125,13 +109,18 @@ def settle(url: str) -> None:
 
 
 @click.command()
-@options_of(LoadOptions, "asked", variables=False)
+@click.option("--visitors", type=click.IntRange(1, 64), default=16, help="Most at a time.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=30, help="Of each level.")
+@click.option("--pair", default="embedded", help="What the server loads.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 2000), default=100)
 @json_option
-def load(asked: LoadOptions, json_file: str | None) -> None:
+def load(
+    visitors: int, seconds: float, pair: str, max_new_tokens: int, json_file: str | None
+) -> None:
     from specdemo.bench.prompts import read_prompts, spread
     from specdemo.models.registry import find_pair
 
-    find_pair(asked.pair)
+    find_pair(pair)
     prompts = [one.instruction for one in spread(read_prompts(), None)]
     prompts = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
     # Each question ends in its own number, so that none is wholly in the server's prefix cache.
@@ -140,14 +129,13 @@ def load(asked: LoadOptions, json_file: str | None) -> None:
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
     # Prompts repeat: a table that learns their answers would speed the later ones up.
-    command = "-m", "specdemo", "page", "--pair", asked.pair, "--no-learn-ngrams"
-    fewer = [at for at in (1, 4, 8, 16, 32) if at < asked.visitors]
+    command = "-m", "specdemo", "page", "--pair", pair, "--no-learn-ngrams"
+    fewer = [at for at in (1, 4, 8, 16, 32) if at < visitors]
     with started(*command, SPECDEMO_LOG="WARNING") as server:
-        for visitors in (*fewer, asked.visitors):
-            how = asked.max_new_tokens, visitors, asked.seconds
-            levels[visitors], wrong = level(server.url, questions, *how)
+        for at in (*fewer, visitors):
+            levels[at], wrong = level(server.url, questions, max_new_tokens, at, seconds)
             errors += wrong
-            show(None, [levels[visitors]], out)
+            show(None, [levels[at]], out)
     one = levels[1]["tokens_per_s"]
     gain = levels[8]["tokens_per_s"] / one if 8 in levels and one else None
     figures = {"one_at_a_time_tokens_per_s": one, "aggregate_gain": gain}

@@ -11,8 +11,6 @@ from specdemo.settings import CONFIG, MAX_NEW_TOKENS, Line, ModelChoice, Whole, 
 
 Count = Annotated[Whole, Field(ge=1)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
-Visitors = Annotated[Whole, Field(ge=1, le=64)]
-AnswerTokens = Annotated[Whole, Field(ge=1, le=2000)]
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)

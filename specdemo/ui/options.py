@@ -8,8 +8,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.cli import CONTEXT, options_of
-from specdemo.serving.options import AnswerTokens, Port, ServerOptions, Visitors
-from specdemo.settings import CONFIG, Line, option
+from specdemo.serving.options import Port, ServerOptions
+from specdemo.settings import CONFIG, Line, Whole, option
 from specdemo.verdict import ENOUGH_SECONDS
 
 ON_SPACE = "SPACE_ID" in os.environ
@@ -32,11 +32,15 @@ class PageOptions(ServerOptions):
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = option(
         20, "how long answers that have begun may take to finish when the server is stopped"
     )
-    visitors: Visitors = option(16, "requests that share the models at once; more wait")
+    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
+        16, "requests that share the models at once; more wait"
+    )
     race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
         ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
     )
-    max_new_tokens: AnswerTokens = option(100, "where the page's setting of that name starts")
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
+        100, "where the page's setting of that name starts"
+    )
 
 
 @click.command(context_settings=CONTEXT)
