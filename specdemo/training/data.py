@@ -22,7 +22,8 @@ import openvino as ov
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from specdemo.engine import graph
+from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.model import open_model
 from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
 from specdemo.session import ACTIVE_REQUESTS, Session
@@ -38,7 +39,7 @@ GIVEN, ASKED = "text", "asked"  # kinds: a user's own conversations, and own ins
 GROUP, TEMPERATURE = 64, 0.7
 LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
 LONGEST = 1024  # tokens that are used of an answer in a user's own file
-PADDING = 32  # lengths are padded to a multiple: the plugin prepares its kernels for each length
+TOGETHER = 1024  # tokens that the target reads in one forward: 1.3 times as fast as one answer
 LOOKUP = 4  # tokens of the longest context of n-gram lookup
 # Depths where a head reads the residual stream, beside the last hidden state: agreement 0.400 with
 # them, 0.376 without, for SmolLM2-135M after 164,000 chains.
@@ -175,7 +176,7 @@ def read_rows(loaded: LoadedPair, conversations: Sequence[Conversation], folder:
         if not files[-1].is_file():
             read = read or _reader(loaded)
             partial = folder / "partial.npy"
-            np.save(partial, np.concatenate([*map(read, conversations[start : start + GROUP])]))
+            np.save(partial, read(conversations[start : start + GROUP]))
             os.replace(partial, files[-1])
     prompts = [
         tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in conversations
@@ -206,33 +207,22 @@ def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarr
     return np.array(weights, np.float32)
 
 
-def _reader(loaded: LoadedPair) -> Callable[[Conversation], np.ndarray]:
-    """A function from a conversation to its states, in the plugin's default numerics. It uses one
-    stream: with several, OpenVINO 2026.4.1 gives wrong numbers for some widths."""
-    core = ov.Core()
-    model = graph.read_decoder(core, loaded.target)
-    graph.shape_head(model, None, 1)
-    graph.add_hidden(model, THIRDS)
-    names = {name for port in model.inputs for name in port.names}
-    request = core.compile_model(model, "CPU").create_infer_request()
+def _reader(loaded: LoadedPair) -> Callable[[Sequence[Conversation]], np.ndarray]:
+    """A function from conversations to their states, in the plugin's default numerics but for the
+    KV cache: scales of u8 depend on the other tokens in a block."""
+    settings = ModelSettings(properties=(("KV_CACHE_PRECISION", "f16"),), hidden=THIRDS)
+    model = open_model(loaded.target, settings, ov.Core())
 
-    def read(one: Conversation) -> np.ndarray:
-        prompt = loaded.template.render(one.instruction, loaded.tokenizer)
-        tokens = [*prompt, *one.answer[:-1]]
-        size = -(-len(tokens) // PADDING) * PADDING  # later tokens do not change earlier ones
-        ids = np.zeros((1, size), np.int64)
-        ids[0, : len(tokens)] = tokens
-        values = {
-            "input_ids": ids,
-            "attention_mask": np.ones_like(ids),
-            "position_ids": np.arange(size)[None],
-            "beam_idx": np.zeros(1, np.int32),
-            graph.ROWS_INPUT: np.arange(len(prompt) - 1, len(tokens), dtype=np.int32),
-        }
-        request.reset_state()
-        request.infer({name: value for name, value in values.items() if name in names})
-        log_sums = request.get_output_tensor(1).data.reshape(-1, 1)
-        rows = np.hstack([request.get_tensor(graph.HIDDEN).data, log_sums])
-        return rows.clip(-65504, 65504).astype(np.float16)
+    def read(conversations: Sequence[Conversation]) -> np.ndarray:
+        rows, runs = [], []
+        for at, one in enumerate(conversations, start=1):
+            tokens = [*loaded.template.render(one.instruction, loaded.tokenizer), *one.answer]
+            runs.append(Run(model.new_sequence(), tokens[:-1], len(one.answer)))
+            if sum(len(run.tokens) for run in runs) > TOGETHER or at == len(conversations):
+                found = model.forward(runs)
+                rows += [np.hstack([logits.state, logits.log_sum[:, None]]) for logits in found]
+                while runs:
+                    runs.pop().sequence.release()
+        return np.concatenate(rows).clip(-65504, 65504).astype(np.float16)
 
     return read
