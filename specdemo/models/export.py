@@ -11,8 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
@@ -120,39 +118,17 @@ def require_checkpoint(folder: Path) -> None:
         )
 
 
-def run_module(
-    module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
-) -> str:
+def run_module(module: str, arguments: list[str], work: Path) -> str:
     """Run `python -m module arguments` with temporary files in `work`. Returns "" on success, else
-    the reason: the signal that ended it, or its last line of output.
-
-    `watch` is called about five times a second. The child is killed if this function raises.
-    """
-    package_root = str(Path(__file__).parents[2])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
+    the reason: the signal that ended it, or its last line of output."""
+    variables = {"TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    log = work / "child.log"
-    with open(log, "wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **variables},
-        )
-        try:
-            while child.poll() is None:
-                watch()
-                time.sleep(0.2)
-        finally:
-            child.kill()
-            child.wait()
-    code, text = child.returncode, log.read_text(encoding="utf-8", errors="replace")
+    command = [sys.executable, "-m", module, *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    child = subprocess.run(command, **pipes, env=os.environ | variables)
+    code, text = child.returncode, child.stdout.decode(errors="replace").strip()
     if code < 0:
         return f"the process was killed (signal {-code}), which usually means that memory ran out."
     if code and ("No space left" in text or shutil.disk_usage(work).free < FULL_BYTES):
         return f"the disk of {work.parent} is full; free some space and try again."
-    lines = text.splitlines()
-    last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}.")
-    return last[:300] if code else ""
+    return (text or f"exit code {code}.").splitlines()[-1][:300] if code else ""

@@ -18,6 +18,7 @@ from typing import TypeVar
 import psutil
 
 from specdemo.engine.checkpoint import TORCH
+from specdemo.engine.constraint import yield_to_models
 from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models.progress import size
 
@@ -67,8 +68,7 @@ def in_background(work: Callable[[], Result]) -> Future[Result]:
     result: Future[Result] = Future()
 
     def run() -> None:
-        with suppress(AttributeError, OSError):  # a thread's own priority: Linux only
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        yield_to_models()
         try:
             result.set_result(work())
         except BaseException as error:

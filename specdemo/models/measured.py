@@ -1,24 +1,19 @@
 """Keeps measurements of this machine, one small JSON file per kind and subject. A file that is
 broken, or of another machine or version of OpenVINO, counts as missing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from specdemo.engine.checkpoint import Checkpoint, weights_size
+from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.models import machine
-
-if TYPE_CHECKING:  # imports openvino
-    from specdemo.engine.engine import PairFiles
 
 About = Mapping[str, str | int]
 """A subject: {"pair": NAME}, {"model": NAME}, or the result of `about_files`."""
@@ -41,7 +36,7 @@ class DraftResult:
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """The figures of all drafts of a pair, and the date of the measurement (ISO 8601)."""
+    """The figures of all drafts of a pair, and their date (ISO 8601)."""
 
     date: str
     rows: tuple[DraftResult, ...]
@@ -78,7 +73,7 @@ def profiles() -> Iterator[tuple[About, Profile]]:
 
 
 def forget() -> int:
-    """Delete all measurements and n-gram tables of this machine; gives the number of files."""
+    """Delete all measurements and n-gram tables of this machine; gives their number."""
     paths = list(machine.measured_folder().glob("*.*"))
     for path in paths:
         path.unlink(missing_ok=True)

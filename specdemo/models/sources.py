@@ -70,7 +70,7 @@ def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
     """The folder that runs: `found` itself, or its export, made first if it is missing."""
     if source.export == AS_IT_IS and found.folder.is_dir() and source.repo:
         require_checkpoint(found.folder)
-    elif not _runs_as_it_is(found.folder):
+    elif not any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
         folder = _exported(source, found)
         with machine.exclusive_scratch(folder.parent) as scratch:
             if not folder.is_dir():
@@ -79,10 +79,6 @@ def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
                 integrity.put(made, folder)
         return Snapshot(folder, found.revision)
     return found
-
-
-def _runs_as_it_is(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (ir.MODEL, ir.HEAD))
 
 
 def _local(source: Source) -> Snapshot | None:

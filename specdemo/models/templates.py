@@ -49,11 +49,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The text around an instruction or a conversation, in Jinja.
-
-    `bos`: add the tokens that the tokenizer itself puts before a text, such as `<s>`. `tokens`:
-    the texts of the special tokens that the template may name, such as `bos_token`. `thinking`: ask
-    models that can think before they answer to do so.
+    """The text around an instruction or a conversation, in Jinja. `bos`: add the tokens that the
+    tokenizer itself puts before a text, such as `<s>`. `tokens`: the texts of the special tokens
+    that the template may name. `thinking`: ask models that can think before they answer to do so.
     """
 
     name: str
@@ -63,7 +61,7 @@ class Template:
     thinking: bool = False
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
-        """The prompt's token ids. Nothing in the instruction becomes a special token."""
+        """The prompt's token ids. Raises BadInput."""
         return self.render_chat([Message("user", instruction)], tokenizer)
 
     def prefix(self, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -75,15 +73,27 @@ class Template:
         self, messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[dict] = ()
     ) -> list[int]:
         """The token ids of a conversation that the model is to continue, with `tools` that it may
-        call (OpenAI's definitions). Raises BadInput."""
-        return _encode(self.parts(messages, tools), tokenizer, self.bos)
+        call (OpenAI's definitions). Raises BadInput.
+
+        If a message spells a special token such as `<|im_end|>`, by itself or together with the
+        text beside it, this is encoded as ordinary characters."""
+
+        def special(ids: list[int]) -> list[int]:
+            return [id for id in ids if id in tokenizer.special_ids]
+
+        parts = self.parts(messages, tools)
+        whole = tokenizer.encode("".join(parts), bos=self.bos)
+        if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=self.bos)):
+            return whole
+        ids = special(tokenizer.encode("", bos=self.bos))
+        for at, part in enumerate(parts):
+            ids += tokenizer.encode(part, special=at % 2 == 0)
+        return ids
 
     def parts(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[str]:
         """The prompt of a conversation: the template's own text alternates with that of messages
-        and tools.
-
-        Raises BadInput if the template refuses the conversation or drops a system or user message,
-        or a tool."""
+        and tools. Raises BadInput if the template refuses the conversation or drops a system or
+        user message, or a tool."""
         texts: list[str] = []
         needed: list[str] = []
 
@@ -95,17 +105,17 @@ class Template:
         def turn(message: Message) -> dict:
             name = "" if message.role == "assistant" else f"the {message.role} message"
             content = "" if message.calls and not message.content else mark(message.content, name)
+            turned = {"role": message.role, "content": content}
             calls = [
-                {"type": "function", "function": {"name": called, "arguments": _Json(mark(text))}}
-                for called, text in message.calls
+                {"name": one, "arguments": _Json(mark=mark(text))} for one, text in message.calls
             ]
-            return {"role": message.role, "content": content} | (
-                {"tool_calls": calls} if calls else {}
-            )
+            if calls:
+                turned["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+            return turned
 
         given = {"messages": [turn(message) for message in messages], "add_generation_prompt": True}
         listed = [mark(json.dumps(tool, ensure_ascii=False), "a tool") for tool in tools]
-        given["tools"] = [_Json(one) for one in listed] or None
+        given["tools"] = [_Json(mark=one) for one in listed] or None
         try:
             template = _Sandbox().from_string(self.jinja)
             given |= {"documents": None, "enable_thinking": self.thinking}
@@ -126,10 +136,7 @@ class Template:
 
 
 class _Json(dict):
-    """Data that a template writes with `tojson` as the text `mark`."""
-
-    def __init__(self, mark: str):
-        super().__init__(mark=mark)
+    """Data that a template writes with `tojson` as the text of its key "mark"."""
 
 
 class _Loops(CodeGenerator):
@@ -150,10 +157,8 @@ class _Loops(CodeGenerator):
 
 class _Sandbox(ImmutableSandboxedEnvironment):
     """The Jinja environment in which transformers renders chat templates, for one rendering.
-
     Messages are short marks here, so little suffices: no number, text or list above _LARGEST, and
-    _STEPS passes of loops, calls, filters and operations; 100 items or characters cost one more.
-    """
+    _STEPS passes of loops, calls, filters and operations; 100 items or characters cost one more."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
     code_generator_class = _Loops
@@ -234,25 +239,6 @@ def _refuse(message: str) -> None:
 def _check_widths(text: str) -> None:
     if re.search(r"[0-9]{5}|\*", text):
         _refuse("it pads a text too far")
-
-
-def _encode(parts: Sequence[str], tokenizer: Tokenizer, bos: bool) -> list[int]:
-    """The token ids of a prompt. `parts`: the template's own text at even places, messages at odd.
-
-    If a message spells a special token such as `<|im_end|>`, by itself or together with the text
-    beside it, this is encoded as ordinary characters.
-    """
-
-    def special(ids: list[int]) -> list[int]:
-        return [id for id in ids if id in tokenizer.special_ids]
-
-    whole = tokenizer.encode("".join(parts), bos=bos)
-    if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=bos)):
-        return whole
-    ids = special(tokenizer.encode("", bos=bos))
-    for at, part in enumerate(parts):
-        ids += tokenizer.encode(part, special=at % 2 == 0)
-    return ids
 
 
 DOLLY = Template(
