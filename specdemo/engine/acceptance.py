@@ -91,12 +91,11 @@ def verify(
 def _verify_maximal(
     logits: Logits, draft: Draft, position: int, sampling: Sampling, masks: list[Mask] | None
 ) -> Verdict:
-    """Algorithm 2 of Chen et al.: accept with probability min(1, q/p), redraw a rejected token from
-    max(0, q - p)."""
+    """Algorithm 2 of Chen et al."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
         q = distribution(logits.allowed(at, masks).rows[0], sampling)
-        p = draft.proposals[at].distribution or point_mass(drafted)
+        p = draft.proposals[at].distribution or Distribution(np.array([drafted]), np.ones(1))
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
         if not accepts(chance, sampling.seed, position + at):
@@ -132,8 +131,3 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
         return q
     keep = left > 0
     return Distribution(q.ids[keep], left[keep] / mass)
-
-
-def point_mass(token: int) -> Distribution:
-    """The distribution that gives `token` probability 1."""
-    return Distribution(np.array([token]), np.ones(1))

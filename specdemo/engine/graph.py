@@ -2,6 +2,7 @@
 rows asked for, and joins small matrix products that share their input."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
@@ -110,37 +111,23 @@ def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
     chosen = ops.gather(head.input_value(0), rows, ops.constant(axis))
     head.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
-    if vocabulary is not None and vocabulary < head.get_output_partial_shape(0)[-1].get_length():
-        weights = head.input_value(1)
-        if head.get_attributes()["transpose_b"]:
-            cut = _first_rows(weights, vocabulary)
-        else:
-            bounds = ([0], [vocabulary], [1], [1])
-            cut = ops.slice(weights, *(np.array(bound) for bound in bounds)).output(0)
-        head.input(1).replace_source_output(cut)
+    known = head.get_output_partial_shape(0)[-1].get_length()
+    if vocabulary is not None and vocabulary < known:
+
+        def first(tensors: list[ov.Tensor]) -> ov.Node:
+            whole, *rest = tensors[0].shape or [1]
+            part = ov.Shape([vocabulary, *rest]) if whole == known else tensors[0].shape
+            kept = ov.Tensor(tensors[0].element_type, part)
+            raw_bytes(kept)[:] = raw_bytes(tensors[0])[: kept.byte_size]
+            return ops.constant(kept)
+
+        weights, transposed = head.input_value(1), head.get_attributes()["transpose_b"]
+        cut = _rebuilt([weights.get_node()], first) if transposed else None
+        if cut is None:
+            bounds = ([0], [vocabulary], [1], [0 if transposed else 1])
+            cut = ops.slice(weights, *(np.array(bound) for bound in bounds))
+        head.input(1).replace_source_output(cut.output(0))
     add_log_sums(model)
-
-
-def _first_rows(weights: ov.Output, count: int) -> ov.Output:
-    """The expression `weights` ([rows, width]) with only the first `count` rows of its constants,
-    so that the plugin still sees compressed weights."""
-    node, rows = weights.get_node(), weights.get_shape()[0]
-    if node.get_type_name() == "Constant":
-        tensor = node.get_tensor_view()
-        kept = ov.Tensor(tensor.element_type, ov.Shape([count, *tensor.shape[1:]]))
-        raw_bytes(kept)[:] = raw_bytes(tensor)[: kept.byte_size]
-        return ops.constant(kept).output(0)
-    if node.get_type_name() not in ("Convert", "Multiply", "Subtract"):
-        bounds = ([0], [count], [1], [0])
-        return ops.slice(weights, *(np.array(bound) for bound in bounds)).output(0)
-    values = [
-        _first_rows(value, count) if list(value.get_shape()[:1]) == [rows] else value
-        for value in node.input_values()
-    ]
-    if node.get_type_name() == "Convert":
-        return ops.convert(values[0], node.get_output_element_type(0).to_string()).output(0)
-    made = ops.multiply if node.get_type_name() == "Multiply" else ops.subtract
-    return made(*values).output(0)
 
 
 def add_log_sums(model: ov.Model) -> None:
@@ -204,10 +191,10 @@ def _head(model: ov.Model) -> ov.Node:
     return node
 
 
-def fuse_matmuls(model: ov.Model) -> int:
+def fuse_matmuls(model: ov.Model) -> None:
     """Join the matrix products of each input (queries, keys and values; the two halves of a gate)
-    into one, in place; gives the number of joined products. Sums and their order stay the same, so
-    the bits do too. In a small model the start of a product takes as long as the product."""
+    into one, in place. Sums and their order stay the same, so the bits do too. In a small model the
+    start of a product takes as long as the product."""
     sharing = defaultdict(list)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul":
@@ -215,32 +202,32 @@ def fuse_matmuls(model: ov.Model) -> int:
             if transposed["transpose_b"] and not transposed["transpose_a"]:
                 source = node.input_value(0)
                 sharing[source.get_node().get_name(), source.get_index()].append(node)
-    joined = 0
     for products in sharing.values():
-        weights = [product.input_value(1) for product in products]
-        together = _joined([weight.get_node() for weight in weights]) if len(weights) > 1 else None
+        weights = [product.input_value(1).get_node() for product in products]
+        together = _rebuilt(weights, _stacked) if len(weights) > 1 else None
         if together is None:
             continue
         whole = ops.matmul(products[0].input_value(0), together, False, True)
-        rows = np.array([weight.get_shape()[0] for weight in weights])
+        rows = np.array([weight.get_output_shape(0)[0] for weight in weights])
         parts = ops.variadic_split(whole, ops.constant(np.int64(-1)), ops.constant(rows))
         for part, product in zip(parts.outputs(), products, strict=True):
             product.output(0).replace(part)
-        joined += 1
     model.validate_nodes_and_infer_types()
-    return joined
 
 
-def _joined(nodes: list[ov.Node]) -> ov.Node | None:
-    """One expression of weights in place of several of the same form. Constants are stacked, so the
-    plugin still sees compressed weights. None for other expressions and for large weights."""
+def _rebuilt(
+    nodes: list[ov.Node], constant: Callable[[list[ov.Tensor]], ov.Node | None]
+) -> ov.Node | None:
+    """One expression of weights in place of `nodes` of the same form: `constant` makes a constant
+    of theirs. So the plugin still sees compressed weights. None for other expressions, and if
+    `constant` gives None."""
     kind, *others = {node.get_type_name() for node in nodes}
     if others or kind not in ("Constant", "Convert", "Multiply", "Subtract"):
         return None
     if kind == "Constant":
-        return _stacked(nodes)
+        return constant([node.get_tensor_view() for node in nodes])
     values = zip(*(node.input_values() for node in nodes), strict=True)
-    inputs = [_joined([value.get_node() for value in alike]) for alike in values]
+    inputs = [_rebuilt([value.get_node() for value in alike], constant) for alike in values]
     if any(made is None for made in inputs):
         return None
     if kind == "Convert":
@@ -248,9 +235,8 @@ def _joined(nodes: list[ov.Node]) -> ov.Node | None:
     return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
 
 
-def _stacked(constants: list[ov.Node]) -> ov.Node | None:
-    """Stack constants [rows, width] along the rows; None if they do not match or are too large."""
-    tensors = [constant.get_tensor_view() for constant in constants]
+def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
+    """Stack tensors [rows, width] along the rows; None if they do not match or are too large."""
     alike = {(str(tensor.element_type), *tensor.shape[1:]) for tensor in tensors}
     if len(alike) > 1 or len(tensors[0].shape) != 2:
         return None

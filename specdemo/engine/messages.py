@@ -4,24 +4,16 @@ here, so whatever only exchanges these needs no OpenVINO."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .cache import Sequence
+from .cache import BlockPool, Sequence
 from .constraint import Mask, forced
+from .costs import Costs
 from .sampling import Distribution
-
-if TYPE_CHECKING:
-    from .head import Head
-    from .model import PagedModel
-    from .torch_model import TorchModel
-
-    Model: TypeAlias = PagedModel | TorchModel  # and the tests' toys
-    Runner: TypeAlias = Model | Head
-else:
-    Model = Runner = Any
 
 PREFILL_CHUNK = 256
 """Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
@@ -116,6 +108,38 @@ class Logits(NamedTuple):
         return None if self.state is None else self.state[at].copy()
 
 
+class Runner(Protocol):
+    """What runs forwards: a Model, or a draft head (`head.Head`). `seconds` adds up their time, and
+    `costs` learns it; `size` counts the tokens of the last one, with padding."""
+
+    seconds: float
+    costs: Costs
+    size: int
+
+    def forward(self, batch: list[Any]) -> list[Logits]: ...
+
+
+class Model(Runner, Protocol):
+    """A decoder with a KV cache: `model.PagedModel`, which describes the methods,
+    `torch_model.TorchModel`, or a test's toy. `least_tokens` may be raised: shorter forwards are
+    padded. Each step of `compiling` prepares what makes later forwards faster."""
+
+    settings: ModelSettings
+    threads: int
+    least_tokens: int
+    pool: BlockPool
+    block_size: int
+    vocabulary_size: int
+
+    @property
+    def compiling(self) -> Iterable[None]: ...
+    @property
+    def block_bytes(self) -> int: ...
+    def new_sequence(self) -> Sequence: ...
+    def fork(self, source: Sequence, length: int) -> Sequence: ...
+    def resize_cache(self, blocks: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class HeadStep:
     """One step of a chain. `hidden` (float32 [H]) is of the row that gave the last verified token;
@@ -124,7 +148,6 @@ class HeadStep:
     hidden: np.ndarray
     state: np.ndarray | None
     tokens: tuple[int, ...]
-    unpadded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
