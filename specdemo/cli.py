@@ -31,7 +31,7 @@ COMMANDS = {
     "pairs": ("specdemo.commands.models", "List the pairs: sizes, what fits, what is here."),
     "fetch": ("specdemo.commands.models", "Get a pair ready: download, check, convert."),
     "run": ("specdemo.commands.run", "Answer an instruction, tokens coloured by origin."),
-    "page": ("specdemo.ui.options", "Serve the page on this machine, or on a Space."),
+    "page": ("specdemo.ui.server", "Serve the page on this machine, or on a Space."),
     "bench": ("specdemo.bench.command", "Measure prompts with and without speculative decoding."),
     "audit": ("specdemo.bench.command", "Test that speculative decoding is lossless."),
     "load": ("specdemo.serving.load", "Measure a server under load."),

@@ -23,7 +23,6 @@ from specdemo.ui import choice, page
 from specdemo.ui import server as pages
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import AUTO
-from specdemo.ui.options import PageOptions
 from specdemo.ui.service import Service, Visitor
 
 PAIR = registry.find_pair("dolly-3b")
@@ -230,10 +229,10 @@ def test_the_line_tells_bytes_rate_and_time_and_shows_no_markup(place):
 @pytest.mark.parametrize(
     ("gigabytes", "options", "fetched"),
     [
-        (16, {}, True),
-        (16, {"no_fetch": True}, False),
-        (16, {"pair": "embedded"}, False),
-        (4, {}, False),
+        (16, [], True),
+        (16, ["--no-fetch"], False),
+        (16, ["--pair", "embedded"], False),
+        (4, [], False),
     ],
 )
 def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
@@ -244,7 +243,7 @@ def test_a_start_fetches_unless_it_is_told_not_to_or_nothing_fits(
         monkeypatch.setattr(place, name, lambda *_: None)
     prepared = {"status": "ready", "preparing": False}
     monkeypatch.setattr(Service, "health", lambda *_: prepared)
-    pages.main(PageOptions(port=7871, **options))
+    pages.page.main(["--port", "7871", *options], standalone_mode=False)
     until(lambda: server.requests or not fetched)
     assert bool(server.requests) is fetched
 

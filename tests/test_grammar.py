@@ -22,7 +22,7 @@ from specdemo.engine.request import NextToken
 from specdemo.errors import BadInput
 from specdemo.grammar import Grammars, Tools
 from specdemo.models.templates import Message, Template
-from specdemo.serving.calls import CallReader
+from specdemo.serving.api import CallReader
 from specdemo.session import Session
 from specdemo.settings import Settings
 

@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
+from specdemo.grammar import CALL, END_OF_CALL
 from specdemo.metrics import CONTENT_TYPE
-from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
-from specdemo.serving.calls import CallReader
+from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend, certain
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.request_guard import RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
@@ -175,6 +175,43 @@ class Form:
         if self._asked.extension.trace:
             figures["trace"] = json.loads(to_json(what))
         return {**self._head, "choices": [choice], "speculative": figures}
+
+
+class CallReader:
+    """Splits an answer of `grammar.Tools` into content and calls, piece by piece. `count` is the
+    number of calls so far."""
+
+    def __init__(self) -> None:
+        self._unread, self.count, self._after_call = "", 0, False
+
+    def read(self, text: str, last: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """The content that is certain after `text`, and the calls that it completes, in the form of
+        OpenAI's clients. With `last` a call that is incomplete is content."""
+        content, calls = "", []
+        self._unread += text
+        while True:
+            if self._after_call:  # white space between calls is no content
+                self._unread = self._unread.lstrip()
+            end, begins = certain(self._unread, (CALL,))
+            end = len(self._unread) if last and not begins else end
+            content, self._unread = content + self._unread[:end], self._unread[end:]
+            self._after_call = self._after_call and not end
+            call, ends, rest = self._unread.removeprefix(CALL).partition(END_OF_CALL)
+            if not ends:
+                break
+            self._unread, self._after_call = rest, True
+            calls.append(self._written(json.loads(call)))
+        return content + (self._unread if last else ""), calls
+
+    def _written(self, call: dict[str, Any]) -> dict[str, Any]:
+        self.count += 1
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        return {
+            "index": self.count - 1,
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": arguments},
+        }
 
 
 def _usage(trace: Trace) -> dict[str, int]:

@@ -12,7 +12,7 @@ import gradio as gr
 
 from specdemo.settings import Settings
 from specdemo.trace import from_json
-from specdemo.ui import MAX_EVENTS, PRIVATE, api, benchmark, choice, runs
+from specdemo.ui import MAX_EVENTS, PRIVATE, benchmark, choice, runs
 from specdemo.ui.arrival import Arrival
 from specdemo.ui.choice import Offer
 from specdemo.ui.runs import Running
@@ -96,7 +96,7 @@ def build(
         tab.connect(blocks, status, measuring)
         if arrival:
             arrival.connect(blocks, status, tab.inputs["pair"])
-        api.add(service, offer)
+        runs.add_endpoint(service, offer)
     # The scripts share their names, so they are in one closure. Gradio's own `css` would put a
     # prefix before every selector.
     known = json.dumps(runs.opened(recorded)).replace("<", "\\u003c")

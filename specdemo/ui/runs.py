@@ -1,6 +1,7 @@
-"""Runs of the page: turns a session's events into small JSON envelopes for the page's script, and
-stops runs. The server keeps no run: a link holds the whole run."""
+"""Runs of the page: turns a session's events into small JSON envelopes for the page's script, or
+into the items of /generate, and stops runs. The server keeps no run: a link holds the whole run."""
 
+# No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
 import json
 import time
 import uuid
@@ -11,12 +12,15 @@ from dataclasses import asdict
 from threading import Event
 from typing import Any
 
+import gradio as gr
+
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.trace import BaselineToken, Trace, from_json, to_json
+from specdemo.trace import BaselineToken, Trace, from_json, judged, over, to_json
+from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer, models_of, settings_of
-from specdemo.ui.service import Service, Visitor
+from specdemo.ui.service import Service, Visitor, visitor_of
 from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
 from specdemo.verdict import enough
 
@@ -144,3 +148,68 @@ def _race(events: Iterator[Any], channel: Channel, stop: Event, service: Service
     stopped = trace.identical is None
     phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(trace, "Measured"))
     yield channel.finished(trace, phase, note)
+
+
+def add_endpoint(service: Service, offer: Offer) -> None:
+    """Adds /generate, for programs, to the Blocks being built. It answers with `offer.first`."""
+
+    def generate(
+        request: gr.Request,
+        instruction: str,
+        max_new_tokens: int = 100,
+        draft_tokens: str = "auto",
+        drafter: str = "auto",
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        numerics: str = "exact",
+    ) -> dict:  # the type of each item that it yields: Gradio does not read Iterator
+        """Answer an instruction with speculative decoding, streamed as it is generated.
+
+        Each item holds the text that is new since the one before in "delta", and the figures so
+        far: "tokens", "tokens_per_second" and "acceptance_rate". The last one has "done": true, the
+        whole answer in "text" and why it ended in "finish_reason". The settings are those of
+        `python -m specdemo run --help`.
+        """
+        given, stop, pair = locals(), Event(), offer.first
+        try:
+            if not isinstance(instruction, str):
+                raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
+            list(service.states(pair, stop))
+            with service.session(pair, visitor_of(request)) as session:
+                events = session.answer(instruction, settings_of(given), stop=stop)
+                yield from _pieces(events, service)
+        except Exception as error:
+            raise gr.Error(error_sentence(error), print_exception=False) from error
+        finally:
+            stop.set()
+
+    gr.api(generate, api_name="generate", concurrency_limit=MAX_EVENTS)
+
+
+def _pieces(events: Iterator[Any], service: Service) -> Iterator[dict[str, Any]]:
+    rounds: list[Round] = []
+    sent, sent_at = 0, 0.0
+    for event in events:
+        if isinstance(event, Waiting):
+            continue
+        ended = isinstance(event, Trace)
+        if not ended:
+            rounds.append(event)
+            if time.monotonic() - sent_at < service.update_seconds:
+                continue
+        tokens = sum(len(round_.tokens) for round_ in rounds)
+        accepted = sum(round_.accepted for round_ in rounds)
+        examined = sum(len(judged(round_)) for round_ in rounds)
+        spent = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        yield {
+            "delta": "".join(token.text for round_ in rounds[sent:] for token in round_.tokens),
+            "tokens": tokens,
+            "tokens_per_second": over(tokens - 1, spent) or 0.0,
+            "acceptance_rate": over(accepted, examined),
+            "done": ended,
+            "text": event.text if ended else "",
+            "finish_reason": event.finish_reason if ended else "",
+        }
+        sent, sent_at = len(rounds), time.monotonic()

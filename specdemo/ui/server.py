@@ -1,4 +1,5 @@
-"""Starts the page's server: checks the options, serves the page, and loads the models meanwhile."""
+"""`specdemo page`, which `app.py` is too: its options, and the server, which loads the models while
+it serves the page."""
 
 from __future__ import annotations
 
@@ -8,25 +9,31 @@ import secrets
 import tempfile
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
+import click
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
 from specdemo import metrics
-from specdemo.cli import option_name
+from specdemo.cli import CONTEXT, option_name, options_of
 from specdemo.errors import RequestFailed
 from specdemo.models.registry import chosen_pair
-from specdemo.serving.options import key_from_environment
+from specdemo.serving.options import Port, ServerOptions, key_from_environment
 from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, has_key, url_of
-from specdemo.settings import ModelChoice
+from specdemo.settings import CONFIG, Line, ModelChoice, Whole, option
 from specdemo.ui import MAX_EVENTS, choice
-from specdemo.ui.options import ON_SPACE, PageOptions
 from specdemo.ui.routes import PageGuard
+from specdemo.verdict import ENOUGH_SECONDS
 
 if TYPE_CHECKING:
     import gradio
     from fastapi import FastAPI
 
     from specdemo.ui.service import Service
+
+ON_SPACE = "SPACE_ID" in os.environ
 
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
@@ -40,8 +47,38 @@ STOP_LOOP = b"""<head><script>{
 core. This ends the loop once the page is there. Gradio adds its own `head` too late for it."""
 
 
-def main(options: PageOptions) -> None:
-    """Serve until interrupted. Raises SpecdemoError."""
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class PageOptions(ServerOptions):
+    no_fetch: bool = option(
+        False, "answer with a pair that is here; without this a Dolly pair is fetched meanwhile"
+    )
+    host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
+    port: Port = option(7860, "port to listen on")
+    share: bool = option(False, "also print a public link through Gradio's tunnel")
+    trusted_proxy: tuple[str, ...] = option(
+        (),
+        "a proxy in front, whose X-Forwarded-For says who asks",
+        metavar="ADDRESS",
+        unset="a Space's own",
+    )
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = option(
+        20, "how long answers that have begun may take to finish when the server is stopped"
+    )
+    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
+        16, "requests that share the models at once; more wait"
+    )
+    race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
+        ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
+    )
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
+        100, "where the page's setting of that name starts"
+    )
+
+
+@click.command(context_settings=CONTEXT)
+@options_of(PageOptions, "options")
+def page(options: PageOptions) -> None:
+    """Serve the page: a question, both runs against the clock, the verdict."""
     listening = bound_socket(options.host, options.port)
     chosen_pair(options, partial(option_name, ModelChoice), default=lambda: None)
 
@@ -60,8 +97,8 @@ def main(options: PageOptions) -> None:
     service.start()
 
     gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
-    from specdemo.ui import page
     from specdemo.ui.arrival import Arrival
+    from specdemo.ui.page import build
 
     gc.enable()
     arrival = None
@@ -71,7 +108,7 @@ def main(options: PageOptions) -> None:
 
     with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
         os.environ["GRADIO_TEMP_DIR"] = files
-        blocks, looks = page.build(service, offer, options.max_new_tokens, arrival)
+        blocks, looks = build(service, offer, options.max_new_tokens, arrival)
         names, key = (options.host, *options.allowed_host), key_from_environment()
         guard = PageGuard(names, options.allow_origin, key)
         app = page_app(blocks, looks, service, guard)
