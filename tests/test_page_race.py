@@ -203,8 +203,6 @@ def test_the_curve_says_what_the_cost_table_says_and_shows_the_rounds_on_it(open
 def test_how_it_works_takes_its_examples_from_the_run_and_leads_back_to_it(opened):
     page = opened()
     page.get_by_role("tab", name="How it works").click()
-    chips = page.locator(".sd-diagram .sd-chip").all_inner_texts()
-    assert [one.strip() for one in chips] == ["five", "sax", "sven", "five", "sax six", "sven"]
     expect(page.locator("[data-example=verdict]")).to_contain_text("It put “six” for “sax”.")
     expect(page.locator("[data-example=costs]")).to_contain_text("Checking 3 tokens takes 1.2")
     page.get_by_role("button", name="Watch this round").click()

@@ -2,13 +2,12 @@
 models a visitor may choose. What is allowed is decided by `specdemo.settings`."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from specdemo.answering import Answering
-from specdemo.engine.policy import MAX_DRAFT
 from specdemo.errors import BadInput
 from specdemo.models import expected, ir, machine, registry
 from specdemo.models.progress import size
@@ -18,7 +17,6 @@ from specdemo.settings import ModelChoice, Settings, parse
 AUTO, OWN = "auto", "own"
 """Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
 
-DRAFT_LENGTHS = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
 LONGEST_LINK_QUESTION = 2000
 
 SETTINGS = tuple(field.name for field in fields(Settings))
@@ -27,12 +25,7 @@ NAMES = ("question", *SETTINGS, *MODELS)
 """The inputs of a run, in the order in which the page passes them; also the names in a link."""
 
 HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
-_KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
-
-
-def choices(name: str) -> list[str]:
-    """The values that a setting can have."""
-    return list(get_args(_KINDS[name]))
+KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -72,9 +65,9 @@ def from_link(
 
 class Offer:
     """The models that one server offers. `first` is its default, and what AUTO stands for. `later`
-    is a pair that suits the machine better but is not here; it replaces that of `first` once it is
-    opened. Where strangers share the server, they may not change the inputs `fixed`, which would
-    load or compile models. `capacity` are arguments of Session."""
+    suits the machine better but is not here; it replaces `first` once it is opened. Where strangers
+    share the server, they may not change the inputs `fixed`, which would load or compile models.
+    `capacity` are arguments of Session."""
 
     def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
         self.first, self.later, self._capacity = first, None, capacity
@@ -129,16 +122,11 @@ class Offer:
             offered = [one for one in offered if one[1] == self.defaults["pair"]]
         facts = {AUTO: f" ({self.first.pair})"} if survey else {}
         for pair in registry.PAIRS if survey else ():
-            facts[pair.name] = ". " + ", ".join(filter(None, _facts(pair)))
+            memory = f"{size(pair.memory_bytes)} of memory" + " (more than here)" * (not pair.fits)
+            disk = "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
+            found = filter(None, (memory, disk, expected.speed(pair), pair.facts))
+            facts[pair.name] = ". " + ", ".join(found)
         return [(title + facts.get(name, ""), name) for title, name in offered]
-
-
-def _facts(pair: registry.Pair) -> Iterator[str]:
-    """What helps to choose among the pairs: a look at disk and memory, and what was measured."""
-    yield f"{size(pair.memory_bytes)} of memory" + ("" if pair.fits else " (more than here)")
-    yield "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
-    yield expected.speed(pair)
-    yield pair.facts
 
 
 def _pair(chosen: ModelChoice) -> registry.Pair:

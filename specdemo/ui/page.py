@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gradio as gr
 
+from specdemo.engine.policy import MAX_DRAFT
 from specdemo.settings import Settings
 from specdemo.trace import from_json
 from specdemo.ui import MAX_EVENTS, PRIVATE, benchmark, choice, runs
@@ -145,14 +146,16 @@ class RaceTab:
             self.inputs[name] = kind(label=label, value=self._defaults[name], **options)
 
         def choose(name: str, label: str, choices: Any = None, **options: Any) -> None:
-            put(gr.Dropdown, name, label, choices=choices or choice.choices(name), **options)
+            choices = choices or [*get_args(choice.KINDS[name])]
+            put(gr.Dropdown, name, label, choices=choices, **options)
 
         with gr.Row():
             info = "The target model and its draft. A pair that is not here yet is downloaded. "
             info += "Tokens/s: without a draft, to half of its tokens accepted."
             choose("pair", "Pair", self._offer.pairs(), scale=2, min_width=320, info=info)
             choose("drafter", "Drafter", ["auto", "model", "lookup"])
-            choose("draft_tokens", "Draft length", choice.DRAFT_LENGTHS)
+            lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
+            choose("draft_tokens", "Draft length", lengths)
         with gr.Row():
             put(gr.Textbox, "target", "Target", max_lines=1, scale=2)
             put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)

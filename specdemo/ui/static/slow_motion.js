@@ -139,7 +139,6 @@ class SlowMotion {
     }
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
-    performance.mark("sd-play");
     this.play(true);
     this.race.show(this.view);
   }
