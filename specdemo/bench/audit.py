@@ -125,7 +125,6 @@ def sampled_settings(settings: Settings) -> Settings:
 def _race(
     session: Session, prompts: Sequence[BenchPrompt], settings: Settings, name: str
 ) -> Comparison:
-    """Race each prompt with its own seed."""
     differences, tokens = [], 0
     for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
         *_, trace = session.race(prompt.instruction, replace(settings, seed=settings.seed + place))

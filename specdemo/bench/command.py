@@ -100,7 +100,6 @@ def bench(
 def _opened(
     asked: PromptOptions, choice: ModelChoice, settings: Settings
 ) -> Iterator[tuple[Session, list[Peer]]]:
-    """Yield a session of the chosen pair, checked for damage, and the requested peers."""
     from specdemo.bench.peers import peers_of
     from specdemo.session import Session
 

@@ -29,20 +29,17 @@ def page(report: dict[str, Any]) -> str:
 
 
 def all_figures(report: dict[str, Any]) -> list[go.Figure]:
-    """The figures that this report has the data for."""
     figures = [by_task, by_position, time_spent] if report["rows"] else []
     figures = [answer_lengths] * bool(report.get("lengths")) + figures
     return [figure(report) for figure in figures + [peers] * bool(report["peers"])]
 
 
 def answer_lengths(report: dict[str, Any]) -> go.Figure:
-    """Seconds of both ways at each length, beside the paper's."""
     drawn = chart(report["lengths"], _label(report["pair"]["target"]))
     return go.Figure(drawn["data"], drawn["layout"])
 
 
 def by_task(report: dict[str, Any]) -> go.Figure:
-    """Speed-up of each task, a ratio of totals, and of each of its prompts."""
     rows, title = report["rows"], "speed-up over autoregressive decoding"
     dots = go.Scatter(
         x=[_label(row["task"]) for row in rows],
@@ -56,7 +53,6 @@ def by_task(report: dict[str, Any]) -> go.Figure:
 
 
 def by_position(report: dict[str, Any]) -> go.Figure:
-    """How often the first, second, ... draft token of a round was accepted, of those examined."""
     counts = report["details"]["positions"]
     rates = {str(at): kept / seen for at, (kept, seen) in enumerate(counts, start=1)}
     bars = _bars(rates, GREEN, ".0%")
@@ -65,7 +61,6 @@ def by_position(report: dict[str, Any]) -> go.Figure:
 
 
 def time_spent(report: dict[str, Any]) -> go.Figure:
-    """Milliseconds per token: of the baseline; of drafting, verifying and outside inference."""
     baseline, _, *parts = token_milliseconds(report).items()
     bars = [go.Bar(x=WAYS[:1], y=[baseline[1]], name=baseline[0], marker_color=ORANGE)]
     for (name, spent), colour in zip(parts, (GREEN, BLUE, PINK), strict=True):
@@ -75,7 +70,6 @@ def time_spent(report: dict[str, Any]) -> go.Figure:
 
 
 def peers(report: dict[str, Any]) -> go.Figure:
-    """Decoding tokens per second of our pair and of the peers."""
     rates = {f"specdemo/{way}": report["summary"][f"{way}_tokens_per_s"] for way in WAYS}
     rates |= {name: peer["tokens_per_s"] for name, peer in report["peers"].items()}
     bars = _bars(rates, [ORANGE, BLUE, *[GREY] * len(report["peers"])], ".1f")

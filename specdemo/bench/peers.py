@@ -66,7 +66,6 @@ class Peer:
             raise RequestFailed(f"{self.name} failed: {last[:200]}") from error
 
     def close(self) -> None:
-        """Free the memory of the pipeline."""
         self.load.cache_clear()
 
 

@@ -72,5 +72,4 @@ def named(draft: str) -> str:
 
 
 def table(rows: list[DraftResult]) -> Table:
-    """The rows with readable names."""
     return [asdict(row) | {"draft": named(row.draft)} for row in rows]

@@ -67,7 +67,6 @@ class Sequence(AbstractContextManager[Any]):
             self.blocks += self._pool.take(missing)
 
     def trim_blocks(self) -> None:
-        """Give back the blocks past the last token."""
         keep = -(-len(self.tokens) // self._block_size)
         while len(self.blocks) > keep:
             self._pool.give_back(self.blocks.pop())

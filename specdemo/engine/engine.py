@@ -128,7 +128,6 @@ class Engine:
 
     @property
     def profile(self) -> Profile:
-        """The measurements of the pair so far, for the next start."""
         targets = {name: target.profile for name, target in list(self._targets.items())}
         policy = self._targets["exact"].policy
         rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
@@ -190,7 +189,6 @@ class Engine:
         return target
 
     def _open_draft(self, target: Target) -> None:
-        """Compile the draft head or model."""
         files, known = self._files, self._known
         draft: Head | Model
         if self._has_head and files.head:

@@ -63,7 +63,6 @@ class Logits(NamedTuple):
         return int(self.rows[at].argmax())
 
     def margin(self, at: int) -> float:
-        """The best logit of row `at` minus the second best."""
         row, best = self.rows[at], self.best(at)
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return float(row[best] - second)

@@ -46,7 +46,6 @@ class Ngrams:
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
 
     def read(self, tokens: list[int]) -> None:
-        """Append `tokens` to the text."""
         ending, after = self._ending, self._after
         for token in tokens:
             for n in range(1, len(ending) + 1):

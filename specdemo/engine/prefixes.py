@@ -66,6 +66,5 @@ class PrefixCache:
 
 
 def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Length of the common prefix."""
     most = min(len(left), len(right))
     return next((at for at in range(most) if left[at] != right[at]), most)

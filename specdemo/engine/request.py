@@ -50,7 +50,6 @@ class Target:
 
     @property
     def profile(self) -> TargetProfile:
-        """The measurements so far, for the next start."""
         properties = self.model.settings.properties
         seconds, change, attention = self.model.costs.present if self.measured else ({}, 0.0, 0.0)
         return TargetProfile(properties, self.invariance, seconds, self.measured, attention, change)

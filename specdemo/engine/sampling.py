@@ -135,7 +135,6 @@ def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarr
 
 
 def _key(seed: int, position: int, stream: int) -> int:
-    """The hash input for the noise of token 0."""
     mask = (1 << 64) - 1
     key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
     return (key + _GOLDEN) & mask

@@ -86,7 +86,6 @@ class Handle:
 
     @property
     def forward(self) -> Forward:
-        """The pending forward; there is one."""
         assert self.pending is not None
         return self.pending
 
@@ -96,7 +95,6 @@ class Handle:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the pending forward."""
         return len(self.forward.run.tokens)
 
     @property
@@ -293,7 +291,6 @@ class Scheduler:
         return cache.model.pool.limit - reserved
 
     def _forward(self, batch: list[Handle]) -> None:
-        """Run one forward for these requests, and resume each with its part of the logits."""
         model = batch[0].model
         begun = perf_counter()
         try:
@@ -336,7 +333,6 @@ class Scheduler:
             self._wake.notify()
 
     def _end(self, request: Handle, error: BaseException | None = None) -> None:
-        """Remove a request, which gives back what it holds."""
         with self._wake:
             (self._active if request in self._active else self._queue).remove(request)
         request.pending = None

@@ -142,14 +142,12 @@ class TorchModel:
         self.block_bytes = self._bytes_rolled_back(config.model_type) * BLOCK_SIZE
 
     def new_sequence(self) -> Sequence:
-        """A new sequence with its own keys and values."""
         sequence = Sequence(self.pool, BLOCK_SIZE)
         sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
         return sequence
 
     @torch.inference_mode()
     def fork(self, source: Sequence, length: int) -> Sequence:
-        """A new sequence with a copy of the first `length` tokens of `source`."""
         fork = self.new_sequence()
         fork.reserve(length)
         if length:
@@ -168,7 +166,6 @@ class TorchModel:
         return results
 
     def resize_cache(self, blocks: int) -> None:
-        """Bound the cache, while there are no sequences."""
         self.pool = BlockPool(blocks)
 
     @torch.inference_mode()

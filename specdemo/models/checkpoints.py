@@ -1,6 +1,5 @@
-"""Reads checkpoints of safetensors with their config.json: the decoder's shape, and where its
-tensors lie, by the names of GGUF files. Needs neither torch nor the safetensors package, which
-reads bfloat16 only with torch."""
+"""Reads checkpoints of safetensors: the decoder's shape, and where its tensors lie, by the names of
+GGUF files. The safetensors package reads bfloat16 only with torch."""
 
 import json
 import math
@@ -60,7 +59,6 @@ def shape_of(config: dict[str, Any]) -> Shape | None:
 
 
 def _first(config: dict[str, Any], *names: str) -> Any:
-    """The value of the first of `names` that the configuration has."""
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
@@ -98,8 +96,7 @@ def _rope_factors(rope: dict[str, Any], base: float, rotated: int) -> tuple[floa
 
 
 def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
-    """`shape` with the biases that the safetensors files in `source` hold, and their tensors.
-    Raises FetchError for damaged files."""
+    """`shape` with the model's own biases, and the tensors in `source`. Raises FetchError."""
     family = shape.family
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.name.upper()], shape.layers)
     tensors: dict[str, Tensor] = {}

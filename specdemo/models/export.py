@@ -1,8 +1,5 @@
-"""Exports PyTorch checkpoints and GGUF files to OpenVINO IR.
-
-`decoder` builds what it has a family for. optimum-intel exports other checkpoints in a child
-process: it returns its memory when it ends, and a crash in it becomes an error here.
-"""
+"""Exports PyTorch checkpoints and GGUF files to OpenVINO IR. `decoder` builds what it has a family
+for; optimum-intel exports other checkpoints in a child process, which may crash."""
 
 import importlib.util
 import math
@@ -26,13 +23,9 @@ def export(
     source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
 ) -> None:
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
-    folder `out`, complete or not at all.
-
-    `weight_format` is int8, int4, fp16, or auto: int8, whose answers stay closest to the weights'
-    at the speed of int4 with drafts, or int4 if that takes more than half of this machine's memory.
-    Raises BadInput if `source` has no model that can be exported or `out` exists, MissingPackage
-    if optimum-intel is needed and a package of it is missing, FetchError if the export fails.
-    """
+    folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
+    int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
+    model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
     from specdemo.models import checkpoints, decoder, gguf_file, vocabulary
     from specdemo.models.weights import FileWeights
 
@@ -94,8 +87,8 @@ def export(
 
 
 def optimum_arguments(source: Path, out: Path, weight_format: str) -> list[str]:
-    """Arguments of optimum-cli. With int4, embedding and output matrix have 8 bits, and 128, 64 or
-    32 weights share a scale, whichever divides all of the model's widths, or a whole row (-1)."""
+    """Arguments of optimum-cli. With int4, 128, 64 or 32 weights share a scale, whichever divides
+    all of the model's widths, or a whole row (-1)."""
     arguments = ["export", "openvino", "--model", str(source), "--library", "transformers"]
     arguments += ["--task", "text-generation-with-past", "--weight-format", weight_format]
     if weight_format != "fp16":

@@ -1,6 +1,5 @@
-"""Reads GGUF files: the metadata, the decoder's shape, where its tensors lie. The `gguf` package,
-which unpacks the tensors, takes 13 seconds to open a file of 150,000 tokens, and a damaged header
-can keep it busy for hours."""
+"""Reads GGUF files: the metadata, the decoder's shape, where its tensors lie. The `gguf` package
+takes 13 seconds to open a file of 150,000 tokens, and hours with some damaged headers."""
 
 import re
 import struct
@@ -36,13 +35,11 @@ class Gguf:
         return str(self.fields.get("general.architecture", ""))
 
     def value(self, name: str, default: Any = None) -> Any:
-        """The architecture's own value `name`."""
         return self.fields.get(f"{self.architecture}.{name}", default)
 
 
 def read(path: Path) -> Gguf:
-    """The headers of `path` and of its other parts. Raises BadInput if it is no GGUF file, or a
-    damaged one."""
+    """The headers of `path` and of its other parts. Raises BadInput, FetchError."""
     fields, tensors = {}, {}
     for part in ir.gguf_parts(path):
         own, more = _Header(part).read()
@@ -140,8 +137,8 @@ def _format(kind: int) -> str:
 
 
 def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
-    """The shape of a file's decoder, and its tensors in the order in which the graph wants their
-    rows. Raises BadInput for an architecture or a feature that `decoder` does not have."""
+    """The shape of a file's decoder, and its tensors with rows in the graph's order. Raises
+    BadInput for an architecture or a feature that `decoder` does not have."""
     if file.architecture not in READABLE or file.value("expert_count"):
         kind = f"{file.architecture!r}" + (" with experts" if file.value("expert_count") else "")
         raise BadInput(

@@ -33,17 +33,15 @@ _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The complete folder of a model, or its (first) GGUF file. `revision`: its commit, or a
-    fingerprint of its files."""
+    """The folder of a model, or its (first) GGUF file. `revision`: a commit or a fingerprint."""
 
     folder: Path
     revision: str
 
 
 def cached(repo: str) -> Snapshot | None:
-    """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. Another
-    program may have put it there. A Space's preload goes to PRELOADED, wherever HF_HOME points to.
-    Uses no network."""
+    """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. A Space's
+    preload goes to PRELOADED, wherever HF_HOME points to. Uses no network."""
     name, revision, gguf = split(repo)
     for cache in (constants.HF_HUB_CACHE, PRELOADED):
         storage, commit = _storage(name, cache), revision
@@ -123,9 +121,8 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
 
 
 def _choose(names: Collection[str], repo: str) -> list[str]:
-    """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with
-    tokenizer if there is one, else the PyTorch checkpoint. Raises BadInput if it is missing or
-    incomplete."""
+    """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with its
+    tokenizer, else the PyTorch checkpoint. Raises BadInput if it is missing or incomplete."""
     if kind := split(repo)[2]:
         return _choose_gguf(names, kind, repo)
     weights = [ir.MODEL, ir.WEIGHTS]

@@ -1,6 +1,5 @@
-"""Finds damaged model files by their SHA-256, in the background, and removes them. Models made here
-have a manifest of hashes. The Hub's cache names large files by their hash. A user's own folder has
-no known hashes and is not checked."""
+"""Finds damaged model files by their SHA-256. Models made here have a manifest of hashes; the Hub's
+cache names large files by their hash; a user's own folder has no known hashes."""
 
 import hashlib
 import json
@@ -18,7 +17,6 @@ MANIFEST = "sha256.json"
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of the file, hexadecimal. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

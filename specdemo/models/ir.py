@@ -16,8 +16,7 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
-    """Stop ids and context limit (tokens, 0: not given) of the model in `folder`. Raises
-    FetchError."""
+    """Stop ids and context limit (tokens, 0: not given) of a model. Raises FetchError."""
     if not (folder / "config.json").is_file():
         raise FetchError(f"There is no config.json in {folder}.")
     config = read_json(folder / "config.json")
@@ -42,8 +41,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(source: Path) -> str:
-    """A hash of names, sizes and modification times of the files in a folder, or of the parts of a
-    GGUF file. Raises BadInput."""
+    """A hash of names, sizes and times of a folder's files, or of a GGUF file's parts. Raises
+    BadInput."""
     total = hashlib.sha256(str(source.resolve()).encode())
     files = gguf_parts(source) if source.is_file() else sorted(source.glob("*"))
     for path in filter(Path.is_file, files):

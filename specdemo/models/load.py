@@ -150,8 +150,8 @@ def _model(model: Snapshot, device: str) -> Path | Checkpoint:
 def require_same_vocabulary(
     target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str
 ) -> None:
-    """Raise BadInput, which names the first one, if a token id means different strings in both. Ids
-    that only one of them has are allowed: the engine masks those that the target lacks."""
+    """Raise BadInput if a token id means different strings in both. Ids that only one of them has
+    are allowed: the engine masks those that the target lacks."""
     known = {id: string for string, id in target.vocabulary().items()}
     for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
         if known.get(id, string) != string:

@@ -1,5 +1,4 @@
-"""This machine: memory, disk, processors, devices, and the folder for models. Imports torch only
-to check a torch device."""
+"""This machine: memory, disk, processors, devices, and the folder for models."""
 
 import errno
 import importlib
@@ -57,7 +56,6 @@ def own_bytes() -> int:
 
 
 def processors() -> int:
-    """Processors this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -124,7 +122,6 @@ def cache_home() -> Path:
 
 
 def measured_folder() -> Path:
-    """The folder for the measurements and n-gram tables of this machine."""
     return cache_home() / "profiles"
 
 

@@ -61,7 +61,6 @@ def read(kind: str, about: About) -> Any:
 
 
 def keep(kind: str, about: About, value: object) -> None:
-    """Store `value`; it replaces an older one."""
     content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
     machine.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 

@@ -1,8 +1,5 @@
 """An n-gram table: the likeliest token after the last 1 to 4 tokens, counted in the target's text.
-
-It drafts a token in microseconds where n-gram lookup finds no repetition yet. (Leviathan et al.,
-section 4.3, use a bigram model.) Needs numpy only.
-"""
+It drafts in microseconds. (Leviathan et al., section 4.3, use a bigram model.)"""
 
 from __future__ import annotations
 
@@ -73,8 +70,7 @@ class LearningTable(NGramTable):
     the length that has most: short contexts, which are few, serve most often.
 
     A context keeps one token. Its confidence rises if the text continues with it and falls if not,
-    until another token replaces it. `read` and `guess` may run in different threads.
-    """
+    until another token replaces it. `read` and `guess` may run in different threads."""
 
     def __init__(self, path: Path, vocabulary_size: int, first: NGramTable | None = None):
         begin = load(path) or first or NGramTable.empty(vocabulary_size)
@@ -85,7 +81,6 @@ class LearningTable(NGramTable):
         self._most = MOST_ENTRIES + sum(map(len, first.known if first else ()))
 
     def read(self, answer: Sequence[int]) -> None:
-        """Learn from a finished answer."""
         with self._lock:
             for at in range(1, len(answer)):
                 self._saw(answer[max(at - len(self.known), 0) : at], answer[at])

@@ -49,7 +49,6 @@ class Pair:
 
     @property
     def fits(self) -> bool:
-        """Whether this machine has `memory_bytes` of memory."""
         return self.memory_bytes <= machine.memory_bytes()
 
     @property

@@ -1,7 +1,5 @@
-"""Prompt templates: an instruction or a conversation becomes the token ids of a prompt.
-
-What a user writes stays text: no part of an instruction can become a special token.
-"""
+"""Prompt templates: an instruction or a conversation becomes the token ids of a prompt. What a user
+writes stays text: no part of it can become a special token."""
 
 import json
 import os
@@ -192,7 +190,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return "".join(kept)
 
     def passes(self, items: Iterable) -> Iterator:
-        """`items`, each counted as a step."""
         for item in items:
             self.bounded(0)
             yield item
@@ -250,8 +247,8 @@ RAW = Template("raw", _ONE_TEXT, bos=True)
 
 
 def chat_template(folder: Path) -> Template | None:
-    """The chat template of the tokenizer in `folder`, or None. Raises FetchError if the prompt does
-    not contain a single user message exactly once."""
+    """The chat template in `folder`, or None. Raises FetchError if a prompt does not contain a
+    single user message exactly once."""
     config = read_json(folder / "tokenizer_config.json")
     source = config.get("chat_template")
     if isinstance(source, list):  # several named templates

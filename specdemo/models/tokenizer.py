@@ -13,12 +13,9 @@ from specdemo.errors import FetchError
 
 
 class Tokenizer:
-    """Encodes and decodes exactly: `decode(encode(text, special=False)) == text`.
-
-    Exceptions: GPT-NeoX tokenizers first bring text to Unicode's composed form NFC, as in training.
-    SmolLM2's vocabulary lacks the bytes of six control characters (04, 06, 13, 14, 16 and 1D,
-    hexadecimal) and of Unicode's unassigned planes 4 to 11; its tokenizer leaves those out.
-    """
+    """Encodes and decodes exactly: `decode(encode(text, special=False)) == text`. Exceptions:
+    GPT-NeoX tokenizers first bring text to Unicode's composed form NFC; SmolLM2's vocabulary lacks
+    the bytes of six control characters and of Unicode's unassigned planes 4 to 11."""
 
     def __init__(self, path: Path) -> None:
         """Read `path` (tokenizer.json). Raises FetchError."""
@@ -44,7 +41,6 @@ class Tokenizer:
 
     @property
     def json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
         return self._parsing.to_str()
 
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:

@@ -41,8 +41,7 @@ PRE_TOKENIZERS = {
 
 
 def write(file: Gguf, folder: Path) -> None:
-    """Write the three files into `folder`. Raises BadInput for a vocabulary that is damaged or of
-    another kind than byte pairs and SentencePiece's pairs."""
+    """Write the three files into `folder`. Raises BadInput for damaged and other vocabularies."""
     name, pre = file.path.name, file.fields.get("tokenizer.ggml.pre", "")
     kind = file.fields.get("tokenizer.ggml.model", "")
     pre = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}.get(pre, pre)

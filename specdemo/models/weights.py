@@ -1,5 +1,4 @@
-"""Weights of a decoder for `decoder`: tensors of a model's files, read and quantized piece by piece
-on all processors."""
+"""Weights for `decoder`: tensors of files, read and quantized in pieces on all processors."""
 
 from __future__ import annotations
 
@@ -39,7 +38,6 @@ class Tensor:
     swapped: int = 0
 
     def rows(self, order: np.ndarray) -> Tensor:
-        """The tensor of these rows."""
         return replace(self, shape=(len(order), *self.shape[1:]), order=order)
 
     @property
@@ -72,8 +70,7 @@ def weight_group(columns: int) -> int:
 
 
 class FileWeights:
-    """Where a graph's weights come from: tensors of a model's files, by name. Raises FetchError if
-    one is missing, has another shape or cannot be read."""
+    """The weights of a graph: tensors of a model's files, by name. Raises FetchError."""
 
     def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
         self._tensors = dict(tensors)
@@ -86,7 +83,6 @@ class FileWeights:
         return list(self._tensors)
 
     def vector(self, name: str, *shape: int) -> np.ndarray:
-        """The tensor `name`, float32, of this shape."""
         return self._taken(name, shape).read(0, shape[0]).reshape(shape)
 
     def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
