@@ -79,11 +79,8 @@ def audit(
     draws: int = 4000,
     peers: Sequence[Peer] = (),
 ) -> Audit:
-    """Audit our pair, then each peer, with progress bars on stderr.
-
-    `draws`: for each way to sample (0 leaves sampling out). The autoregressive peer comes first in
-    `peers`. Raises BadInput for settings or prompts that cannot be used.
-    """
+    """Audit our pair, then each peer, with progress bars on stderr. `draws`: for each way to sample
+    (0 leaves sampling out). The autoregressive peer comes first in `peers`. Raises BadInput."""
     sampled = sampled_settings(settings)
     greedy = replace(settings, temperature=0.0)
     compared = _race(session, prompts, greedy, "greedy")

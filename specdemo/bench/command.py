@@ -1,5 +1,4 @@
-"""`specdemo bench` measures prompts with and without speculative decoding. `specdemo audit` tests
-that it is lossless. Both can also run peers."""
+"""The commands `bench` and `audit`."""
 
 from __future__ import annotations
 

@@ -41,11 +41,9 @@ def predicted_speed(trace: Trace, rate: float | None = None) -> Speed | None:
 
     A draft token is accepted, if all before it are, with the run's acceptance rate of its `_place`;
     so a round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token). A round
-    takes its drafting, the modelled forward and the run's mean time outside inference. A token of
-    autoregressive decoding takes what it took, without a baseline the modelled forward. With `rate`
-    all acceptance rates change alike, so that theirs in all is `rate`. None without a cost model or
-    draft tokens.
-    """
+    takes its drafting, the modelled forward and the run's mean time outside inference; a token of
+    autoregressive decoding what it took, without a baseline the modelled forward. With `rate` all
+    acceptance rates change alike, to this mean. None without a cost model or draft tokens."""
     rounds, summary, measured = trace.decoding_rounds, summarize(trace), measured_speed(trace)
     overall = summary.acceptance_rate
     if not trace.costs or overall is None:

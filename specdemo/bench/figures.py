@@ -18,8 +18,7 @@ BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#
 
 
 def page(report: dict[str, Any]) -> str:
-    """One self-contained HTML page of about 5 MB, nearly all of it plotly.js. Everything but
-    plotly's own output is escaped."""
+    """One self-contained HTML page, 5 MB with plotly.js. All but plotly's output is escaped."""
     source = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     data = json.loads(as_json(report))
     look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}

@@ -1,5 +1,4 @@
-"""Answers of several lengths: seconds of both ways at each limit, and a chart of them beside those
-of the paper (arXiv 2311.04951). Plain data; Plotly draws it."""
+"""Answers of several lengths beside those of the paper (arXiv 2311.04951)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,8 +20,7 @@ COLOURS = ("#E69F00", "#0072B2"), ("#b4b4b4", "#7d7d7d")
 def by_length(
     rows: Sequence[Mapping[str, Any]], figures: Sequence[Summary]
 ) -> list[dict[str, Any]]:
-    """A row for each `max_new_tokens` of the rows of a report: mean seconds of decoding an answer,
-    first token to last, and the ratio of the totals."""
+    """For each `max_new_tokens` of a report's rows: mean seconds of decoding, ratio of totals."""
     found = []
     for limit in dict.fromkeys(row["max_new_tokens"] for row in rows):
         places = [at for at, row in enumerate(rows) if row["max_new_tokens"] == limit]

@@ -1,5 +1,5 @@
-"""Other engines on the same models and prompts. Each function in `ENGINES` imports an engine and
-yields the ways in which it can run a pair. docs/reference/benchmark.md lists them."""
+"""Other engines on the same models and prompts (docs/reference/benchmark.md). A function of
+`ENGINES` yields the ways in which its engine can run a pair."""
 
 import os
 import shutil
@@ -91,8 +91,7 @@ def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
 
 
 def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
-    """OpenVINO GenAI on the same IR files: each mode with our target's `properties`, then
-    (`/default`) with the plugin's own."""
+    """OpenVINO GenAI: each mode with our target's `properties`, then with the plugin's own."""
     if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
         raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
     ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
@@ -144,8 +143,7 @@ def _load_genai(
 
 
 def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
-    """Options that OpenVINO GenAI and transformers share; `unlimited` is the top-k for all
-    tokens."""
+    """Options that GenAI and transformers share; `unlimited` is the top-k for all tokens."""
     if not settings.temperature:
         return {"do_sample": False}
     options = {"temperature": settings.temperature, "top_p": settings.top_p}

@@ -65,10 +65,7 @@ def bench(
 
     A row has the medians of `repeats` runs of a prompt. With several `lengths` (in place of the
     settings' longest answer, tokens) a prompt has a row for each, with `max_new_tokens`, and the
-    report `lengths`. For each row, the answer, its baseline and then the peers run one after
-    another. Setting `stop` ends the run within one forward of
-    ours, or one answer of a peer.
-    """
+    report `lengths`. Setting `stop` ends the run within one forward, or one answer of a peer."""
     limits = tuple(dict.fromkeys(lengths)) or (settings.max_new_tokens,)
     work = [(prompt, replace(settings, max_new_tokens=n)) for prompt in prompts for n in limits]
     stop, since, total = stop or threading.Event(), perf_counter(), 1 + len(work)
@@ -170,8 +167,7 @@ def _tokens_per_s(answers: Sequence[Answer]) -> float:
 
 
 def row_of(prompt: BenchPrompt, traces: Sequence[Trace], figures: Summary) -> dict[str, Any]:
-    """The row of one prompt; `figures` are the medians of its races. `tokens` counts the whole
-    answer. Rates are None for an answer of a single token."""
+    """The row of one prompt; `figures` are the medians of its races."""
     return {
         "id": prompt.id,
         "task": prompt.task,

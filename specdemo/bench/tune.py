@@ -28,13 +28,10 @@ def tune(
     prompts: int,
     stop: threading.Event | None = None,
 ) -> Iterator[str | DraftResult | TuningResult]:
-    """Answer built-in prompts, with and without speculative decoding, for each draft of the pair
-    that `choice` names, for each of `drafts` (as `ModelChoice.draft`) and for n-grams only.
-    `prepare` yields progress before a session is opened. Yields progress, a DraftResult per draft,
-    and last the TuningResult, which is stored.
-
-    Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end.
-    """
+    """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
+    (as `ModelChoice.draft`) and with n-grams only. `prepare` yields progress before a session is
+    opened. Yields progress, a DraftResult per draft, and last the TuningResult, which is stored.
+    Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end."""
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
     pair, rows = chosen_pair(choice), []
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):

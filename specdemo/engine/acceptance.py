@@ -40,8 +40,7 @@ class Verdict:
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
     or the only one allowed. `least_margin` is the least margin of all choices (logits). It is
-    infinite with the maximal coupling, whose answer depends on the draft anyway.
-    """
+    infinite with the maximal coupling, whose answer depends on the draft anyway."""
 
     accepted: int
     token: int
@@ -61,11 +60,8 @@ def verify(
 ) -> Verdict:
     """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
     place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
-    With `masks`, one for each row, only allowed tokens are chosen.
-
-    Greedy decoding and the shared coupling accept a draft token if it is the target's own choice.
-    So the output is that of autoregressive decoding, by construction.
-    """
+    With `masks`, one for each row, only allowed tokens are chosen. Greedy decoding and the shared
+    coupling accept a draft token if it is the target's own choice."""
     if sampling.coupling == "maximal" and not sampling.greedy:
         return _verify_maximal(logits, draft, position, sampling, masks)
     probabilities = []
@@ -118,11 +114,8 @@ def accepts(chance: float, seed: int, position: int) -> bool:
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """max(0, q - p), normalised: a rejected token is redrawn from it (Chen et al., equation 2).
-
-    If p equals q up to rounding, nothing is left. The result is then q, which is right because a
-    rejection has probability 0.
-    """
+    """max(0, q - p), normalised (Chen et al., equation 2). If p equals q up to rounding, nothing is
+    left; the result is then q, which is right because a rejection has probability 0."""
     at = np.minimum(np.searchsorted(p.ids, q.ids), len(p.ids) - 1)
     drafted = np.where(p.ids[at] == q.ids, p.probabilities[at], 0.0)
     left = np.maximum(q.probabilities - drafted, 0.0)

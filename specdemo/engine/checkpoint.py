@@ -1,5 +1,4 @@
-"""The files that models are loaded from: a checkpoint, which runs on a torch device, or IR. Imports
-neither torch nor OpenVINO."""
+"""The files of models: checkpoints, which run on torch devices, or IR. Imports neither library."""
 
 import ctypes
 from contextlib import suppress

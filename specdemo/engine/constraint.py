@@ -1,6 +1,5 @@
-"""Restricts an answer to a formal language. What is allowed at each place is part of the target
-distribution: only allowed tokens keep their logits, for autoregressive decoding and for every row
-of a verification. Knows nothing of text: a Constraint reads token ids."""
+"""Restricts an answer to a formal language over token ids. It is part of the target distribution:
+only allowed tokens keep their logits, in autoregressive decoding and in every verified row."""
 
 import os
 import threading
@@ -20,8 +19,7 @@ Mask = np.ndarray | None
 
 
 class Constraint(Protocol):
-    """A language, and the place in it after some tokens. Its methods raise SpecdemoError when the
-    language turns out too complex."""
+    """A language, and the place in it after some tokens. Methods raise SpecdemoError."""
 
     def mask(self) -> Mask:
         """At least one token is allowed. The mask depends on the tokens only."""

@@ -1,10 +1,6 @@
 """Autoregressive and speculative decoding, as one generator that asks for forwards and yields
-rounds.
-
-It does no I/O and reads no clock: the scheduler runs the forwards and reports their seconds. The
-output depends only on the target model, the prompt and the sampling settings. Drafters change only
-the speed, except with the maximal coupling.
-"""
+rounds. It does no I/O and reads no clock. The output depends only on the target model, the prompt
+and the sampling settings; drafters change only the speed, except with the maximal coupling."""
 
 from collections.abc import Generator
 from concurrent.futures import Future
@@ -69,11 +65,9 @@ def decode(
     """Decode an answer; without a drafter, by autoregressive decoding.
 
     `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
-    Only `allowed` tokens are chosen; the drafter shares that object and proposes no others. Yields
-    a Forward, which expects a Reply, a Round (`shown_at` is 0), or a Future to wait for, which
-    expect None. Returns the finish reason: "stop", "length" or "context". Raises ValueError when
-    the prompt leaves no room for an answer.
-    """
+    Only `allowed` tokens are chosen; the drafter shares that object. Yields a Forward, which
+    expects a Reply, a Round (`shown_at` is 0), or a Future to wait for, which expect None. Returns
+    "stop", "length" or "context". Raises ValueError if the prompt leaves no room for an answer."""
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(

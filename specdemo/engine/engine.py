@@ -1,5 +1,4 @@
-"""Compiles the models of a pair, and answers requests with them through a scheduler. Token ids
-only."""
+"""Compiles the models of a pair, and answers requests with them through a scheduler."""
 
 import logging
 import sys
@@ -114,8 +113,7 @@ class Engine:
             return self._targets[name]
 
     def preparing(self, name: str = "exact", stop: Event | None = None) -> Iterator[Waiting]:
-        """Prepare the rest. Yields a Waiting, of place 0, every 0.2 s until it is done or `stop`
-        is set."""
+        """Prepare the rest. Yields a Waiting every 0.2 s until it is done or `stop` is set."""
         target = self.target(name)
         self.scheduler.hurry()
         while self._targets and not target.prepared.wait(0.2) and not (stop and stop.is_set()):

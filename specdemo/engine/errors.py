@@ -1,5 +1,4 @@
-"""The errors, each with its exit code and its HTTP status. Each message is one sentence for the
-person who caused the error or can fix it."""
+"""The errors. A message is one sentence for the person who caused the error or can fix it."""
 
 
 class SpecdemoError(Exception):

@@ -168,9 +168,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a Forward: its logits, valid until that model's next forward, and its
-    `seconds`. `tokens` counts all tokens in that forward with padding, `others` those of other
-    requests."""
+    """The answer to a Forward: logits, valid until that model's next forward, and `seconds`.
+    `tokens` counts all tokens in that forward with padding, `others` those of other requests."""
 
     logits: Logits
     seconds: float

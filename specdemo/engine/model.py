@@ -33,8 +33,7 @@ def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core
 
 
 class Part(NamedTuple):
-    """A sub-sequence of a forward: `tokens` (may be empty) at the positions from `start`, and its
-    block table."""
+    """A sub-sequence: `tokens` (may be empty) at the positions from `start`, and its blocks."""
 
     tokens: list[int]
     start: int
@@ -156,9 +155,9 @@ class PagedModel:
         return fork
 
     def forward(self, batch: list[Run]) -> list[Logits]:
-        """Run every sequence's tokens in one inference and append them to the sequences. Gives the
-        logits of each run's last `rows` tokens, valid until the next forward. Appends nothing when
-        it raises CacheFull or ModelError."""
+        """Append every run's tokens to its sequence, in one inference. Gives the logits of its last
+        `rows` tokens, valid until the next forward. Appends nothing if it raises CacheFull or
+        ModelError."""
         begun = perf_counter()
         parts: list[Part] = []
         wanted: list[int] = []

@@ -1,5 +1,4 @@
-"""Draft tokens that cost nothing: the continuations of the last tokens earlier in the text, and in
-a table of the target's n-grams."""
+"""Draft tokens that cost nothing: from the text so far and from a table of n-grams."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -60,8 +59,7 @@ class Ngrams:
             del ending[:-ORDERS]
 
     def guess(self, drafted: list[int], mask: Mask = None) -> Guess | None:
-        """The likeliest token after the text and `drafted` that the `mask` allows; None where
-        nothing is known."""
+        """The likeliest allowed token after the text and `drafted`; None if none is known."""
         context = [*self._ending, *drafted][-ORDERS:]
         found = []
         for n in range(1, len(context) + 1):

@@ -81,8 +81,7 @@ class Request:
     answer: list[int] = field(default_factory=list)
 
     def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
-        """Decode, with `draft` if the drafter uses it. Yields Forwards and Rounds; returns the
-        finish reason."""
+        """Decode, with `draft` if the drafter uses it; returns the finish reason."""
         since = perf_counter()
         prompt, sequence = yield from self._prompt(target.prefixes)
         reading: Sequence | None = None

@@ -28,8 +28,7 @@ class DraftToken:
 class EmittedToken:
     """The token that the target adds at the end of a round: the `first` after the prompt, a
     `correction` of a rejected draft token, a `bonus` after a fully accepted draft, or `plain` if
-    nothing was drafted. `margin` is how far its logit exceeds the next best, None if it was
-    sampled."""
+    nothing was drafted. `margin`: its logit minus the next best, None if it was sampled."""
 
     id: int
     kind: Kind

@@ -1,8 +1,7 @@
 """From logits to tokens: the filtered distribution, and seeded draws. Pure numpy.
 
-Draws use no stateful generator: each uniform is a hash of (seed, position in the text, stream,
-token id). So a draw at a position depends only on the distribution and the seed, and not on earlier
-drafts or requests.
+Each uniform is a hash of (seed, position in the text, stream, token id). So a draw at a position
+depends only on the distribution and the seed, and not on earlier drafts or requests.
 """
 
 import math
@@ -16,12 +15,10 @@ TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 HEAD = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
-each; the rest share one. So a draw needs noise for the likely tokens and not for the whole
-vocabulary."""
+each; the rest share one. So a draw does not need noise for the whole vocabulary."""
 
 REACH = 0.05
-"""Margins of draws are computed up to this many logits, more than any guard needs
-(`profile.MOST_GUARD`)."""
+"""Margins of draws are computed up to this many logits: more than `profile.MOST_GUARD`."""
 
 _RANKED = math.exp(-16)
 """Tokens at least this probable, as a share of the likeliest one's probability, are ranked first:
@@ -34,11 +31,8 @@ _11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
-
-    Filters apply in the usual order: temperature, the `top_k` likeliest, then the smallest set of
-    them that holds `top_p` of their mass.
-    """
+    """How tokens are chosen: by `temperature` (0: greedy), among the `top_k` likeliest (0: all), of
+    these among the smallest set that holds `top_p` of their mass."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -57,12 +51,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending). All other
-    tokens have probability 0.
-
-    `edge` is how far logits, divided by the temperature, may change before the filters keep other
-    tokens.
-    """
+    """Probabilities (float64 [n], summing to 1) of token ids (int64 [n], ascending). `edge` is how
+    far logits, divided by the temperature, may change before the filters keep other tokens."""
 
     ids: np.ndarray
     probabilities: np.ndarray
@@ -77,10 +67,7 @@ class Distribution:
 
 def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
     """The distribution that `sampling` (with temperature > 0) gives for one row of logits, float
-    [vocabulary].
-
-    Ties at a filter's edge go to the lower id.
-    """
+    [vocabulary]. Ties at a filter's edge go to the lower id."""
     top = logits.max()
     unnormalised = np.exp((logits - top) * np.float32(1 / sampling.temperature))
     if not sampling.filtered:
@@ -250,8 +237,7 @@ def _race(
 
     If log-ratios change by at most d, so do those of arrivals, and the winner stays while
     d < log(second / first). Tokens that such a change may move across HEAD are counted twice: with
-    their own arrival, and in the mass of the tail.
-    """
+    their own arrival, and in the mass of the tail."""
     seed, position, stream = noise
     arrivals = -np.log(uniforms(seed, position, stream, ids)) / weights
     head = weights >= HEAD

@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 QUEUED = 256  # requests that may wait to be admitted
 
 QUIET, PATIENCE = 1.0, 10.0
-"""Seconds without requests before background work goes on, and seconds between two of its steps
-while there are requests, because each step delays them."""
+"""Seconds without requests before background work goes on, and between its steps beside them."""
 
 COLLECT_EVERY = 0.02
 """Seconds that a consumer with an empty queue sleeps, times the active requests (at most 8). Woken
@@ -46,8 +45,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The scheduler's load: numbers of `active` and `waiting` requests and of `restarts` of its
-    loop, and whether background work is left (`preparing`)."""
+    """Numbers of requests and of restarts of the loop; whether background work is left."""
 
     active: int = 0
     waiting: int = 0

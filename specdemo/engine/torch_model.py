@@ -209,8 +209,7 @@ class TorchModel:
         return next((size for size in self.padding if size >= count), rounded)
 
     def _bytes_rolled_back(self, kind: str) -> int:
-        """The bytes of a token's keys and values. Tries a rollback, and raises BadInput if the
-        dropped tokens still change the logits."""
+        """The bytes of a token's keys and values. Raises BadInput if a rollback fails."""
         first, other = ([at % self.vocabulary_size for at in ids] for ids in (range(4), (5, 6)))
         why = "choose one that attends to all tokens."
         try:
