@@ -24,6 +24,7 @@ _RANKED = math.exp(-16)
 """Tokens at least this probable, as a share of the likeliest one's probability, are ranked first:
 filters seldom keep others."""
 
+_MASK = (1 << 64) - 1
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ARRAY_GOLDEN, _ARRAY_FIRST, _ARRAY_SECOND = map(np.uint64, (_GOLDEN, _FIRST, _SECOND))
 _11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
@@ -122,25 +123,21 @@ def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarr
 
 
 def _key(seed: int, position: int, stream: int) -> int:
-    mask = (1 << 64) - 1
-    key = _mix_int((_mix_int((_mix_int(seed & mask) + position) & mask) + stream) & mask)
-    return (key + _GOLDEN) & mask
+    key = seed
+    for part in (position, stream, _GOLDEN):
+        key = _mixed((key + _GOLDEN) & _MASK) + part
+    return key & _MASK
 
 
-def _mix_int(x: int) -> int:
-    return _finish_int((x + _GOLDEN) & ((1 << 64) - 1))
-
-
-def _finish_int(x: int) -> int:
-    mask = (1 << 64) - 1
-    x = ((x ^ (x >> 30)) * _FIRST) & mask
-    x = ((x ^ (x >> 27)) * _SECOND) & mask
+def _mixed(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
+    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
     return x ^ (x >> 31)
 
 
 def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
     """One value of `uniforms`, in Python integers: several times as fast for a single value."""
-    x = _finish_int((token * _GOLDEN + _key(seed, position, stream)) & ((1 << 64) - 1))
+    x = _mixed((token * _GOLDEN + _key(seed, position, stream)) & _MASK)
     return ((x >> 11) + 0.5) * 2.0**-53
 
 
