@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from specdemo.errors import BadInput
 from specdemo.models import embedded, machine, measured, sources
 from specdemo.models.machine import on_torch, require_device
@@ -15,6 +17,10 @@ from specdemo.settings import ModelChoice, WeightFormat
 MB = 1_000_000
 OWN = "own"  # name of a pair that the list does not hold
 NO_DRAFT = "none"  # in place of a draft's name: n-grams only
+
+EMBEDDED_TOKENS = 3.5
+"""Tokens of the embedded target in the time that a GB of weights takes: 2.9 to 4.1 in the
+rehearsals of seven models (docs/results/rehearsals.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,26 @@ class Pair:
             found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(found)
 
+    @property
+    def expected(self) -> str:
+        """Tokens/s of autoregressive decoding to those of speculative decoding with an acceptance
+        rate of one half, as text; "" where the embedded pair has not been measured yet."""
+        for about, profile in measured.profiles():
+            here = about["machine"] == machine.describe() and about["devices"] == "CPU, CPU"
+            measures = profile.targets["exact"].costs if "exact" in profile.targets else {}
+            if here and about["target"].startswith(f"{embedded.TARGET} ") and 1 in measures:
+                break
+        else:
+            return ""
+        sizes, costs = zip(*measures.items(), strict=True)
+        costs = np.minimum.accumulate(costs[::-1])[::-1]  # a forward may be padded to a larger one
+        drafted = np.arange(9)  # tokens in a round
+        verify = np.interp(drafted + 1, sizes, costs) * _share(self.target)
+        step = profile.draft_step if self.embedded else costs[0] * _share(self.draft)
+        speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
+        texts = [f"{one:.0f}" if one >= 10 else f"{one:.1f}" for one in (speeds[0], speeds.max())]
+        return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
+
     def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
         """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
         Raises BadInput, which names `option`."""
@@ -80,6 +106,12 @@ class Pair:
                 raise BadInput(f"{option}: the embedded pair has its own draft, or {NO_DRAFT}.")
             drafts = (sources.source_of(name, option, weight_format),)
         return replace(self, drafts=drafts)
+
+
+def _share(source: Source) -> float:
+    """Time of a token of the model, relative to the embedded target's."""
+    weights = source.ir_bytes or source.download_bytes
+    return EMBEDDED_TOKENS * weights / 1e9 if source.repo else 1.0
 
 
 def _openvino(name: str, megabytes: int) -> Source:

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from specdemo.answering import Answering
 from specdemo.errors import BadInput
-from specdemo.models import expected, ir, machine, registry
+from specdemo.models import ir, machine, registry
 from specdemo.models.progress import size
 from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
@@ -124,7 +124,7 @@ class Offer:
         for pair in registry.PAIRS if survey else ():
             memory = f"{size(pair.memory_bytes)} of memory" + " (more than here)" * (not pair.fits)
             disk = "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
-            found = filter(None, (memory, disk, expected.speed(pair), pair.facts))
+            found = filter(None, (memory, disk, pair.expected, pair.facts))
             facts[pair.name] = ". " + ", ".join(found)
         return [(title + facts.get(name, ""), name) for title, name in offered]
 
