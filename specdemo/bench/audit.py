@@ -175,15 +175,12 @@ def sample_cell(
 ) -> Cell:
     """Draw, `together` at once, and test against the exact distribution. A failed draw is None and
     does not count. Each draw has its own seed: with equal seeds even a wrong rule looks right."""
-    tokens = max(map(len, exact))
-
-    def numbered(place: int) -> Draw | None:
-        return draw(replace(settings, seed=settings.seed + place), tokens)
-
+    each = (replace(settings, seed=settings.seed + at) for at in range(draws))
+    tokens = itertools.repeat(max(map(len, exact)))
     title = f"sampling: {drafter}, {settings.coupling}, {together} at once"
     pool = ThreadPoolExecutor(together)
     try:
-        drawing = tqdm(pool.map(numbered, range(draws)), title, draws, leave=False, disable=None)
+        drawing = tqdm(pool.map(draw, each, tokens), title, draws, leave=False, disable=None)
         drawn = list(filter(None, drawing))
     finally:
         pool.shutdown(cancel_futures=True)

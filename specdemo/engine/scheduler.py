@@ -73,7 +73,7 @@ class Handle:
     timed: bool = False
     waiting: Callable[[Handle], Waiting] = lambda request: Waiting(0, None)
     queue: SimpleQueue[Any] = field(default_factory=SimpleQueue)
-    pending: Forward | None = None
+    pending: Any = None
     awaited: Future[Any] | None = None
     most_others: int = 0
     compiling: bool = False
@@ -83,17 +83,12 @@ class Handle:
     result: Any = None
 
     @property
-    def forward(self) -> Forward:
-        assert self.pending is not None
-        return self.pending
-
-    @property
     def model(self) -> Runner:
-        return self.models[self.forward.model]
+        return self.models[self.pending.model]
 
     @property
     def tokens(self) -> int:
-        return len(self.forward.run.tokens)
+        return len(self.pending.run.tokens)
 
     @property
     def awaits(self) -> bool:
@@ -218,18 +213,17 @@ class Scheduler:
     def _wait_for_work(self) -> bool:
         """Wait for requests or background work; gives whether a step of background work is due."""
         with self._wake:
-            while not ((due := self._background_is_due()) or self._closed or self._requests()):
+            due = self._background_is_due()
+            while not (due or self._closed or self._queue or self._active):
                 self._wake.wait(QUIET / 4 if self._background and self._in_quiet else None)
+                due = self._background_is_due()
             if self._active and all(active.awaits for active in self._active):
                 self._wake.wait(AWAIT)
         return due
 
-    def _requests(self) -> bool:
-        return bool(self._queue or self._active)
-
     def _background_is_due(self) -> bool:
         now = monotonic()
-        if self._requests():
+        if self._queue or self._active:
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
         late = late and not any(active.timed for active in self._active)
@@ -292,7 +286,7 @@ class Scheduler:
         model = batch[0].model
         begun = perf_counter()
         try:
-            logits = model.forward([request.forward.run for request in batch])
+            logits = model.forward([request.pending.run for request in batch])
         except Exception as error:
             if len(batch) == 1:
                 return self._end(batch[0], error)
