@@ -306,7 +306,7 @@ def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path)
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("llama__rope__scaling__type", "yarn", r"scales its positions \(yarn\) in a way that is"),
+        ("llama__rope__scaling__type", "yarn", r"scales its positions \(yarn\): not supported"),
         ("tokenizer__ggml__model", "t5", r"vocabulary of the kind 't5', 'qwen2'; Sentence"),
     ],
 )

@@ -25,9 +25,8 @@ class BlockPool:
     def take(self, count: int = 1) -> list[int]:
         """Take `count` free blocks, each with one reference. Takes none if it raises CacheFull."""
         if count > len(self.free):
-            raise CacheFull(
-                f"The KV cache is full: {self.used + count} blocks wanted, {self.limit} allowed."
-            )
+            wanted = self.used + count
+            raise CacheFull(f"The KV cache is full: {wanted} blocks wanted, {self.limit} allowed.")
         blocks = [self.free.pop() for _ in range(count)]
         for block in blocks:
             self.references[block] = 1

@@ -70,9 +70,7 @@ def decode(
     "stop", "length" or "context". Raises ValueError if the prompt leaves no room for an answer."""
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
-        raise ValueError(
-            f"no room to answer: {len(prompt.tokens)} prompt tokens, context {limits.context_limit}"
-        )
+        raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, state = list(prompt.tokens), prompt.logits.state_of(-1)
     masks = None if allowed is None else (yield from wait(allowed.begin([])))

@@ -28,9 +28,8 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
     try:
         return core.read_model(str(xml))
     except RuntimeError as error:
-        raise ModelError(
-            f"{Path(xml).name} is not a readable OpenVINO model; fetch or export it again."
-        ) from error
+        why = "is not a readable OpenVINO model; fetch or export it again."
+        raise ModelError(f"{Path(xml).name} {why}") from error
 
 
 def weight_group(model: ov.Model) -> float:
@@ -74,16 +73,14 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
     # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
     if any(s.rank.is_static and all(one.is_static for one in list(s)[1:]) for s in shapes):
         raise ModelError(
-            "The IR has recurrent layers, whose state cannot go back to before a rejected token; "
-            "choose a model with attention only."
+            "The IR has recurrent layers, which cannot go back; choose a model with attention only."
         )
     try:
         paged_attention_transformation(model, False, False)
         shape_head(model, vocabulary, 0)
     except RuntimeError as error:
         raise ModelError(
-            "The IR is no decoder with attention over a KV cache and a language-model head; export "
-            f"the model again: {last_line(error)}"
+            f"The IR is no decoder with a KV cache; export the model again: {last_line(error)}"
         ) from error
     if hidden is not None:
         add_hidden(model, hidden)

@@ -45,10 +45,7 @@ def export(
     bits = decoder.BITS[weight_format]
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
-        raise MissingPackage(
-            f"Exporting needs {', '.join(missing)}, of the extra `export`; run "
-            "`pip install -e .[export]`."
-        )
+        raise MissingPackage(f"Exporting needs {', '.join(missing)}: `pip install -e .[export]`.")
     # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
     needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -81,8 +78,7 @@ def export(
     except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
         why = getattr(error, "strerror", None) or "is the disk full?"
         raise FetchError(
-            f"The IR of {name} could not be written to {out.parent} ({why}); free some disk space, "
-            "then start again."
+            f"The IR of {name} could not be written to {out.parent} ({why}); free some disk space."
         ) from error
 
 

@@ -66,10 +66,7 @@ class _Header:
         try:
             version = self._number("I")
             if version not in (2, 3):
-                raise BadInput(
-                    f"{self._path} is a GGUF file of version {version}; versions 2 and 3 can be "
-                    "read, little-endian."
-                )
+                raise BadInput(f"{self._path} is GGUF of version {version}; 2 and 3 can be read.")
             tensors, fields = self._number("Q"), self._number("Q")
             found = {self._string(): self._value(self._number("I")) for _ in range(fields)}
             infos = [self._info() for _ in range(tensors)]
@@ -79,9 +76,8 @@ class _Header:
         except (ValueError, TypeError, ZeroDivisionError, OverflowError) as error:
             if isinstance(error, BadInput):
                 raise
-            raise BadInput(
-                f"{self._path} is damaged or truncated ({error!s:.200}); fetch it again."
-            ) from error
+            why = f"is damaged or truncated ({error!s:.200}); fetch it again."
+            raise BadInput(f"{self._path} {why}") from error
 
     def _number(self, kind: str) -> Any:
         [found] = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))
@@ -161,9 +157,7 @@ def decoder(file: Gguf) -> tuple[Shape, dict[str, Tensor]]:
         factors = tuple(scale * factor for factor in factors)
     rotated = _number(file, "rope.dimension_count", width)
     if scaling not in ("none", "linear") or rotated != width or 2 * len(factors) != width:
-        raise BadInput(
-            f"{file.path.name} scales its positions ({scaling}) in a way that is not supported."
-        )
+        raise BadInput(f"{file.path.name} scales its positions ({scaling}): not supported.")
     shape = Shape(
         hidden=embedding.shape[-1],
         layers=_number(file, "block_count", 0),
@@ -193,7 +187,6 @@ def _number(file: Gguf, name: str, default: Any) -> Any:
         found = found[0]
     if type(found) is not type(default) or not 0 < found < _DIMENSION:
         raise BadInput(
-            f"{file.path.name} is damaged: {file.architecture}.{name} is {found!r:.40}, not a "
-            "positive number."
+            f"{file.path.name} is damaged: {name} is {found!r:.40}, not a positive number."
         )
     return found

@@ -131,9 +131,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
     if not weights:
         has_gguf = any(name.endswith(".gguf") for name in names)
         gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
-        raise BadInput(
-            f"{repo} on the Hub has neither {ir.MODEL} nor weights in safetensors{gguf}."
-        )
+        raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
     required = [*weights, "config.json", "tokenizer.json"]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")

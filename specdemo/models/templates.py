@@ -119,16 +119,13 @@ class Template:
             given |= {"documents": None, "enable_thinking": self.thinking}
             text = template.render(given, **self.tokens)
         except Exception as error:  # a repository's template may raise anything
-            raise BadInput(
-                f"The model's chat template refuses this conversation: {error}", "messages"
-            ) from error
+            why = f"The model's chat template refuses this conversation: {error}"
+            raise BadInput(why, "messages") from error
         pieces = re.split(_MARK.format("([0-9]+)"), text)  # own text and indices alternate
         for at, name in enumerate(needed):
             if name and str(at) not in pieces[1::2]:
-                raise BadInput(
-                    f"The model's chat template leaves out {name} of this conversation.",
-                    "tools" if name == "a tool" else "messages",
-                )
+                why = f"The model's chat template leaves out {name} of this conversation."
+                raise BadInput(why, "tools" if name == "a tool" else "messages")
         pieces[1::2] = [texts[int(at)] for at in pieces[1::2]]
         return pieces
 
@@ -268,7 +265,5 @@ def chat_template(folder: Path) -> Template | None:
     except BadInput as error:
         raise FetchError(f"The chat template in {folder} cannot be used: {error}") from error
     if not once:
-        raise FetchError(
-            f"The chat template in {folder} does not put the user's message into the prompt once."
-        )
+        raise FetchError(f"The chat template in {folder} does not contain a user's message once.")
     return template

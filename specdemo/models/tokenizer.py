@@ -25,9 +25,7 @@ class Tokenizer:
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception for a malformed file
-            raise FetchError(
-                f"{path} is missing, or not a tokenizer that the tokenizers library reads."
-            ) from error
+            raise FetchError(f"{path} is missing, or not a tokenizer that can be read.") from error
         for one in (self._parsing, self._literal):
             one.no_padding()
             one.no_truncation()
