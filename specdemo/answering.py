@@ -19,12 +19,11 @@ Event = Waiting | Round | BaselineToken | Trace
 @dataclass(frozen=True, slots=True)
 class Question:
     """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
-    instruction is then only the trace's title. With `baseline` the instruction is then decoded
-    autoregressively too, and a short race is run again, without events, until `verdict.enough` for
-    `repeat` seconds (0: never). Unless `measured` is set, such a race does not wait for missing
-    measurements, which can take half a minute for a large model. Setting `stop` ends the answer
-    within one round. `loading` tells whether models are being loaded. The answer may call `tools`,
-    of which the prompt must tell."""
+    instruction is then the trace's title. With `baseline` the instruction is decoded
+    autoregressively too, and a short race is repeated until `verdict.enough` for `repeat` seconds.
+    Unless `measured` is set, a race does not wait for missing measurements, which can take half a
+    minute. Setting `stop` ends the answer within one round. `loading` tells whether models are
+    being loaded. The answer may call `tools`, of which the prompt must tell."""
 
     instruction: str
     settings: Settings
@@ -44,14 +43,11 @@ class Answering(AbstractContextManager[Any]):
 
     @abstractmethod
     def ask(self, question: Question) -> Generator[Event]:
-        """Answer; yields each Round as it is made, and last the finished Trace. While the request
-        is in the queue, or models are compiled first, a Waiting comes about once a second.
-
-        With `baseline` the BaselineTokens come before the Trace, and the answer waits until all is
-        compiled, since both runs are timed on a quiet machine. A run stopped during the answer has
-        no baseline; in one stopped later `identical` is None. Raises BadInput for unusable input,
+        """Yields each Round as it is made, with `baseline` then the BaselineTokens, and last the
+        Trace, with `repeat` again after each further race. While the request waits, or models are
+        compiled first, a Waiting comes about once a second. A run stopped during the answer has no
+        baseline; in one stopped later `identical` is None. Raises BadInput for unusable input,
         before anything runs, and Busy when too many requests wait. Closing the iterator ends it.
-        With `repeat` the Trace comes again after each further race, with one more in `repeats`.
         """
 
     def answer(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:

@@ -107,8 +107,8 @@ def main(
 
 
 def _open_closed_streams() -> None:
-    """Opens the null device for standard streams that are closed: writing to one would fail, and a
-    file opened later would get its number, and with it what is written to the stream."""
+    """Opens the null device for closed standard streams: a file opened later would get the number
+    of one, and with it what is written to the stream."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -130,8 +130,8 @@ def json_option(command: Callable) -> Callable:
 
 
 def answer_options(command: Callable, kind: type | None = None) -> Callable:
-    """Adds --json and the options of ModelChoice and Settings; passes `json_file`, `choice` (a
-    ModelChoice) and `settings` (a Settings, or of its subclass `kind`)."""
+    """Adds --json, and the options of ModelChoice (`choice`) and of Settings or its subclass `kind`
+    (`settings`)."""
     from specdemo.settings import ModelChoice, Settings
 
     command = options_of(kind or Settings, "settings")(command)
@@ -140,11 +140,8 @@ def answer_options(command: Callable, kind: type | None = None) -> Callable:
 
 def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
     """A decorator: adds an option for every field of the dataclass `kind` that `settings.option`
-    made; with `variables` the environment variable SPECDEMO_NAME sets it too. A tuple's option can
-    be given several times; `off` names the option that sets a flag to False.
-
-    The command gets one checked instance as `argument`; BadInput names the option or the variable.
-    """
+    made; with `variables` the environment variable SPECDEMO_NAME sets it too. The command gets one
+    checked instance as `argument`; BadInput names the option or the variable."""
     shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
     hints = get_type_hints(kind)
 
@@ -249,8 +246,7 @@ def load_pair(choice: ModelChoice) -> LoadedPair:
 
 
 def check_output(destination: str | None, option: str) -> str | None:
-    """`destination`: None, '-', or a writable file. Raises BadInput naming `option`. Checked first,
-    so that the result of a long measurement is not lost."""
+    """`destination`: None, '-', or a writable file. Raises BadInput naming `option`."""
     if destination not in (None, "-"):
         new = not os.path.lexists(destination)
         try:

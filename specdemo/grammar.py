@@ -52,9 +52,8 @@ Start = Callable[[], Constraint]
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` that an answer may call: the JSON text of a list of OpenAI's function
-    definitions. The answer is text and calls, with `required` calls only; more than one with
-    `several`."""
+    """The `functions` that an answer may call: OpenAI's function definitions as a JSON list. The
+    answer is text and calls, with `required` calls only; more than one with `several`."""
 
     functions: str
     required: bool = False
@@ -62,9 +61,8 @@ class Tools:
 
 
 REST = 3.0
-"""Seconds that compiling rests for each second of it: an endless stream of schemas of 60,000
-characters slowed the rounds of others by 18 % without a rest, although its priority is the lowest.
-"""
+"""Seconds of rest after each second of compiling: a stream of schemas of 60,000 characters slowed
+the rounds of others by 18 % without it, although its priority is the lowest."""
 
 
 class Grammars:
@@ -188,8 +186,7 @@ def _calls(tools: Tools) -> str:
 
 
 def _json(schema: str, place: str) -> str:
-    """The grammar of JSON of a schema. Raises BadInput, which names `place`, for text that is no
-    schema, or one that would take more than a second to compile."""
+    """The grammar of JSON of a schema. Raises BadInput, which names `place`."""
     param = place.partition(":")[0]
     _require_size(schema, param)
     try:

@@ -76,12 +76,11 @@ class Pipeline(AbstractContextManager[Any]):
     the model's chat template, or a list of token ids, which is used as it is.
 
     Their options are the fields of `settings.Settings`: `max_new_tokens` (default 100),
-    `temperature` (0, which is greedy), `top_p`, `top_k`, `seed`, `draft_tokens` (adaptive),
-    `drafter` ("auto", "model", "lookup" or "none"), `numerics` and `coupling`. Two more are those
-    of transformers: `num_assistant_tokens` is `draft_tokens`; `do_sample=False` is greedy, and
-    with `do_sample=True` the temperature is 1 unless given. `schema` makes the answer JSON: a JSON
-    Schema as text or a dict, or a class of pydantic's BaseModel. Raises BadInput for options and
-    prompts that cannot be used."""
+    `temperature` (0: greedy), `top_p`, `top_k`, `seed`, `draft_tokens` (adaptive), `drafter`
+    ("auto", "model", "lookup" or "none"), `numerics` and `coupling`; and those of transformers:
+    `num_assistant_tokens` is `draft_tokens`, `do_sample=False` is greedy, with `do_sample=True` the
+    temperature is 1 unless given. `schema` makes the answer JSON: a JSON Schema as text or a dict,
+    or a pydantic model. Raises BadInput for options and prompts that cannot be used."""
 
     def __init__(self, session: Session):
         self.session = session

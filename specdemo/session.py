@@ -39,11 +39,10 @@ class Session(Answering):
 
     Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
     (None: all that the plugin finds). `active` requests run at once and `waiting` more wait; those
-    whose worst case does not fit into the KV cache wait too. The target model's KV cache takes at
-    most `cache_mb` megabytes, but holds one full context at least. The caches of the draft model
-    and of the target in other numerics hold as many tokens. With None the bound is the smaller of
-    half the free memory and the most that all requests can need. What the first token does not need
-    is compiled and measured later: in the `background` between requests, or before the first race.
+    whose worst case does not fit into the KV cache wait too. That of the target takes at most
+    `cache_mb` megabytes (None: half the free memory, or the most that all requests can need), but
+    holds one full context at least; other caches hold as many tokens. What the first token does not
+    need is compiled and measured in the `background` between requests, or before the first race.
     With `learn` an n-gram table grows from finished answers and is kept in the cache folder; a race
     does not use it: a repeated question would seem fast. Raises ModelError for an unusable model.
     """
@@ -119,8 +118,7 @@ class Session(Answering):
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
     ) -> Any:
-        """The result of a request of class `kind` after the answer's `tokens`. Raises as
-        `answer`."""
+        """The result of a request of class `kind` after the answer's `tokens`."""
         request = self._request(instruction, settings, kind=kind, answer=list(tokens))
         handle = self._engine.submit(request, self._engine.target(settings.numerics))
         list(handle.events())
@@ -179,11 +177,8 @@ class Session(Answering):
         self, trace: Trace, stop: threading.Event | None = None
     ) -> Generator[Event, None, Trace]:
         """Decode a trace's instruction autoregressively, independently of its answer; yields each
-        token, and returns the trace with `baseline` and `identical` set.
-
-        Times count as if the prefill had taken the trace's `prefill_seconds`, since the prompt is
-        in the prefix cache now. The request goes before those that wait.
-        """
+        token, and returns the trace with `baseline` and `identical` set. Times count as if the
+        prefill had taken the trace's `prefill_seconds`: the prompt is in the prefix cache now."""
         settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
         request = self._request(trace.instruction, settings, prefill_seconds=prefill, timed=True)
         target = self._engine.target(settings.numerics)
@@ -203,8 +198,7 @@ class Session(Answering):
         return replace(trace, baseline=baseline, identical=identical, compiling=compiling)
 
     def _with_texts(self, handle: Handle) -> Iterator[Event]:
-        """The events of a request. Sets every token's text: of accepted and emitted tokens from the
-        text stream; others are decoded by themselves."""
+        """The events of a request, with texts: rejected tokens are decoded by themselves."""
         text, decode = self._tokenizer.stream(), self._tokenizer.decode
         with closing(handle.events()) as events:
             for event in events:
@@ -264,8 +258,7 @@ class Session(Answering):
         kind: type[Request] = Request,
         **options: Any,
     ) -> Request:
-        """Raises BadInput for what this pair cannot answer, DamagedModel for known damage of
-        files."""
+        """Raises BadInput for what this pair cannot answer, DamagedModel for damaged files."""
         loaded = self.loaded
         loaded.check.require(0)
         if not prompt and (prompt == () or not instruction.strip()):
@@ -297,8 +290,7 @@ class Session(Answering):
 
 
 def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
-    """The cost model in the middle of an `answer` to `prompt` tokens; None before any
-    measurement."""
+    """The cost model in the middle of an `answer` to `prompt` tokens; None if not measured."""
     _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
     return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
 

@@ -19,8 +19,8 @@ MAX_JSON_BYTES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class BaselineToken:
-    """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin` is its
-    logit minus the next best one, None if it was sampled."""
+    """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin`: its
+    logit minus the next best, None if sampled."""
 
     id: int
     shown_at: float
@@ -56,8 +56,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first answer position (from 0) where the baseline has another token, both texts, and the
-    `margin` of the BaselineToken."""
+    """The first position (from 0) where the baseline differs, and the BaselineToken's `margin`."""
 
     position: int
     text: str
@@ -79,9 +78,8 @@ class PairInfo:
 
 @dataclass(frozen=True, slots=True)
 class ForwardCosts:
-    """The engine's cost model at the end of a run, in seconds on that machine: `target` of a target
-    forward of 1, 2, ... tokens at the run's mean context, `draft_step` of one step of the draft
-    model or head (0 without one)."""
+    """The engine's cost model at the end of a run, in seconds: `target` of a forward of 1, 2, ...
+    tokens at the run's mean context, `draft_step` of the draft model or head (0 without one)."""
 
     target: tuple[float, ...]
     draft_step: float
@@ -190,8 +188,7 @@ class Summary:
 
     @property
     def speedup(self) -> float | None:
-        """Baseline seconds over speculative seconds, per token after the first, which is
-        prefill's."""
+        """Baseline seconds over speculative seconds, per token after the first."""
         return over(over(self.decoded, self.decode_seconds), self.baseline_tokens_per_second)
 
     @property

@@ -48,16 +48,16 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a request: its number of prompt tokens, what its session yields, or None after
-    PING seconds without one. `text` is the next certain piece of text."""
+    """The number of prompt tokens, what the session yields, or None after PING seconds without an
+    event. `text` is the next certain piece of text."""
 
     what: int | Waiting | Round | BaselineToken | Trace | None
     text: str = ""
 
 
 def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How many characters of an answer so far are certain, which the start of a stop string is not,
-    and whether a stop string ends the answer."""
+    """How many characters of a text are certain, which the start of a stop string is not, and
+    whether a stop string ends them."""
     places = [at for stop in stops if (at := text.find(stop)) >= 0]
     if places:
         return min(places), True
@@ -66,7 +66,6 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
-    """The prepared session of the pair, as `session.open_session` gives it."""
     from specdemo.models.registry import chosen_pair
     from specdemo.session import open_session
 
@@ -147,8 +146,8 @@ class LocalBackend:
         return self._metrics.text().decode()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
-        """The events of an answer, which runs in its own thread. Closing the iterator ends it
-        within a round. Raises BadInput or Busy before the first event, RequestFailed later."""
+        """The events of an answer, which runs in its own thread; closing the iterator ends it.
+        Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
@@ -245,8 +244,8 @@ class LocalBackend:
 
 
 class ReplicaBackend:
-    """Asks replicas: `engine` is a handle of Ray Serve (`options`, `METHOD.remote`, `broadcast`).
-    It raises `died` if a replica dies, `full` if the queue is full, `none` without a replica."""
+    """Asks replicas through `engine`, a handle of Ray Serve, which raises `died` if a replica dies,
+    `full` if the queue is full, `none` without a replica."""
 
     def __init__(self, engine: Any, died: type, full: type, none: tuple[type, ...]):
         self._engine, self._stream = engine, engine.options(stream=True)

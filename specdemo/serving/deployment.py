@@ -79,8 +79,8 @@ class Gateway:
 
 
 def app(args: dict[str, Any] | ServeOptions) -> Application:
-    """The application. `serve deploy` calls it with the `args` of its config file, named as the
-    fields of ServeOptions; the default is the embedded pair, shared by strangers."""
+    """The application. `serve deploy` calls it with `args`, named as the fields of ServeOptions;
+    the default is the embedded pair, shared by strangers."""
     given = {"pair": "embedded", "shared": True}
     options = parse(ServeOptions, given | args) if isinstance(args, dict) else args
     scaling: dict[str, Any] = {"num_replicas": options.replicas}

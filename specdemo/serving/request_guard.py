@@ -42,8 +42,8 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 
 
 def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
-    """Whether people who do not know each other share a server: as `option` says; if it is None, on
-    a Space, with a public link (`share`), or if `host` is not a loopback address."""
+    """Whether people who do not know each other share a server: as `option` says, else on a Space,
+    with a public link (`share`), or if `host` is not a loopback address."""
     if option is not None:
         return option
     address = _address(host)
@@ -59,14 +59,13 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class RequestGuard:
-    """The rules of one server, as ASGI middleware. Thread safe to read and close.
+    """The rules of one server, as ASGI middleware, checked before the body is read.
 
     The Host of a request must be localhost, an address, the name of the machine or of the Space, or
-    one of `allowed_hosts` ("*" for any); so no page of another site reaches the server through a
+    one of `allowed_hosts` ("*" for any): a page of another site could reach the server through a
     name of that site (DNS rebinding). A browser's Origin must be that host or an allowed one. With
-    a `key`, a path that `needs_key` is answered only with it. All this is checked before the body
-    is read. Once `closing` is set, /health and all but GET, HEAD and OPTIONS get 503. `open` does
-    not count the responses of `endless` paths, which last as long as their client stays.
+    a `key`, a path that `needs_key` is answered only with it. Once `closing` is set, /health and
+    all but GET, HEAD and OPTIONS get 503. `open` does not count responses of `endless` paths.
     """
 
     endless: tuple[str, ...] = ("\0",)
@@ -162,9 +161,7 @@ class RequestGuard:
             raise HTTPException(403, detail + "--allow-origin to allow them.")
         changes = method not in ("GET", "HEAD", "OPTIONS")
         if self.closing and (changes or path == "/health"):
-            detail = (
-                "The server is being stopped and finishes what has begun; ask again in a moment."
-            )
+            detail = "The server is being stopped and finishes what has begun; ask again later."
             raise HTTPException(503, detail, {"Retry-After": "30"})
         if self.needs_key(path) and not has_key(Request(scope), self.key):
             detail = "Send the server's API key, as in 'Authorization: Bearer YOUR_KEY'."
@@ -198,8 +195,8 @@ class RequestGuard:
 
 
 def network_of(address: str) -> str:
-    """What limits count an address by: itself in IPv4, its /64 network in IPv6, which one
-    subscriber has; "" for this machine and for no address."""
+    """What limits count an address by: itself, in IPv6 the /64 network of a subscriber; "" for this
+    machine and for no address."""
     found = _address(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     if found is None or found.is_loopback:
@@ -267,9 +264,9 @@ class PatientProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM. Then running responses may finish within `drain_seconds` (a
-    second signal ends them at once); new requests get 503. `finish` ends the responses that would
-    never end. X-Forwarded-For counts only from `trusted_proxies` (with commas between)."""
+    """Serves until SIGINT or SIGTERM. Then running responses may finish within `drain_seconds`, or
+    until a second signal; new requests get 503. `finish` ends the responses that would never end.
+    X-Forwarded-For counts only from `trusted_proxies` (with commas between)."""
 
     def __init__(
         self,

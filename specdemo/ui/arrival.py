@@ -1,5 +1,5 @@
-"""Fetches a larger pair while a smaller one answers, shows its progress in one line of the page,
-and changes to it: after a click, or at once where strangers share the server."""
+"""Fetches a larger pair while a smaller one answers, shows its progress, and changes to it: after a
+click, or at once where strangers share the server."""
 
 import html
 import sys

@@ -70,8 +70,8 @@ them: a learnt answer would be too quick."""
 def build(
     service: Service, offer: Offer, max_new_tokens: int = 100, arrival: Arrival | None = None
 ) -> tuple[gr.Blocks, dict[str, Any]]:
-    """The page for a service, and the options to mount it with: theme, styles and scripts.
-    `max_new_tokens` is the first value of that setting, `arrival` a pair that is being fetched."""
+    """The page for a service, and the options to mount it with. `max_new_tokens` is the first value
+    of that setting, `arrival` a pair that is being fetched."""
     running = Running()
     recorded = RECORDED.read_text("utf-8")
     defaults = {
@@ -178,8 +178,8 @@ class RaceTab:
             put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
     def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
-        """Connects the events of the tab, of both Stop buttons, and of arriving at and leaving the
-        page. `status` shows the loaded pair after the page opens, a race ends, or tuning ends."""
+        """Connects the events of the tab, of both Stop buttons, and of opening and leaving the
+        page. `status` shows the loaded pair."""
         every, pair = list(self.inputs.values()), self.inputs["pair"]
         now = {"queue": False, **PRIVATE}
         set_by_example = [self.inputs["question"], self.inputs["json_schema"]]

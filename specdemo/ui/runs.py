@@ -35,8 +35,7 @@ class Running:
 
     @contextmanager
     def run(self, session: str) -> Iterator[Event]:
-        """The stop signal of a new run, set when the block ends; stops the session's earlier
-        run."""
+        """The stop signal of a new run, set at its end; stops the session's earlier run."""
         self.stop(session)
         stop = self._stops[session] = Event()
         try:
@@ -63,9 +62,8 @@ class Channel:
         self._sent = deque([(0, 0)], maxlen=2)
 
     def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
-        """`phase` is "loading", "waiting", "speculative", "baseline", "again" (the
-        race is repeated, nothing new is to be drawn), "done", "stopped", "error" or "opened";
-        `note` is a sentence for the status line."""
+        """`phase`: "loading", "waiting", "speculative", "baseline", "again" (the race is repeated),
+        "done", "stopped", "error" or "opened"; `note` is a sentence for the status line."""
         rounds_from, baseline_from = self._sent[0]
         self._sent.append((len(self.rounds), len(self.baseline)))
         data = {
@@ -94,8 +92,7 @@ def failed(error: Exception) -> str:
 
 
 def opened(text: str) -> str:
-    """The envelope of a run that was measured before, from the JSON of a file or a link, or of one
-    sentence about what is wrong with the JSON."""
+    """The envelope of a saved run, or of one sentence about what is wrong with the JSON."""
     try:
         trace = from_json(text)
     except BadInput as error:

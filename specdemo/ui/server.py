@@ -146,8 +146,8 @@ class Sessions(dict):
 def page_app(
     blocks: gradio.Blocks, looks: dict[str, Any], service: Service, guard: PageGuard
 ) -> FastAPI:
-    """The page with its endpoint, GET /health and GET /metrics. /health has status 200 once the
-    models are ready, else 503. With a key, /metrics and the figures of /health need it."""
+    """The page with its endpoint, GET /health (status 503 until the models are ready) and GET
+    /metrics. With a key, /metrics and the figures of /health need it."""
     import gradio
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError

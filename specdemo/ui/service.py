@@ -35,8 +35,8 @@ BEGINNING = "Getting the models ready"
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
-    and a minute of a visitor and of a network, seconds of a request with its waiting time, seconds
-    of decoding until a race is not repeated (`verdict.enough`), and the numerics on offer."""
+    and a minute of a visitor and of a network, seconds of a request with its waiting time, the
+    `repeat` of a race, and the numerics on offer."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
@@ -118,8 +118,8 @@ class Gate:
 
 
 class LimitedSession(Answering):
-    """Applies the limits to one request of a session, and counts how the request ended. Raises
-    BadInput for a request over the limits, and RequestFailed when it takes too long."""
+    """Applies the limits to one request of a session, and counts how it ended. Raises BadInput over
+    a limit, and RequestFailed when it takes too long."""
 
     def __init__(
         self,

@@ -95,9 +95,9 @@ def _count(number: int, name: str) -> str:
 
 
 def curve(trace: Trace) -> dict[str, Any] | None:
-    """What the page says about the run's cost model: a `sentence` about checking the median number
-    of `tokens`; the `predicted` speed-up, at the run's acceptance `rate` and `by_rate` of 0, 1, ...
-    100 %; the `measured` one, and what `differs`. None without a cost model."""
+    """What the page says about the run's cost model, None without one: a `sentence` about checking
+    the median number of `tokens`; the `predicted` speed-up, at the run's acceptance `rate` and
+    `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`."""
     if trace.costs is None:
         return None
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
