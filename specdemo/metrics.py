@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("specdemo.requests")
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:

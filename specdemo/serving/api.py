@@ -13,13 +13,13 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.grammar import CALL, END_OF_CALL
-from specdemo.metrics import CONTENT_TYPE
 from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend, certain
 from specdemo.serving.options import ServeOptions
 from specdemo.serving.request_guard import RequestGuard, has_key, refusal
@@ -62,7 +62,7 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
 
     @app.get("/metrics", dependencies=guarded)
     async def metrics() -> Response:
-        return Response(await backend.metrics(), media_type=CONTENT_TYPE)
+        return Response(await backend.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:

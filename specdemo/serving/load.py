@@ -85,7 +85,6 @@ def level(
         time.sleep(seconds)
         stop.set()
         list(visits)  # raises the error of a visitor
-    settle(url)
     median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
     figures = {
         "visitors": visitors,
@@ -97,15 +96,6 @@ def level(
         "seconds": seconds,
     }
     return figures, errors
-
-
-def settle(url: str) -> None:
-    """Wait until the server's /health reports no request, at most 30 s."""
-    for _ in range(300):
-        health = httpx.get(f"{url}/health", timeout=10).json()
-        if not any(health.get(name) for name in ("active", "queue", "visitors")):
-            return
-        time.sleep(0.1)
 
 
 @click.command()

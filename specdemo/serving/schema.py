@@ -9,14 +9,7 @@ import json
 import secrets
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.grammar import Tools
@@ -197,8 +190,10 @@ class ChatRequest(CommonRequest):
         wanted = self.response_format
         if wanted is None or wanted.type == "text":
             return ""
-        if wanted.json_schema is None:
+        if wanted.type == "json_object":
             return '{"type": "object"}'
+        if wanted.json_schema is None:
+            raise BadInput("response_format.json_schema is missing.", "response_format")
         return json.dumps(wanted.json_schema.schema_)
 
     @property
@@ -228,14 +223,8 @@ class ChatRequest(CommonRequest):
         if self.extension.baseline and (self.stop or self.tools or roles != ["user"]):
             message = "speculative.baseline needs one user message, no stop strings, no tools."
             raise BadInput(message, "speculative")
-        if self.callable_tools and self.json_schema:
+        if self.json_schema and self.callable_tools:
             raise BadInput("response_format and tools exclude each other.", "response_format")
-        if (
-            self.response_format
-            and self.response_format.type == "json_schema"
-            and not (self.response_format.json_schema)
-        ):
-            raise BadInput("response_format.json_schema is missing.", "response_format")
         return self
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import click
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -163,7 +164,7 @@ def page_app(
         return JSONResponse(shown, 200 if found["status"] == "ready" else 503)
 
     async def figures(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def unreadable(request: Request, error: Exception) -> Response:
         """Gradio's handlers raise these errors for a malformed request, before any work begins."""

@@ -17,7 +17,7 @@ import pytest
 
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
-from specdemo.serving.load import ask, level, settle, started
+from specdemo.serving.load import ask, level, started
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))
 PROMPTS = [prompt.instruction for prompt in read_prompts() if len(prompt.instruction) < 400]
@@ -62,8 +62,11 @@ def hang_up_at_random(url: str, seconds: float) -> list[str]:
 
 def at_rest(page) -> tuple[dict[str, int], int]:
     """Requests, cache blocks in use but not kept for prompts; bytes of memory."""
-    settle(page.url)
-    told = httpx.get(f"{page.url}/health").json()
+    for _ in range(300):
+        told = httpx.get(f"{page.url}/health", timeout=10).json()
+        if not told["active"] + told["queue"] + told["visitors"]:
+            break
+        time.sleep(0.1)
     held = sum(cache["used"] - cache["kept"] for cache in told["cache_blocks"].values())
     left = {"active": told["active"], "queue": told["queue"], "held": held}
     return left, psutil.Process(page.process.pid).memory_info().rss
