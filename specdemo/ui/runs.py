@@ -111,7 +111,7 @@ def run(
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", state.line)
+                    yield channel.envelope("loading", f"{state.line}. Your question is next.")
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")
