@@ -25,9 +25,10 @@ from statistics import median
 from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from specdemo.serving.load import started  # noqa: E402
+from servers import started  # noqa: E402
+
 from specdemo.trace import from_json  # noqa: E402
 from specdemo.verdict import verdict  # noqa: E402
 
