@@ -34,6 +34,7 @@ COMMANDS = {
     "page": ("specdemo.ui.server", "Serve the page on this machine, or on a Space."),
     "bench": ("specdemo.bench.command", "Measure prompts with and without speculative decoding."),
     "audit": ("specdemo.bench.command", "Test that speculative decoding is lossless."),
+    "load": ("specdemo.serving.load", "Measure a server under load."),
     "export": ("specdemo.commands.models", "Make OpenVINO IR of a PyTorch checkpoint."),
     "train-draft": ("specdemo.training.settings", "Train a draft head for a target model."),
     "serve": ("specdemo.serving.server", "Serve an OpenAI-compatible API, with replicas."),

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeSession, until
 from hub_server import BIN, Hub, Repository, decoder_files
-from servers import started
 
 from specdemo.errors import ModelError
 from specdemo.models import embedded, machine, registry
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Progress
+from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace
 from specdemo.ui import arrival as arrivals

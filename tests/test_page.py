@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 import pytest
 from fakes import FakeSession, page_server
-from servers import started
 
 from specdemo.bench.report import WAYS
+from specdemo.serving.load import started
 from specdemo.settings import ModelChoice, Settings
 from specdemo.trace import PairInfo, Trace, to_json
 from specdemo.ui import benchmark

@@ -4,6 +4,7 @@ and the endpoints under load. A FakeSession answers."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,7 +14,6 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from fakes import FakeSession, page_server, until
-from servers import ask
 
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import (
@@ -25,6 +25,7 @@ from specdemo.errors import (
     RequestFailed,
 )
 from specdemo.metrics import Metrics
+from specdemo.serving.load import ask, level
 from specdemo.settings import ModelChoice, Settings
 from specdemo.ui import choice, runs, server
 from specdemo.ui.service import (
@@ -308,3 +309,10 @@ def test_a_lost_connection_frees_the_request(served, monkeypatch):
         next(pieces)
     until(lambda: session.active == service.gate.visitors == 0)
     assert session.rounds_made < 400
+
+
+def test_the_load_test_counts_what_its_visitors_get(served):
+    questions = itertools.repeat("one two three four five")
+    figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
+    assert figures["visitors"] == 3 and errors == []
+    assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]

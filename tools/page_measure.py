@@ -25,10 +25,9 @@ from statistics import median
 from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-from servers import started  # noqa: E402
-
+from specdemo.serving.load import started  # noqa: E402
 from specdemo.trace import from_json  # noqa: E402
 from specdemo.verdict import verdict  # noqa: E402
 

@@ -13,8 +13,8 @@ import time
 
 import httpx
 import pytest
-from servers import ROOT, ask, started
 
+from specdemo.serving.load import ROOT, ask, started
 from specdemo.trace import from_json
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"

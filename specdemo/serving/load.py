@@ -1,0 +1,177 @@
+"""`specdemo load`: measures a page with many visitors, over its public endpoint."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import httpx
+import numpy as np
+
+from specdemo.cli import json_option, write_json
+from specdemo.errors import RequestFailed
+from specdemo.terminal import show
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
+"""The other inputs of the endpoint, from the draft length to the numerics."""
+
+
+def ask(
+    client: httpx.Client, url: str, instruction: str, max_new_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Ask /generate in a session of its own. Yields its pieces. Raises RequestFailed."""
+    call = f"{url}/gradio_api/call/generate"
+    body = {"data": [instruction, max_new_tokens, *DEFAULTS], "session_hash": uuid.uuid4().hex}
+    event = ""
+    try:
+        reply = client.post(call, json=body).raise_for_status()
+        with client.stream("GET", f"{call}/{reply.json()['event_id']}") as stream:
+            for line in stream.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    event = value
+                elif name == "data" and event == "error":
+                    raise RequestFailed(value[:300])
+                elif name == "data" and event == "generating" and (data := json.loads(value)):
+                    yield data[0]
+        if event != "complete":
+            raise RequestFailed("The answer did not end.")
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise RequestFailed(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def level(
+    url: str, questions: Iterator[str], max_new_tokens: int, visitors: int, seconds: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Measures the page while `visitors` each ask question after question for `seconds`. Gives the
+    figures and the messages of all errors. Only tokens that arrive within `seconds` count."""
+    # Visitors share one client: making one takes 30 ms of processor time from the models.
+    client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+    stop = threading.Event()
+    tokens: list[int] = []
+    firsts: list[float] = []
+    errors: list[str] = []
+
+    def visit(_: int) -> None:
+        while not stop.is_set():
+            begun, had = time.monotonic(), 0
+            try:
+                with closing(ask(client, url, next(questions), max_new_tokens)) as pieces:
+                    for piece in itertools.takewhile(lambda _: not stop.is_set(), pieces):
+                        if not had:
+                            firsts.append(time.monotonic() - begun)
+                        had = piece["tokens"]
+            except RequestFailed as error:
+                errors.append(str(error))
+                stop.wait(0.5)
+            tokens.append(had)
+
+    with client, ThreadPoolExecutor(visitors) as pool:
+        visits = pool.map(visit, range(visitors))
+        time.sleep(seconds)
+        stop.set()
+        list(visits)  # raises the error of a visitor
+    median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
+    figures = {
+        "visitors": visitors,
+        "tokens_per_s": sum(tokens) / seconds,
+        "ttft_p50_s": median,
+        "ttft_p95_s": slow,
+        "errors": len(errors),
+        "requests": len(tokens),
+        "seconds": seconds,
+    }
+    return figures, errors
+
+
+@click.command()
+@click.option("--visitors", type=click.IntRange(1, 64), default=16, help="Most at a time.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=30, help="Of each level.")
+@click.option("--pair", default="embedded", help="What the server loads.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 2000), default=100)
+@json_option
+def load(
+    visitors: int, seconds: float, pair: str, max_new_tokens: int, json_file: str | None
+) -> None:
+    from specdemo.bench.prompts import read_prompts, spread
+    from specdemo.models.registry import find_pair
+
+    find_pair(pair)
+    prompts = [one.instruction for one in spread(read_prompts(), None)]
+    prompts = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
+    # Each question ends in its own number, so that none is wholly in the server's prefix cache.
+    questions = map("{} ({})".format, prompts, itertools.count())
+    out = sys.stderr if json_file == "-" else sys.stdout
+    levels: dict[int, dict[str, Any]] = {}
+    errors: list[str] = []
+    # Prompts repeat: a table that learns their answers would speed the later ones up.
+    command = "-m", "specdemo", "page", "--pair", pair, "--no-learn-ngrams"
+    fewer = [at for at in (1, 4, 8, 16, 32) if at < visitors]
+    with started(*command, SPECDEMO_LOG="WARNING") as server:
+        for at in (*fewer, visitors):
+            levels[at], wrong = level(server.url, questions, max_new_tokens, at, seconds)
+            errors += wrong
+            show(None, [levels[at]], out)
+    one = levels[1]["tokens_per_s"]
+    gain = levels[8]["tokens_per_s"] / one if 8 in levels and one else None
+    figures = {"one_at_a_time_tokens_per_s": one, "aggregate_gain": gain}
+    show(None, [figures], out)
+    if json_file:
+        write_json(json.dumps({"levels": list(levels.values()), **figures}, indent=2), json_file)
+    if errors:
+        raise RequestFailed(f"{len(errors)} questions failed, the first with: {errors[0]}")
+
+
+@contextmanager
+def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
+    """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
+    ready, its `url`, its `process`, and `output`, which returns its output."""
+    from specdemo.serving.request_guard import bound_socket
+
+    with bound_socket("127.0.0.1", 0) as probe:
+        port = str(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    full = [sys.executable, *command, "--host", "127.0.0.1", "--port", port]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(full, stdout=log, stderr=log, cwd=ROOT, env=env) as process,
+    ):
+
+        def output() -> str:
+            log.seek(0)
+            return log.read()
+
+        try:
+            while not _ready(url):
+                if process.poll() is not None:
+                    last = output().splitlines()[-1:]
+                    raise RequestFailed(f"The server ended before it was ready. {' '.join(last)}")
+                time.sleep(0.25)
+            yield SimpleNamespace(url=url, process=process, output=output)
+        finally:
+            process.terminate()
+
+
+def _ready(url: str) -> bool:
+    try:
+        health = httpx.get(f"{url}/health", timeout=5).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    if health["status"] == "failed":
+        raise RequestFailed("The server could not load its models.")
+    return health["status"] == "ready" and not health.get("preparing")
