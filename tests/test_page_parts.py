@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, until
 
 from specdemo.bench.costs import measured_speed, predicted_speed
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
@@ -149,21 +149,34 @@ def test_a_pair_that_is_asked_for_takes_the_place_of_one_that_is_being_loaded():
         assert session.info.name == "small"
 
 
-def test_a_pair_replaces_the_one_before_which_is_closed_first_where_memory_is_for_one_only():
-    sessions, fits = [], [True, False]
+def test_visitors_who_differ_in_kv_precision_do_not_wait_for_each_other():
+    opened, sessions = [], []
 
     def opener(pair, report):
-        assert all(one.closed for one in sessions)
-        sessions.append(FakeSession())
+        opened.append(pair)
+        sessions.append(FakeSession(info=PairInfo(pair.pair, pair.pair, None)))
         return sessions[-1]
 
-    service = Service(EMBEDDED, opener, fetch=lambda pair, report: fits.pop(0))
-    list(service.states(EMBEDDED))
-    list(service.states(ModelChoice("embedded", kv_cache="u8")))
-    assert [one.closed for one in sessions] == [True, False]
+    fits = [True]
+    service = Service(EMBEDDED, opener, fetch=lambda pair, report: fits[0])
+    first, second, third = EMBEDDED, ModelChoice("embedded", kv_cache="u8"), ModelChoice("other")
+    for pair in (first, second, first, second, first):
+        *_, last = service.states(pair)
+        assert (last.kind, last.pair) == ("ready", pair)
+        with service.session(pair, Visitor()):
+            pass
+    assert opened == [first, second]
+    list(service.states(ModelChoice("embedded", kv_cache="f16")))
+    until(lambda: sessions[1].closed)
+    assert not sessions[0].closed, "it was used last"
+    list(service.states(third))
+    until(lambda: sessions[0].closed and sessions[2].closed)
+    fits[0] = False
+    list(service.states(ModelChoice("other", kv_cache="f16")))
+    assert sessions[3].closed, "there is memory for one only"
     assert service.health()["status"] == "ready"
     service.close()
-    assert sessions[1].closed
+    assert sessions[4].closed
 
 
 # The choice of models

@@ -187,7 +187,7 @@ def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_hom
 # While it loads
 
 
-def test_questions_asked_meanwhile_show_what_is_being_done():
+def test_questions_asked_meanwhile_show_their_places_and_what_is_being_done():
     go = threading.Event()
 
     def opener(pair, report):
@@ -210,6 +210,8 @@ def test_questions_asked_meanwhile_show_what_is_being_done():
         asking.append(threading.Thread(target=ask, args=[number], daemon=True))
         asking[-1].start()
         until(lambda number=number: any("00:07 left" in one for one in notes[number]))
+    assert any("00:07 left. Your question is next." in one for one in notes[0])
+    assert any("00:07 left. 1 request ahead." in one for one in notes[1])
     go.set()
     for thread in asking:
         thread.join()

@@ -21,7 +21,7 @@ from specdemo.trace import BaselineToken, Trace, from_json, judged, over, to_jso
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.choice import Offer, models_of, settings_of
 from specdemo.ui.service import Service, Visitor, visitor_of
-from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict
+from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict, while_loading
 from specdemo.verdict import enough
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
@@ -111,7 +111,7 @@ def run(
             yield channel.envelope("loading", "Starting")
             for state in service.states(pair, stop):
                 if state.kind == "loading":
-                    yield channel.envelope("loading", f"{state.line}. Your question is next.")
+                    yield channel.envelope("loading", while_loading(state.line, state.ahead))
             with service.session(pair, visitor) as session:
                 yield channel.envelope("loading", "Reading the question")
                 question = str(given["question"] or "")

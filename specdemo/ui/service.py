@@ -163,17 +163,27 @@ class LimitedSession(Answering):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the service for a pair: "loading", "ready" or "failed"."""
+    """The state of the service for a pair: "loading", "ready" or "failed". `ahead`: how many other
+    requests have waited longer."""
 
     kind: str
     pair: ModelChoice
     line: str
+    ahead: int = 0
+
+
+def variant(one: ModelChoice, other: ModelChoice) -> bool:
+    """Whether both are the same models, on whatever device and with whatever KV cache."""
+    free = {"device": "CPU", "draft_device": "CPU", "kv_cache": "auto"}
+    return dataclasses.replace(one, **free) == dataclasses.replace(other, **free)
 
 
 class Service:
     """Answers with one pair at a time. Another pair is fetched and loaded while the first answers,
-    and then replaces it; requests that run at that moment end on the first. `fetch` gets a pair's
-    files; if it returns False, there is no memory for both, and the first is closed before."""
+    and then replaces it; requests that run at that moment end on the first. A second variant of the
+    pair, with another device or KV cache, does not replace the first: visitors who differ in these
+    do not wait for each other. The variant that was used least recently gives way to a third one.
+    `fetch` gets a pair's files; if it returns False, the others are closed before, for memory."""
 
     def __init__(
         self,
@@ -184,11 +194,13 @@ class Service:
     ):
         self._opener, self._fetch = opener, fetch
         self._changed = threading.Condition()
-        self._loaded: tuple[State, Session] | None = None
+        # What is loaded, with its "ready" state; used last, last.
+        self._loaded: dict[ModelChoice, tuple[State, Session]] = {}
         self._load_number = 0
+        self._waiting: list[object] = []  # a token for each request that waits for a pair
         self._users: Counter[Session] = Counter()
         self.state = State("loading", pair, BEGINNING)
-        self.metrics = Metrics(lambda: self._loaded and self._loaded[1], lambda: self.gate.visitors)
+        self.metrics = Metrics(lambda: self._latest[1], lambda: self.gate.visitors)
         self.gate = Gate(self.metrics, limits)
 
     @property
@@ -204,52 +216,57 @@ class Service:
     def _begin(self, pair: ModelChoice) -> None:
         """Load `pair` in a thread; an earlier load is given up. The caller holds the lock."""
         self._load_number += 1
-        self._set(State("loading", pair, BEGINNING))
+        self.state = State("loading", pair, BEGINNING)
+        self._changed.notify_all()
         arguments = pair, self._load_number
         threading.Thread(target=self._load, args=arguments, name="load", daemon=True).start()
-
-    def _set(self, state: State) -> None:
-        """The caller holds the lock."""
-        self.state = state
-        self._changed.notify_all()
 
     def _load(self, pair: ModelChoice, number: int) -> None:
         def tell(line: str) -> None:
             with self._changed:
                 if number != self._load_number:
                     raise RequestFailed("Nobody waits for this pair any more.")
-                self._set(State("loading", pair, line))
+                self.state = State("loading", pair, line)
+                self._changed.notify_all()
 
         session = None
         try:
             if not self._fetch(pair, tell):
-                self._replace(State("loading", pair, BEGINNING), None, number)
+                self._become(State("loading", pair, BEGINNING), None, number)
             session = self._opener(pair, tell)
             draft = session.info.draft or "n-gram lookup (no draft model)"
             state = State("ready", pair, f"Ready: {session.info.target}, drafts by {draft}")
         except Exception as error:
             state = State("failed", pair, error_sentence(error))
-        self._replace(state, session, number)
+        self._become(state, session, number)
 
-    def _replace(self, state: State, session: Session | None, number: int) -> None:
-        """Set the state of load `number`; unless it failed, `session` replaces the loaded one. That
-        one, or `session` of a load given up, is closed once no request uses it."""
+    def _become(self, state: State, session: Session | None, number: int) -> None:
+        """Set the state of load `number`; unless it failed, `session` replaces those that it is no
+        variant of. These, or `session` of a load given up, are closed once no request uses them."""
         with self._changed:
-            old = session
+            old = [session] if session else []
             if number == self._load_number:
-                old = None
+                old, self.state = [], state
                 if state.kind != "failed":
-                    old = self._loaded and self._loaded[1]
-                    self._loaded = (state, session) if session else None
-                self._set(state)
-            self._changed.wait_for(lambda: not self._users[old])
-        if old:
-            old.close()
+                    same = [pair for pair in self._loaded if session and variant(pair, state.pair)]
+                    gone = self._loaded.keys() - same[-1:] | {state.pair}
+                    old = [self._loaded.pop(pair)[1] for pair in gone & self._loaded.keys()]
+                if session and state.kind == "ready":
+                    self._loaded[state.pair] = state, session
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: not any(self._users[one] for one in old))
+        for one in old:
+            one.close()
 
-    def _ready(self, pair: ModelChoice | None = None) -> State | None:
-        """The state "ready" of the loaded pair, None if there is none, or if it is not `pair`."""
-        state, _ = self._loaded or (None, None)
-        return state if state and state.kind == "ready" and pair in (None, state.pair) else None
+    @property
+    def _latest(self) -> tuple[State | None, Session | None]:
+        """The state and the session that were used last, Nones if nothing is loaded."""
+        return next(reversed(list(self._loaded.values())), (None, None))
+
+    def _answers(self, pair: ModelChoice) -> State | None:
+        """The state "ready" if `pair` is loaded, else None."""
+        state, _ = self._loaded.get(pair, (None, None))
+        return state if state and state.kind == "ready" else None
 
     def states(self, pair: ModelChoice, stop: threading.Event | None = None) -> Iterator[State]:
         """Yields the states until `pair` is ready. Starts to load it if needed, and gives up the
@@ -257,11 +274,12 @@ class Service:
         Raises RequestFailed if the load fails, another pair is chosen or `stop` is set before."""
         with self._changed:
             wanted = self.state.pair == pair and self.state.kind != "failed" and self._load_number
-            if not wanted and not self._ready(pair):
+            if not wanted and not self._answers(pair):
                 self._begin(pair)
-        seen = None
+        seen, me = None, object()
+        self._waiting.append(me)
         try:
-            while not (here := self._ready(pair)):
+            while not (here := self._answers(pair)):
                 state = self.state
                 if state.pair != pair:
                     raise RequestFailed("Another pair was chosen meanwhile; ask again.")
@@ -269,18 +287,22 @@ class Service:
                     raise RequestFailed(state.line)
                 if stop is not None and stop.is_set():
                     raise RequestFailed("Stopped before the models were ready.")
-                if state != seen:
-                    seen = state
-                    yield state
+                shown = dataclasses.replace(state, ahead=self._waiting.index(me))
+                if shown != seen:
+                    seen = shown
+                    yield shown
                 with self._changed:
                     self._changed.wait_for(lambda state=state: self.state != state, timeout=0.25)
             yield here
         finally:
+            self._waiting.remove(me)
             with self._changed:
-                here = self._ready()
-                if here and here.pair != pair and self.state.pair == pair:
+                here, _ = self._latest
+                ready = here and here.kind == "ready"
+                if ready and self.state.pair == pair and not self._answers(pair):
                     self._load_number += 1
-                    self._set(here)
+                    self.state = here
+                    self._changed.notify_all()
 
     @contextmanager
     def session(self, pair: ModelChoice, visitor: Visitor) -> Iterator[LimitedSession]:
@@ -288,18 +310,18 @@ class Service:
         Raises Busy when a limit is reached, or when another pair has replaced this one."""
         with self.gate.request(visitor):
             with self._changed:
-                if not self._ready(pair):
+                if not self._answers(pair):
                     raise Busy("Another pair is being loaded; ask again in a moment.")
-                loaded = _, session = self._loaded
+                state, session = self._loaded[pair] = self._loaded.pop(pair)
                 self._users[session] += 1
             try:
                 limited = session, self.metrics, self.gate.limits
                 yield LimitedSession(*limited, lambda: self.state.kind == "loading")
             except DamagedModel as error:
                 with self._changed:
-                    if self._loaded == loaded:
+                    if self._loaded.get(pair) == (state, session):
                         self.state = State("failed", pair, str(error))
-                        self._loaded = self.state, session  # the next request replaces it
+                        self._loaded[pair] = self.state, session  # the next request replaces it
                 raise
             finally:
                 with self._changed:
@@ -312,18 +334,20 @@ class Service:
         with self._changed:
             self._load_number += 1  # a pair that is being loaded is given up
             if self.state.kind == "loading":  # who waits for it would wait for ever
-                self._set(State("failed", self.state.pair, "The server was stopped."))
-            loaded, self._loaded = self._loaded, None
-        if loaded:
-            loaded[1].close()
+                self.state = State("failed", self.state.pair, "The server was stopped.")
+                self._changed.notify_all()
+            sessions = [session for _, session in self._loaded.values()]
+            self._loaded = {}
+        for session in sessions:
+            session.close()
 
     def health(self) -> dict[str, object]:
         """The figures of /health: "status" is "ready", "loading" or "failed"."""
-        state, session = self._loaded or (self.state, None)
+        state, session = self._latest
         load = session.load if session else Load()
         caches = session.cache_blocks() if session else {}
         return {
-            "status": state.kind,
+            "status": state.kind if state else self.state.kind,
             "visitors": self.gate.visitors,
             "active": load.active,
             "queue": load.waiting,

@@ -138,6 +138,12 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
     return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
 
 
+def while_loading(line: str, ahead: int) -> str:
+    """What happens to the pair of a waiting question (`line`), and the question's place."""
+    place = f"{_count(ahead, 'request')} ahead" if ahead else "Your question is next"
+    return f"{line}. {place}."
+
+
 def queue_place(waiting: Waiting) -> str:
     """A request's place in the queue and its expected wait, as one line."""
     if waiting.place == 0:
