@@ -53,9 +53,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The whole audit. `sampling` is the one of `sampling_cells` with the smallest p-value. Each of
-    `peers` has `greedy`: its answers against its own autoregressive ones; `sampling`: its draws
-    against our target model's exact distribution; `note`: its settings, and why it failed."""
+    """`sampling` is the one of `sampling_cells` with the smallest p-value. Each of `peers` has
+    `greedy`: its answers against its own autoregressive ones; `sampling`: its draws against our
+    target model's exact distribution; `note`: its settings, and why it failed."""
 
     greedy: Comparison
     same_seed: Comparison | None

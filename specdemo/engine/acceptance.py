@@ -3,13 +3,11 @@
 p is the draft model's distribution and q the target's, as in Chen et al. (arXiv 2302.01318). Two
 couplings of their draws keep the output distribution exactly q:
 
-- `shared`: draft and target draw with the *same* noise (an exponential race, also called the
-  Gumbel-max trick), and a draft token is accepted when the target's own draw is that token
-  (drafter-invariant speculative decoding, Daliri et al., arXiv 2408.07978). Same seed, same output,
-  with any drafter, any draft length, or none.
+- `shared`: both draw with the *same* noise (an exponential race, also called the Gumbel-max trick),
+  and a draft token is accepted when the target draws it too (Daliri et al., arXiv 2408.07978). Same
+  seed, same output, with any drafter, any draft length, or none.
 - `maximal`: algorithm 2 of Chen et al.: accept with probability min(1, q/p), else redraw from
-  max(0, q - p). Its acceptance rate is the highest of any rule (one minus the total variation
-  distance). Its output for a seed depends on the draft tokens.
+  max(0, q - p). No rule accepts more. Its output for a seed depends on the draft tokens.
 """
 
 import math
@@ -34,13 +32,12 @@ from .sampling import (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a verification: the number of `accepted` draft tokens and the `token` added
-    after them. `probabilities` are the target's, of each accepted token and then of the rejected
-    one, if any; `token_probability` is that of the added token.
+    """The number of `accepted` draft tokens and the `token` added after them. `probabilities` are
+    the target's, of each accepted token and then of the rejected one, if any.
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed. `least_margin` is the least margin of all choices (logits). It is
-    infinite with the maximal coupling, whose answer depends on the draft anyway."""
+    or the only one allowed. `least_margin` is the least of all choices; infinite with the maximal
+    coupling, whose answer depends on the draft anyway."""
 
     accepted: int
     token: int

@@ -42,11 +42,9 @@ class CacheUse:
 class Engine:
     """Compiles what the first token needs; arguments as in `Session`. The rest (fixed-shape
     instances, a draft model that may come later, a missing cost table) is prepared between requests
-    if `background` is set, or when `preparing` is called.
-
-    `available_bytes` gives the free memory in bytes. `profile` holds earlier measurements of this
-    pair on this machine; `remember` gets the later ones. `drafts` is True with a draft model, or
-    with a draft head that the target model can feed. Raises ModelError."""
+    if `background` is set, or when `preparing` is called. `profile` holds earlier measurements of
+    this pair on this machine; `remember` gets the later ones. `drafts`: there is a draft model, or
+    a draft head that the target model can feed. Raises ModelError."""
 
     def __init__(
         self,
@@ -191,17 +189,13 @@ class Engine:
         draft: Head | Model
         if self._has_head and files.head:
             draft = self._draft = Head(files.head, self.core)
-        elif files.draft is None:
-            return
-        else:
+        elif files.draft is not None:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             ir = isinstance(files.draft, Path)
             device = files.draft_device
             vocabulary = min(target.model.vocabulary_size, DRAFT_VOCABULARY)
-            properties = known.draft_properties
-            if not properties:
-                tried = numerics.candidates(files.draft, device, files.kv_cache, ir, self.core)
-                properties = tried[0]
+            tried = files.draft, device, files.kv_cache, ir, self.core
+            properties = known.draft_properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
             shapes = numerics.fixed_shapes(files.draft, numerics.DRAFT_SHAPES, free)
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)

@@ -113,8 +113,7 @@ class PagedModel:
     attention kernel (docs/reference/numerics.md). Forwards are padded to `least_tokens`, and
     stepwise ones to the size that `costs` chooses, except a single `unpadded` run. A new size makes
     the plugin prepare every layer anew. So sizes in `settings.fixed_shapes` have instances of their
-    own, once `compiling` has made them. All instances share the cache.
-    """
+    own, once `compiling` has made them. All instances share the cache."""
 
     def __init__(
         self, xml: Path, settings: ModelSettings | None = None, core: ov.Core | None = None

@@ -36,8 +36,7 @@ class Ngrams:
 
     With c_n(t) the count of token t after the last n tokens (recent ones count more), p_n(t) =
     (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT). It goes from p_0, the table's probability,
-    to the longest context that occurred: interpolated back-off as in Jelinek and Mercer.
-    """
+    to the longest context that occurred: interpolated back-off as in Jelinek and Mercer."""
 
     def __init__(self, table: NgramTable | None = None):
         self.table = table

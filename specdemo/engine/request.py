@@ -59,9 +59,8 @@ class Target:
 class Request:
     """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
     `make_drafter`, `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times
-    count as if the prefill had taken that long. `rates` are acceptance rates to begin with in place
-    of those that all requests share. Nothing is prepared beside a `timed` request. A `constraint`
-    belongs to one request."""
+    count as if the prefill had taken that long. `rates` replace the acceptance rates that requests
+    share. Nothing is prepared beside a `timed` request. A `constraint` belongs to one request."""
 
     tokens: tuple[int, ...]
     sampling: Sampling

@@ -225,12 +225,10 @@ def _race(
 
     Each token of weight HEAD and more arrives at Exponential(1) / weight; all others, the tail,
     share one arrival at Exponential(1) / (sum of their weights). The first arrival wins; for the
-    tail, one of its tokens is drawn in proportion to the weights. The first of independent
-    exponential arrivals is each one's with probability proportional to its rate, so every token
-    wins with exactly its share of all weights.
-
-    A larger mass of the tail only makes it arrive earlier. So if it loses with `tail_bound` it
-    loses with its true mass, which is computed only otherwise.
+    tail, one of its tokens is drawn in proportion to the weights. Exponential arrivals are first
+    with probabilities proportional to their rates, so every token wins with its share of all
+    weights. A larger mass of the tail only makes it arrive earlier: if it loses with `tail_bound`,
+    it loses with its true mass, which is computed only otherwise.
 
     If log-ratios change by at most d, so do those of arrivals, and the winner stays while
     d < log(second / first). Tokens that such a change may move across HEAD are counted twice: with

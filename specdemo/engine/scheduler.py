@@ -55,15 +55,14 @@ class Load:
 
 @dataclass(eq=False, slots=True)
 class Handle:
-    """Handle to a submitted request. After its `events`, `result` is what `work` returned, or
-    `stopped` is True. `most_others` is the most other requests that were active with it;
-    `compiling` tells whether a step of background work delayed it.
+    """A submitted request. After its `events`, `result` is what `work` returned, or `stopped` is
+    True. `most_others` is the most other requests that were active with it; `compiling` tells
+    whether a step of background work delayed it.
 
     `work` yields events, Forwards, each for one of `models`, and Futures. A Forward is `pending`
-    until its Reply; a Future is `awaited` while other requests go on. `blocks` are the most blocks
-    that the request can hold in each cache. Its forwards are merged with others up to
-    `merged_tokens` tokens; larger ones run by themselves. No background work runs beside a `timed`
-    one."""
+    until its Reply; a Future is `awaited` while other requests go on. `blocks` are the most that it
+    can hold in each cache. Its forwards are merged with others up to `merged_tokens` tokens. No
+    background work runs beside a `timed` one."""
 
     work: Generator[Any, Reply | None, Any]
     models: Mapping[str, Runner]
@@ -96,8 +95,7 @@ class Handle:
 
     def events(self, every: float = 1.0) -> Generator[Any]:
         """The events of the request; raises its error. Until it is admitted, its Waiting comes
-        about every `every` seconds. Leaving the iteration sets `stop`. Once `stop` is set, the
-        remaining events are dropped, and the request gives back all that it holds."""
+        every `every` seconds. Leaving the iteration sets `stop`, which drops further events."""
         event = None
         try:
             while event is not END:

@@ -1,5 +1,5 @@
 """A causal language model of transformers on a torch device, with the interface of `PagedModel`.
-Each sequence has its own keys and values, in buffers written in place; blocks only count tokens."""
+Each sequence has its own keys and values; blocks only count tokens."""
 
 from __future__ import annotations
 

@@ -149,8 +149,8 @@ def require_space(folder: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def exclusive_scratch(home: Path) -> Iterator[Path]:
-    """Lock `home` and yield a new scratch folder in it, which is removed at the end. First removes
-    scratch folders that killed processes left. Raises FetchError if a file cannot be written."""
+    """Lock `home` and yield a scratch folder in it. Removes it at the end, and those that killed
+    processes left. Raises FetchError if a file cannot be written."""
     import filelock
 
     try:
