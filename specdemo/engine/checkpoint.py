@@ -19,10 +19,6 @@ class Checkpoint:
     path: Path
     remote_code: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.path.name
-
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
@@ -49,7 +45,7 @@ def weights_size(source: Path | Checkpoint) -> int:
     try:
         return sum(file.stat().st_size for file in files if file.suffix in suffixes)
     except OSError as error:
-        raise ModelError(f"{source.name} cannot be read; fetch or export it again.") from error
+        raise ModelError(f"{path.name} cannot be read; fetch or export it again.") from error
 
 
 def release_file(path: Path) -> None:

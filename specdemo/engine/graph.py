@@ -77,7 +77,7 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] 
         )
     try:
         paged_attention_transformation(model, False, False)
-        shape_head(model, vocabulary, 0)
+        shape_head(model, vocabulary)
     except RuntimeError as error:
         raise ModelError(
             f"The IR is no decoder with a KV cache; export the model again: {last_line(error)}"
@@ -98,14 +98,13 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     return fixed
 
 
-def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
-    """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, indices along `axis`
-    of the hidden states, and its weights to the first `vocabulary` tokens (None: all). Adds the
-    log-sum-exp of each row as an output."""
+def shape_head(model: ov.Model, vocabulary: int | None) -> None:
+    """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, and its weights to the
+    first `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
     head = _head(model)
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
-    chosen = ops.gather(head.input_value(0), rows, ops.constant(axis))
+    chosen = ops.gather(head.input_value(0), rows, ops.constant(0))
     head.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
     known = head.get_output_partial_shape(0)[-1].get_length()
@@ -121,8 +120,7 @@ def shape_head(model: ov.Model, vocabulary: int | None, axis: int) -> None:
         weights, transposed = head.input_value(1), head.get_attributes()["transpose_b"]
         cut = _rebuilt([weights.get_node()], first) if transposed else None
         if cut is None:
-            bounds = ([0], [vocabulary], [1], [0 if transposed else 1])
-            cut = ops.slice(weights, *(np.array(bound) for bound in bounds))
+            cut = ops.slice(weights, [0], [vocabulary], [1], [0 if transposed else 1])
         head.input(1).replace_source_output(cut.output(0))
     add_log_sums(model)
 
@@ -137,7 +135,7 @@ def add_log_sums(model: ov.Model) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def add_hidden(model: ov.Model, fractions: tuple[float, ...] = ()) -> None:
+def add_hidden(model: ov.Model, fractions: tuple[float, ...]) -> None:
     """Add the output HIDDEN, float32 [rows, H], to a decoder after `shape_head`: for each row of
     logits the input of the head, followed by the residual stream at these `fractions` of its
     additions. Raises ModelError when the graph has no residual stream."""
