@@ -248,20 +248,18 @@ def _audit_peers(
     draws: int,
 ) -> dict[str, dict[str, Any]]:
     """One peer at a time is in memory. A failed peer keeps its finished parts and the reason."""
-    audits = {}
-    baseline = None
+    audits, baselines = {}, {}
     for peer in peers:
+        engine, _, mode = peer.name.partition("/")
         note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
         found = audits[peer.name] = {"greedy": None, "sampling": None, "note": note}
-        if "/autoregressive" in peer.name:
-            baseline = None  # not that of another engine
         try:
             progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
             answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
-            if "/autoregressive" in peer.name:
-                baseline = answers
-            elif baseline is not None:
-                found["greedy"] = _compare(prompts, answers, baseline)
+            if mode.startswith("autoregressive"):
+                baselines[engine] = answers
+            elif engine in baselines:
+                found["greedy"] = _compare(prompts, answers, baselines[engine])
             if draws:
                 cell = sample_cell(partial(_peer_draw, peer), exact, sampled, draws, peer.name)
                 found["sampling"] = {**cell, "coupling": "its own"}

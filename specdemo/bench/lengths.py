@@ -67,21 +67,13 @@ def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
                     "yaxis": f"y{axis}",
                 }
             )
-        axes[f"xaxis{axis}"] = {
-            "domain": [0.56, 1] if axis else [0, 0.44],
-            "title": {"text": title, "font": small},
-            "tickangle": 0,
-            "fixedrange": True,
-        }
-        axes[f"yaxis{axis}"] = {
-            "anchor": f"x{axis}",
-            "title": {"text": "" if axis else "seconds"},
-            "rangemode": "tozero",
-            "fixedrange": True,
-            "gridcolor": "rgba(128,128,128,.3)",
-        }
+        axes[f"xaxis{axis}"] = {"title": {"text": title, "font": small}, "tickangle": 0}
+        unit = "" if axis else "seconds"
+        axes[f"yaxis{axis}"] = {"title": {"text": unit}, "gridcolor": "rgba(128,128,128,.3)"}
     layout = {
         **axes,
+        "grid": {"rows": 1, "columns": 2, "pattern": "independent"},
+        "dragmode": False,
         "barmode": "group",
         "legend": {"orientation": "h", "y": -0.3},
         "margin": {"l": 50, "r": 10, "t": 20, "b": 40},
