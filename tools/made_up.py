@@ -39,4 +39,5 @@ class MadeUp:
         group = weight_group(columns) if bits == 4 else columns
         kind, zero, step = (ov.Type.u8, 128, STEP) if bits == 8 else (ov.Type.u4, 8, 16 * STEP)
         integers = ov.Tensor(data, ov.Shape([rows, columns // group, group]), kind)
-        return compressed(integers, np.full((rows, columns // group, 1), step, np.float16), zero)
+        scales = np.full((rows, columns // group, 1), step, np.float16)
+        return compressed(integers, scales, np.full(scales.shape, zero, np.uint8))

@@ -26,9 +26,10 @@ from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
 from specdemo.models import embedded, ir, machine, measured
 from specdemo.models.decoder import BITS, FAMILIES, Shape
+from specdemo.models.hub import WORKING_BYTES
 from specdemo.models.progress import Progress, Report, silent
 from specdemo.models.registry import PAIRS, Pair, find_pair
-from specdemo.models.sources import EMBEDDED_TARGET, WORKING_BYTES, Source
+from specdemo.models.sources import EMBEDDED_TARGET, Source
 from specdemo.terminal import progress_bar
 from tools.made_up import write_made_up
 

@@ -12,7 +12,7 @@ from specdemo.engine.checkpoint import Checkpoint, PairFiles
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
 from specdemo.models import embedded, ir, measured, ngrams, sources
-from specdemo.models.hub import Snapshot
+from specdemo.models.hub import WORKING_BYTES, Snapshot
 from specdemo.models.integrity import Check
 from specdemo.models.machine import file_size, on_torch, require_memory
 from specdemo.models.ngrams import NGramTable
@@ -69,7 +69,7 @@ def load_pair(
     pair = replace(pair, drafts=chosen_draft(pair, choice))
     models = fetch_pair(pair, choice, progress)
     weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
-    require_memory(weights + sources.WORKING_BYTES, f"Running {pair.name or pair.target.name}")
+    require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([model.folder for model in models])
     try:
         return _opened(pair, choice, check, *models)

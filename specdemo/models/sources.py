@@ -8,7 +8,6 @@ from pathlib import Path
 from specdemo.errors import BadInput
 from specdemo.models import embedded, hub, integrity, ir, machine
 from specdemo.models.export import export, require_checkpoint
-from specdemo.models.hub import WORKING_BYTES as WORKING_BYTES
 from specdemo.models.hub import Snapshot
 from specdemo.models.progress import Report, silent
 

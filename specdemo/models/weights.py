@@ -129,21 +129,19 @@ class FileWeights:
 
 
 def compressed(
-    integers: ov.Tensor, scales: np.ndarray, zeros: np.ndarray | int | None = None
+    integers: ov.Tensor, scales: np.ndarray, zeros: np.ndarray | None = None
 ) -> ov.Output:
     """A float32 matrix [rows, columns] from integers [rows, groups, group], float16 `scales` [rows,
-    groups, 1] and zero points like them (None: 0); a single group is a whole row. Does not copy the
-    integers."""
+    groups, 1] and uint8 zero points like them (None: 0); a single group is a whole row. Does not
+    copy the integers."""
     rows, groups, group = integers.shape
-    if zeros is not None:
-        zeros = np.broadcast_to(np.uint8(zeros), scales.shape)
-    if groups == 1:
-        scales, zeros = scales[:, 0], None if zeros is None else zeros[:, 0]
-        integers.shape = ov.Shape([rows, group])
+    row = [groups] if groups > 1 else []
+    integers.shape = ov.Shape([rows, *row, group])
     values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
     if zeros is not None:
-        values = ops.subtract(values, ops.convert(ops.constant(np.ascontiguousarray(zeros)), "f16"))
-    weights = ops.multiply(values, ops.constant(scales))
+        points = ops.constant(zeros.reshape(rows, *row, 1))
+        values = ops.subtract(values, ops.convert(points, "f16"))
+    weights = ops.multiply(values, ops.constant(scales.reshape(rows, *row, 1)))
     if groups > 1:
         weights = ops.reshape(weights, [rows, groups * group], False)
     return ops.convert(weights, "f32").output(0)

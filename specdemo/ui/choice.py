@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 from specdemo.answering import Answering
 from specdemo.errors import BadInput
 from specdemo.models import ir, machine, registry
+from specdemo.models.hub import WORKING_BYTES
 from specdemo.models.progress import size
-from specdemo.models.sources import WORKING_BYTES
 from specdemo.settings import ModelChoice, Settings, parse
 
 AUTO, OWN = "auto", "own"
