@@ -3,7 +3,6 @@
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,7 @@ class Question:
     tools: Tools | None = None
 
 
-class Answering(AbstractContextManager[Any]):
+class Answering:
     """Answers instructions with the pair `info`, many at a time (thread safe)."""
 
     info: PairInfo
@@ -57,9 +56,3 @@ class Answering(AbstractContextManager[Any]):
     def race(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:
         """`answer`, and then the baseline."""
         return self.ask(Question(instruction, settings, baseline=True, **options))
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

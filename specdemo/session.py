@@ -3,7 +3,7 @@ traces. The page, the command line, the servers and the benchmark use it."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from specdemo.verdict import enough
 ACTIVE_REQUESTS = 16  # requests that run at once by default
 
 
-class Session(Answering):
+class Session(Answering, AbstractContextManager[Any]):
     """Answers instructions with one pair, many at a time: requests share forwards (thread safe).
 
     Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
@@ -114,6 +114,9 @@ class Session(Answering):
         self._engine.close()
         if self._learning:
             self._learning.keep()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def result_of(
         self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]

@@ -21,7 +21,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from specdemo.serving import request_guard
-from specdemo.serving.request_guard import RequestGuard, Server, bound_socket, strangers_share
+from specdemo.serving.options import ServerOptions
+from specdemo.serving.request_guard import RequestGuard, Server, bound_socket
 from specdemo.settings import ModelChoice
 from specdemo.ui import routes
 from specdemo.ui.service import Service
@@ -171,11 +172,13 @@ def test_bodies_that_never_end_hold_little_memory(monkeypatch):
 def test_strangers_share_a_server_that_others_reach_unless_an_option_says_otherwise(monkeypatch):
     monkeypatch.delenv("SPACE_ID", raising=False)
     own = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
-    assert not any(strangers_share(host) for host in own)
-    assert all(strangers_share(host) for host in ("0.0.0.0", "::", "192.0.2.7", "demo.example"))
-    assert strangers_share("127.0.0.1", share=True) and not strangers_share("::", option=False)
+    assert not any(ServerOptions(host=host).strangers for host in own)
+    others = "0.0.0.0", "::", "192.0.2.7", "demo.example"
+    assert all(ServerOptions(host=host).strangers for host in others)
+    assert ServerOptions(share=True).strangers
+    assert not ServerOptions(host="::", shared=False).strangers
     monkeypatch.setenv("SPACE_ID", "somebody/demo")
-    assert strangers_share("127.0.0.1")
+    assert ServerOptions().strangers
 
 
 # Size and time

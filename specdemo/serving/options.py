@@ -46,9 +46,13 @@ class ServerOptions(ModelChoice):
 
     @property
     def strangers(self) -> bool:
-        from specdemo.serving.request_guard import strangers_share
+        """Whether people who do not know each other share the server."""
+        from specdemo.serving.request_guard import address_of
 
-        return strangers_share(self.host, self.share, self.shared)
+        address = address_of(self.host)
+        own = address.is_loopback if address else self.host == "localhost"
+        public = self.share or "SPACE_ID" in os.environ or not own
+        return public if self.shared is None else self.shared
 
     @property
     def loaded_numerics(self) -> tuple[str, ...]:

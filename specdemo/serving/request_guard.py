@@ -41,17 +41,7 @@ PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,100.64.0
 """The networks of a Space's proxies. In X-Forwarded-For the visitor's address is before theirs."""
 
 
-def strangers_share(host: str, share: bool = False, option: bool | None = None) -> bool:
-    """Whether people who do not know each other share a server: as `option` says, else on a Space,
-    with a public link (`share`), or if `host` is not a loopback address."""
-    if option is not None:
-        return option
-    address = _address(host)
-    own = address.is_loopback if address else host == "localhost"
-    return share or "SPACE_ID" in os.environ or not own
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -114,7 +104,7 @@ class RequestGuard:
     def answers_to(self, host: str) -> bool:
         """Whether HOST:PORT is this server."""
         name = _name(host.lower())
-        return bool({name, "*"} & self.hosts or _address(name))
+        return bool({name, "*"} & self.hosts or address_of(name))
 
     async def _serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -155,7 +145,7 @@ class RequestGuard:
             raise HTTPException(403, detail + "--allowed-host to allow it.")
         allowed = {origin, "*"} & {"", *self.allow_origins}
         # Other ports of this machine are other sites.
-        proxied = _name(site) in self.hosts - self._machine and not _address(_name(site))
+        proxied = _name(site) in self.hosts - self._machine and not address_of(_name(site))
         if not (allowed or site == host or proxied):
             detail = f"Pages of {origin!r:.80} may not ask this server; start it with "
             raise HTTPException(403, detail + "--allow-origin to allow them.")
@@ -197,7 +187,7 @@ class RequestGuard:
 def network_of(address: str) -> str:
     """What limits count an address by: itself, in IPv6 the /64 network of a subscriber; "" for this
     machine and for no address."""
-    found = _address(address.partition("%")[0])
+    found = address_of(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     if found is None or found.is_loopback:
         return ""

@@ -131,8 +131,6 @@ class LimitedSession(Answering):
         self._session, self._metrics, self._limits = session, metrics, limits
         self._loading, self.info = loading, session.info
 
-    def close(self) -> None: ...  # other requests use the session too
-
     def ask(self, question: Question) -> Generator[Event]:
         limits, settings = self._limits, question.settings
         stop = question.stop or threading.Event()
