@@ -40,7 +40,7 @@ def text(value: Any) -> str:
 def where(difference: Difference | None) -> str:
     """The first difference of answer and baseline in words: position, both tokens, margin."""
     if difference is None:
-        return ""
+        return "one run ends before the other, or one that was repeated differs"
     margin = "" if difference.margin is None else f", margin {text(difference.margin)} logits"
     return (
         f"token {difference.position + 1} is {difference.text!r}, "

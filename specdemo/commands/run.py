@@ -97,6 +97,5 @@ def report(trace: Trace) -> list[str]:
     if trace.identical:
         lines.append("the two answers are identical, token for token")
     elif trace.identical is False:
-        parted = where(trace.difference) or "one of them ends before the other"
-        lines.append(f"the two answers differ: {parted}")
+        lines.append(f"the two answers differ: {where(trace.difference)}")
     return lines

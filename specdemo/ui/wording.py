@@ -66,10 +66,7 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
         same = "the answers differ"
-        difference = where(trace.difference) or (
-            "one of the two runs ends early, or one that was repeated differs"
-        )
-        identity = f"Not identical: {difference}."
+        identity = f"Not identical: {where(trace.difference)}."
     return {
         "tone": tone,
         "headline": headline + ", so far" * again,
