@@ -146,12 +146,13 @@ def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
         raise BadInput(sentence(error, name), param=name) from None
 
 
-def require_loaded(settings: Settings, numerics: tuple[str, ...], param: str = "numerics") -> None:
-    """Raises BadInput for settings with other numerics: compiling for them delays all requests."""
-    if settings.numerics not in numerics:
-        offered = " and ".join(numerics)
-        message = f"Numerics {settings.numerics} are not loaded here: strangers share this server,"
-        raise BadInput(f"{message} which offers {offered}.", param)
+def require_exact(settings: Settings, param: str = "numerics") -> None:
+    """Raises BadInput for fast numerics: compiling for them delays all requests."""
+    if settings.numerics == "fast":
+        message = (
+            "Numerics fast are not loaded here: strangers share this server, which offers exact."
+        )
+        raise BadInput(message, param)
 
 
 def sentence(error: ValidationError, place: str | None = None) -> str:

@@ -143,7 +143,7 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
     ],
 )
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
-    limits = Limits(prompt_characters=100, new_tokens=50, numerics=("exact",))
+    limits = Limits(prompt_characters=100, new_tokens=50, fast_numerics=False)
     with pytest.raises(BadInput, match=said):
         list(LimitedSession(fake, Metrics(), limits).race(question, settings))
     assert fake.settings == []

@@ -26,7 +26,7 @@ from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, Specdem
 from specdemo.grammar import CALL
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
-from specdemo.settings import MAX_NEW_TOKENS, require_loaded
+from specdemo.settings import MAX_NEW_TOKENS, require_exact
 from specdemo.trace import BaselineToken, Trace
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ class LocalBackend:
         """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
         longest, baseline = self._model["max_answer_tokens"], asked.extension.baseline
         settings = asked.settings(min(self._options.max_new_tokens, longest))
-        require_loaded(settings, self._options.loaded_numerics, "speculative.numerics")
+        if self._options.strangers:
+            require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
         prompt, title = self._prompt(asked)

@@ -55,10 +55,6 @@ class ServerOptions(ModelChoice):
         return public if self.shared is None else self.shared
 
     @property
-    def loaded_numerics(self) -> tuple[str, ...]:
-        return ("exact",) if self.strangers else ("exact", "fast")
-
-    @property
     def learn(self) -> bool:
         return not self.strangers if self.learn_ngrams is None else self.learn_ngrams
 

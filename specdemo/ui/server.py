@@ -92,7 +92,7 @@ def page(options: PageOptions) -> None:
         first = replace(first, pair=choice.AUTO)
     capacity = {"cache_mb": options.cache_mb, "learn": options.learn, "active": options.visitors}
     offer = choice.Offer(first, options.strangers, **capacity)
-    limits = Limits(race_seconds=options.race_seconds, numerics=options.loaded_numerics)
+    limits = Limits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()

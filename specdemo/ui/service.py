@@ -18,7 +18,7 @@ from specdemo.engine.scheduler import Load
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.metrics import Metrics, Record
 from specdemo.serving.request_guard import network_of
-from specdemo.settings import ModelChoice, require_loaded
+from specdemo.settings import ModelChoice, require_exact
 from specdemo.trace import Trace
 from specdemo.ui.wording import error_sentence
 from specdemo.verdict import ENOUGH_SECONDS
@@ -36,7 +36,7 @@ BEGINNING = "Getting the models ready"
 class Limits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
     and a minute of a visitor and of a network, seconds of a request with its waiting time, the
-    `repeat` of a race, and the numerics on offer."""
+    `repeat` of a race, and whether fast numerics are on offer."""
 
     prompt_characters: int = 20_000
     new_tokens: int = 2000
@@ -46,7 +46,7 @@ class Limits:
     of_address_per_minute: int = 120
     seconds: float = 600.0
     race_seconds: float = ENOUGH_SECONDS
-    numerics: tuple[str, ...] = ("exact", "fast")
+    fast_numerics: bool = True
 
 
 LIMITS = Limits()
@@ -137,7 +137,8 @@ class LimitedSession(Answering):
         question = dataclasses.replace(question, stop=stop, loading=self._loading)
         until, late = monotonic() + limits.seconds, False
         with Record(self._metrics) as record:
-            require_loaded(settings, limits.numerics)
+            if not limits.fast_numerics:
+                require_exact(settings)
             if (length := len(question.instruction)) > limits.prompt_characters:
                 most = f"this server reads up to {limits.prompt_characters}: shorten it."
                 raise BadInput(f"The question has {length} characters; {most}")
