@@ -9,6 +9,7 @@ import pytest
 
 from specdemo import cli
 from specdemo.engine.rounds import EmittedToken, Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.metrics import Metrics
 from specdemo.serving import backend as backends
@@ -30,7 +31,7 @@ class Nowhere(Exception): ...
 
 PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
-BEGUN = Event(3)
+BEGUN = Event(Waiting(0, None))
 SAID = Event(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
 OVER = Event(TRACE)
 ASKED = CompletionRequest(model="t", prompt="q")

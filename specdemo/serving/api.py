@@ -114,6 +114,7 @@ class Form:
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
         self._asked, self._chat = asked, isinstance(asked, ChatRequest)
         self._reader = CallReader() if asked.callable_tools else None
+        self._begun = False
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": "chat.completion" if self._chat else "text_completion",
@@ -134,7 +135,8 @@ class Form:
     def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
         what, text, calls = event.what, event.text, []
-        begins, ends = isinstance(what, int), isinstance(what, Trace)
+        begins, ends = not self._begun, isinstance(what, Trace)
+        self._begun = True
         if self._reader:
             text, calls = self._reader.read(text, last=ends)
         if not (text or calls or begins or ends):
@@ -223,7 +225,7 @@ async def server_sent(
     form: Form, event: Event, events: AsyncIterator[Event]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error is sent as the last event.
-    While no event comes, comments are sent: a client checks for a stop only when a line comes."""
+    While no event comes, comments are sent, so that no proxy ends the stream."""
     try:
         while True:
             if event.what is None:

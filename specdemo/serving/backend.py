@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +47,10 @@ class NotReady(Busy):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The number of prompt tokens, what the session yields, or None after PING seconds without an
-    event. `text` is the next certain piece of text."""
+    """What the session yields, or None after PING seconds without it. `text` is the next certain
+    piece of text."""
 
-    what: int | Waiting | Round | BaselineToken | Trace | None
+    what: Waiting | Round | BaselineToken | Trace | None
     text: str = ""
 
 
@@ -207,9 +206,7 @@ class LocalBackend:
         question = Question(title, settings, None if baseline else prompt, **how)
         text, sent, found = "", 0, False
         with closing(self._session.ask(question)) as events:
-            first = next(events)
-            yield Event(len(prompt))
-            for event in chain([first], events):
+            for event in events:
                 new = ""
                 if isinstance(event, Trace):
                     new = "" if found else text[sent:]
@@ -298,7 +295,7 @@ class ReplicaBackend:
                 while True:
                     if isinstance(event, Exception):
                         raise event
-                    begun = begun or not isinstance(event.what, int | Waiting | None)
+                    begun = begun or not isinstance(event.what, Waiting | None)
                     yield event
                     if isinstance(event.what, Trace):
                         return
