@@ -34,7 +34,6 @@ LEAST_P_VALUE = 0.01
 OUTCOME_TOKENS = (3, 2)  # two if the noise floor of three exceeds MOST_NOISE
 MOST_NOISE = 0.03
 SIMULATED = 10_000  # samples of the exact distribution that a cell is compared with
-
 Exact = dict[tuple[int, ...], float]  # the probability of each outcome, an answer's first tokens
 Draw = tuple[tuple[int, ...], int | None]  # an outcome, number of draft tokens (None: unknown)
 Cell = dict[str, Any]  # the test of one way to sample, as in JSON

@@ -11,10 +11,8 @@ PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 K = 5, on its authors' machine. Ratios compare with those of other machines, seconds do not."""
 
 PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
-
 WAYS = {"autoregressive_s": "autoregressive", "speculative_s": "speculative"}
-COLOURS = ("#E69F00", "#0072B2"), ("#b4b4b4", "#7d7d7d")
-"""Of both ways: ours, the paper's."""
+COLOURS = ("#E69F00", "#0072B2"), ("#b4b4b4", "#7d7d7d")  # ours, the paper's
 
 
 def by_length(

@@ -31,12 +31,8 @@ LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3
 
 LOOKUP_NGRAM = 3
 MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline of OpenVINO GenAI: measured 1.2 to 1.5
-
-Answer = tuple[tuple[int, ...], float]
-"""Token ids, with the stop token, and the seconds from the first token to the last."""
-
-Generate = Callable[[int | None, list[int], Settings], Answer]
-"""Arguments: draft length, the prompt's token ids, settings."""
+Answer = tuple[tuple[int, ...], float]  # token ids with the stop token, seconds from first to last
+Generate = Callable[[int | None, list[int], Settings], Answer]  # draft length, prompt, settings
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,7 @@ from specdemo.errors import BadInput
 from specdemo.settings import CONFIG, SPLIT, Whole, option, sentence
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
-
-WARM_UP = "Name three things that people take to the seaside."
-"""Run before anything is timed; not part of any set."""
-
+WARM_UP = "Name three things that people take to the seaside."  # before anything is timed
 Text = Annotated[str, Field(pattern=r"\S", coerce_numbers_to_str=True)]
 
 

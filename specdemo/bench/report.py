@@ -33,9 +33,7 @@ from specdemo.trace import (
 )
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
-
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
-
 PACKAGES = "openvino openvino-genai openvino-tokenizers tokenizers numpy torch transformers".split()
 WAYS = ("autoregressive", "speculative")
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from .errors import CacheFull
 
-CACHE_TOKENS = 16_384
-"""Default size of a KV cache in tokens. Memory is taken only for blocks that were used."""
+CACHE_TOKENS = 16_384  # by default; memory is taken only for blocks that were used
 
 
 class BlockPool:

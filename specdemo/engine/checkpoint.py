@@ -8,7 +8,6 @@ from pathlib import Path
 from .errors import ModelError
 
 TORCH = "torch:"  # prefix of the names of devices that run in torch, not in OpenVINO
-
 _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)
 
 

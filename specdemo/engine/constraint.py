@@ -11,11 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-SLOW = 2e-4
-"""Seconds of a mask from which on it is computed beside the engine's thread while drafting too."""
-
-Mask = np.ndarray | None
-"""The tokens allowed next, bool [vocabulary]; None: all, because the answer has ended."""
+SLOW = 2e-4  # seconds of a mask from which on drafting computes it beside the engine's thread
+Mask = np.ndarray | None  # allowed tokens, bool [vocabulary]; None: all, the answer has ended
 
 
 class Constraint(Protocol):

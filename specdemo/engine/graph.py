@@ -13,13 +13,8 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from .errors import ModelError
 
-FUSED_BYTES = 4 << 20
-"""Bytes of weights up to which products are joined. For larger ones the start of a product costs
-little, and the joined weights would be a second copy of those read from the file."""
-
-ROWS_INPUT = "logits_rows"
-"""Name of the added input, int32 [rows]: indices of the tokens that get logits."""
-
+FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
+ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
 HIDDEN = "hidden"  # name of the added output of hidden states
 
 

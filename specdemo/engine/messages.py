@@ -15,9 +15,7 @@ from .constraint import Mask, forced
 from .costs import Costs
 from .sampling import Distribution
 
-PREFILL_CHUNK = 256
-"""Tokens in one prefill forward. A request that is stopped waits for at most one chunk."""
-
+PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most
 DEPTH = 5  # the most tokens of a chain; heads are trained for this length
 
 

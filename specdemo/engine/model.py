@@ -19,8 +19,7 @@ from .errors import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
 
-COMPILED_TOGETHER = 2
-"""Instances compiled at the same time: a compilation uses one thread for the most part."""
+COMPILED_TOGETHER = 2  # instances at a time: a compilation mostly uses one thread
 
 
 def open_model(source: Path | Checkpoint, settings: ModelSettings, core: ov.Core) -> Model:

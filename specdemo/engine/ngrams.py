@@ -7,14 +7,9 @@ from .constraint import Mask
 
 ORDERS = 4  # tokens of the longest context that is looked up
 RECENCY = 0.7  # factor on the earlier counts of a context when the context occurs again
-
-FORGOTTEN = 0.02
-"""Counts at or below it are dropped: about the last dozen occurrences of a context count."""
-
+FORGOTTEN = 0.02  # counts at or below it are dropped: a dozen occurrences of a context count
 DOUBT = 2.0  # weight of a shorter context beside a longer one, in occurrences
-
-LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0
-"""Logits of a blended probability at confidence 0 and 1. Logits separate probabilities near 1."""
+LEAST_LOGIT, MOST_LOGIT = -3.0, 5.0  # of a probability at confidence 0 and 1
 
 
 class Guess(NamedTuple):

@@ -3,8 +3,7 @@
 from .cache import Sequence
 from .messages import Model, Prompt
 
-SPARE_TOKENS = 8192
-"""Tokens that the prefix cache keeps at most. The newest text stays, whatever its length."""
+SPARE_TOKENS = 8192  # kept at most; the newest text stays, whatever its length
 
 
 class PrefixCache:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 GUARD_TIMES, LEAST_GUARD, MOST_GUARD = 16, 1e-3, 0.02
-
 MERGED_TOKENS = 64  # the most tokens in a shared forward: rounding is measured up to that size
 Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin properties
 

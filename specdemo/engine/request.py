@@ -22,9 +22,7 @@ from .profile import Invariance, TargetProfile
 from .rounds import Round
 from .sampling import Sampling, distribution
 
-Work = Generator[Forward | Round | Future[Any], Any, Any]
-"""What a request does: it yields Forwards, which expect a Reply, Rounds, and Futures that it waits
-for; and its result."""
+Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a Reply
 
 
 @dataclass

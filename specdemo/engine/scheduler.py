@@ -20,7 +20,6 @@ from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
 log = logging.getLogger(__name__)
-
 QUEUED = 256  # requests that may wait to be admitted
 
 QUIET, PATIENCE = 1.0, 10.0
@@ -31,7 +30,6 @@ COLLECT_EVERY = 0.02
 for each round, it would contend for the GIL with the engine's thread."""
 
 AWAIT = 0.05  # seconds without a look at stop signals while all requests await Futures
-
 END = object()
 
 

@@ -21,11 +21,8 @@ from .errors import BadInput, ModelError
 from .graph import last_line
 from .messages import Logits, ModelSettings, Run
 
-BLOCK_SIZE, BUFFER_SIZE = 32, 256
-"""Tokens of a block of the pool, and of the smallest buffer of keys and values."""
-
-_TOLERANCE = 0.05
-"""Share of the logits' range: rounding after a rollback differs by less, a lost state by more."""
+BLOCK_SIZE, BUFFER_SIZE = 32, 256  # tokens of a block, and of the smallest buffer
+_TOLERANCE = 0.05  # of the logits' range: rounding differs by less, a lost state by more
 
 
 def properties(device: str, *, exact: bool) -> tuple[tuple[str, str], ...]:

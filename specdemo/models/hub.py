@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
 PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
-
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
 """Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""

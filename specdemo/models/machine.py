@@ -22,7 +22,6 @@ from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.models.progress import size
 
 Result = TypeVar("Result")
-
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 
 

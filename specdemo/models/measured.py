@@ -15,9 +15,7 @@ from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.models import machine
 
-About = Mapping[str, str | int]
-"""A subject: {"pair": NAME}, {"model": NAME}, or the result of `about_files`."""
-
+About = Mapping[str, str | int]  # {"pair": NAME}, {"model": NAME}, or of `about_files`
 VERSION = 7  # changes when figures get another meaning, such as the confidence of a source
 
 

@@ -17,10 +17,7 @@ from specdemo.settings import ModelChoice, WeightFormat
 MB = 1_000_000
 OWN = "own"  # name of a pair that the list does not hold
 NO_DRAFT = "none"  # in place of a draft's name: n-grams only
-
-EMBEDDED_TOKENS = 3.5
-"""Tokens of the embedded target in the time that a GB of weights takes: 2.9 to 4.1 in the
-rehearsals of seven models (docs/results/rehearsals.md)."""
+EMBEDDED_TOKENS = 3.5  # in the time of a GB of weights: 2.9 to 4.1 in docs/results/rehearsals.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +184,8 @@ PAIRS = (
     *(Pair(name, title, memory * MB, *rest) for name, title, memory, *rest in _TABLE),
 )
 
-_UNASKED = ("dolly-3b", "dolly-3b-int4")
-"""Pairs that may be fetched by default: at most 5 GB, about ten minutes at 10 MB/s."""
-_DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)
-"""Largest first: the default pair is the first that is on this disk and fits."""
+_UNASKED = ("dolly-3b", "dolly-3b-int4")  # fetched by default: at most 5 GB
+_DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)  # largest first
 
 
 def own_pair(target: Source, draft: Source | None = None) -> Pair:
