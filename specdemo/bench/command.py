@@ -15,13 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import PromptOptions
-from specdemo.cli import (
-    answer_options,
-    check_output,
-    load_pair,
-    options_of,
-    write_json,
-)
+from specdemo.cli import answer_options, check_output, load_pair, options_of, write_json
 from specdemo.errors import RequestFailed
 from specdemo.models.progress import Progress
 from specdemo.settings import CONFIG, MAX_NEW_TOKENS, SPLIT, ModelChoice, Settings, Whole, option

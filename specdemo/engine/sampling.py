@@ -56,9 +56,8 @@ class Distribution:
 
     def probability(self, token: int) -> float:
         at = int(np.searchsorted(self.ids, token))
-        return (
-            float(self.probabilities[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
-        )
+        known = at < len(self.ids) and self.ids[at] == token
+        return float(self.probabilities[at]) if known else 0.0
 
 
 def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:

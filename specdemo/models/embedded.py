@@ -55,10 +55,7 @@ def _places() -> tuple[Snapshot, Snapshot]:
         total.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         total.update(path.read_bytes())
     draft = total.hexdigest()[:10]
-    return (
-        Snapshot(home / TARGET, REVISION),
-        Snapshot(home / f"draft-{_VERSION}-{draft}", draft),
-    )
+    return Snapshot(home / TARGET, REVISION), Snapshot(home / f"draft-{_VERSION}-{draft}", draft)
 
 
 def _make_target(folder: Path, scratch: Path, report: Report) -> None:
