@@ -94,12 +94,30 @@ def audit(
             if simulated_distances(exact, draws).mean() <= MOST_NOISE:
                 break
         cells = _sample(session, exact, sampled, draws)
+    audited, baselines = {}, {}
+    for peer in peers:  # one at a time is in memory; a failed one keeps its finished parts
+        engine, _, mode = peer.name.partition("/")
+        note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
+        found = audited[peer.name] = {"greedy": None, "sampling": None, "note": note}
+        try:
+            progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
+            answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
+            if mode.startswith("autoregressive"):
+                baselines[engine] = answers
+            elif engine in baselines:
+                found["greedy"] = _compare(prompts, answers, baselines[engine])
+            if draws:
+                cell = sample_cell(partial(_peer_draw, peer), exact, sampled, draws, peer.name)
+                found["sampling"] = {**cell, "coupling": "its own"}
+        except RequestFailed as error:
+            found["note"] += f" {error}"
+        peer.close()
     return Audit(
         greedy=compared,
         same_seed=same_seed,
         sampling=min(cells, key=lambda cell: cell["p_value"], default=None),
         sampling_cells=tuple(cells),
-        peers=_audit_peers(peers, prompts, greedy, sampled, exact, draws),
+        peers=audited,
     )
 
 
@@ -236,36 +254,6 @@ def _peer_draw(peer: Peer, settings: Settings, tokens: int) -> Draw | None:
     except RequestFailed:  # GenAI's speculative pipeline (2026.4.1): a few of a hundred draws
         return None
     return answer[:tokens], None
-
-
-def _audit_peers(
-    peers: Sequence[Peer],
-    prompts: Sequence[BenchPrompt],
-    greedy: Settings,
-    sampled: Settings,
-    exact: Exact,
-    draws: int,
-) -> dict[str, dict[str, Any]]:
-    """One peer at a time is in memory. A failed peer keeps its finished parts and the reason."""
-    audits, baselines = {}, {}
-    for peer in peers:
-        engine, _, mode = peer.name.partition("/")
-        note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
-        found = audits[peer.name] = {"greedy": None, "sampling": None, "note": note}
-        try:
-            progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
-            answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
-            if mode.startswith("autoregressive"):
-                baselines[engine] = answers
-            elif engine in baselines:
-                found["greedy"] = _compare(prompts, answers, baselines[engine])
-            if draws:
-                cell = sample_cell(partial(_peer_draw, peer), exact, sampled, draws, peer.name)
-                found["sampling"] = {**cell, "coupling": "its own"}
-        except RequestFailed as error:
-            found["note"] += f" {error}"
-        peer.close()
-    return audits
 
 
 def _compare(

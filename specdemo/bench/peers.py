@@ -233,43 +233,39 @@ def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pe
     settings = {"dtype": str(target.dtype), "device": str(target.device)}
     kind = settings["dtype"].removeprefix("torch.")
     for mode, draft in drafts.items():
-        load = cache(partial(partial, _generate, loaded, (target, draft)))
+        load = cache(partial(_load_transformers, loaded, target, draft))
         yield Peer(loaded, f"transformers/{mode}", kind, settings, load)
 
 
-def _generate(
-    loaded: LoadedPair,
-    models: tuple[Any, Any],
-    length: int | None,
-    ids: list[int],
-    settings: Settings,
-) -> Answer:
+def _load_transformers(loaded: LoadedPair, target: Any, draft: Any) -> Generate:
     """The seconds begin after the first round, but its tokens count. This favours the peer."""
     import torch
 
-    target, draft = models
-    options = _sampling(settings, 0)
-    if draft is not None:
-        options["assistant_model"] = draft
-        draft.generation_config.num_assistant_tokens = length
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
-    elif length is not None:
-        options |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAM}
-    times: list[float] = []  # of the prompt, then of each round
-    torch.manual_seed(settings.seed)
-    tokens = torch.tensor([ids], device=target.device)
-    answer = target.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=settings.max_new_tokens,
-        eos_token_id=sorted(loaded.stop_ids) or None,
-        pad_token_id=min(loaded.stop_ids, default=0),
-        streamer=SimpleNamespace(put=lambda _: times.append(perf_counter()), end=lambda: None),
-        **options,
-    )
-    seconds = times[-1] - times[1] if len(times) > 1 else 0.0
-    return tuple(answer[0, len(ids) :].tolist()), seconds
+    def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
+        options = _sampling(settings, 0)
+        if draft is not None:
+            options["assistant_model"] = draft
+            draft.generation_config.num_assistant_tokens = length
+            draft.generation_config.num_assistant_tokens_schedule = "constant"
+            draft.generation_config.assistant_confidence_threshold = 0.0
+        elif length is not None:
+            options |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAM}
+        times: list[float] = []  # of the prompt, then of each round
+        torch.manual_seed(settings.seed)
+        tokens = torch.tensor([ids], device=target.device)
+        answer = target.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=sorted(loaded.stop_ids) or None,
+            pad_token_id=min(loaded.stop_ids, default=0),
+            streamer=SimpleNamespace(put=lambda _: times.append(perf_counter()), end=lambda: None),
+            **options,
+        )
+        seconds = times[-1] - times[1] if len(times) > 1 else 0.0
+        return tuple(answer[0, len(ids) :].tolist()), seconds
+
+    return generate
 
 
 ENGINES = {"openvino-genai": _genai, "llama-cpp": _llama, "transformers": _transformers}

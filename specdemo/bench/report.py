@@ -74,10 +74,24 @@ def bench(
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
     report = {**head(session, settings), "rows": rows}
     answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
+
+    def ask(instruction: str, settings: Settings) -> Iterator[str]:
+        """Add each peer's answer to `answers`; leave a failed peer out. Yields the variants."""
+        for peer in list(answers):
+            variant = f"{peer.name} ({peer.settings['variant']})"
+            yield variant
+            if stop.is_set():
+                return
+            try:
+                answers[peer].append(peer.answer(instruction, settings))
+            except RequestFailed as error:
+                del answers[peer]
+                details["skipped"][variant] = str(error)
+
     yield Progress("warming up", 0, total)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
     list(session.race(WARM_UP, short, stop=stop))
-    for step in _ask(answers, WARM_UP, short, details["skipped"], stop):
+    for step in ask(WARM_UP, short):
         yield Progress(step, 0, total)
     answers = {peer: [] for peer in answers}
     for done, (prompt, settings) in enumerate(work, start=1):
@@ -102,7 +116,7 @@ def bench(
             parted = [where(trace.difference) for trace in traces if not trace.identical]
             details["differences"][prompt.id] = parted[0]
         yield report
-        for step in _ask(answers, prompt.instruction, settings, details["skipped"], stop):
+        for step in ask(prompt.instruction, settings):
             yield Progress(f"{step}: {prompt.id}", done, total)
         if len(rows) == PILOT_PROMPTS:
             answers = _fastest(answers)
@@ -114,26 +128,6 @@ def bench(
     details["positions"] = acceptance_by_position(raced)
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
     yield report | {"details": details | {"seconds": perf_counter() - since}}
-
-
-def _ask(
-    answers: dict[Peer, list[Answer]],
-    instruction: str,
-    settings: Settings,
-    skipped: dict[str, str],
-    stop: threading.Event,
-) -> Iterator[str]:
-    """Add each peer's answer to `answers`; move a failed peer to `skipped`. Yields the variants."""
-    for peer in list(answers):
-        variant = f"{peer.name} ({peer.settings['variant']})"
-        yield variant
-        if stop.is_set():
-            return
-        try:
-            answers[peer].append(peer.answer(instruction, settings))
-        except RequestFailed as error:
-            del answers[peer]
-            skipped[variant] = str(error)
 
 
 def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:

@@ -73,6 +73,29 @@ def decode(
         raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, state = list(prompt.tokens), prompt.logits.state_of(-1)
+
+    def verified(draft: Draft) -> Generator[Any, Any, tuple[Verdict, np.ndarray | None, float]]:
+        """Run the last token of `context` and the draft, while the masks are computed. Gives the
+        verdict, the state of the row that gave the added token, and the seconds of the forwards."""
+        tokens = [context[-1], *draft.tokens]
+        unpadded = guard is not None and not draft.tokens
+        run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
+        future = None if allowed is None else allowed.begin(draft.tokens)
+        reply = yield Forward("target", run)
+        logits, seconds, masks = reply.logits, reply.seconds, None
+        if future is not None:
+            if not future.done():
+                logits = logits.copy()
+            masks = yield from wait(future)
+        verdict = verify(logits, draft, len(context), sampling, REACH if guard else 0.0, masks)
+        if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
+            reply, repeated = yield from guard.repeat(context, run)
+            logits = reply.logits
+            seconds += repeated
+            verdict = verify(logits, draft, len(context), sampling, masks=masks)
+        policy.others = reply.others
+        return verdict, logits.state_of(verdict.accepted), seconds
+
     masks = None if allowed is None else (yield from wait(allowed.begin([])))
     first = verify(prompt.logits, Draft(), len(context), sampling, masks=masks)
     token = first.token
@@ -91,9 +114,7 @@ def decode(
             if drafter is not None and left > 1:
                 draft = yield from drafter.propose(context, left - 1, state)
             # One forward gives the target's logits after the context and after each draft token.
-            verdict, state, seconds = yield from _verified(
-                context, draft, target, policy, sampling, guard, allowed
-            )
+            verdict, state, seconds = yield from verified(draft)
             # Accepted tokens and the target's own join the text; the cache forgets the others.
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
             context += added
@@ -106,37 +127,6 @@ def decode(
         return "stop"
     finally:
         target.truncate(min(target.length, len(context) - 1))
-
-
-def _verified(
-    context: list[int],
-    draft: Draft,
-    target: Sequence,
-    policy: Policy,
-    sampling: Sampling,
-    guard: Guard | None,
-    allowed: Allowed | None,
-) -> Generator[Any, Any, tuple[Verdict, np.ndarray | None, float]]:
-    """Run the last token of `context` and the draft, while the masks are computed. Gives the
-    verdict, the state of the row that gave the added token, and the seconds of the forwards."""
-    tokens = [context[-1], *draft.tokens]
-    unpadded = guard is not None and not draft.tokens
-    run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
-    future = None if allowed is None else allowed.begin(draft.tokens)
-    reply = yield Forward("target", run)
-    logits, seconds, masks = reply.logits, reply.seconds, None
-    if future is not None:
-        if not future.done():
-            logits = logits.copy()
-        masks = yield from wait(future)
-    verdict = verify(logits, draft, len(context), sampling, REACH if guard else 0.0, masks)
-    if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
-        reply, repeated = yield from guard.repeat(context, run)
-        logits = reply.logits
-        seconds += repeated
-        verdict = verify(logits, draft, len(context), sampling, masks=masks)
-    policy.others = reply.others
-    return verdict, logits.state_of(verdict.accepted), seconds
 
 
 def settle(
