@@ -123,7 +123,15 @@ def bench(
     report["summary"] = summary_of(rows, figures)
     if len(limits) > 1:
         report["lengths"] = by_length(rows, figures)
-    report["peers"] = _peers(_fastest(answers), ours, settings)
+    report["peers"] = {}
+    for peer, given in _fastest(answers).items():
+        same = all(one == own for (one, _), own in zip(given, ours, strict=False))
+        # Two engines draw different random numbers: sampled answers are not compared.
+        report["peers"][peer.name] = {
+            "tokens_per_s": _tokens_per_s(given),
+            "settings": peer.settings,
+            "identical": None if settings.temperature else same,
+        }
     details |= {"stopped": stop.is_set(), "total": combined(figures)}
     details["positions"] = acceptance_by_position(raced)
     details["created"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -135,21 +143,6 @@ def _fastest(answers: dict[Peer, list[Answer]]) -> dict[Peer, list[Answer]]:
     slowest_first = sorted(answers, key=lambda peer: _tokens_per_s(answers[peer]))
     best = {peer.name: peer for peer in slowest_first if answers[peer]}
     return {peer: answers[peer] for peer in answers if best.get(peer.name) is peer}
-
-
-def _peers(
-    answers: dict[Peer, list[Answer]], ours: Sequence[tuple[int, ...]], settings: Settings
-) -> dict[str, dict[str, Any]]:
-    found = {}
-    for peer, given in answers.items():
-        same = all(one == own for (one, _), own in zip(given, ours, strict=False))
-        # Two engines draw different random numbers: sampled answers are not compared.
-        found[peer.name] = {
-            "tokens_per_s": _tokens_per_s(given),
-            "settings": peer.settings,
-            "identical": None if settings.temperature else same,
-        }
-    return found
 
 
 def _tokens_per_s(answers: Sequence[Answer]) -> float:

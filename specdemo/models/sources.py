@@ -70,11 +70,16 @@ def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
     if source.export == AS_IT_IS and found.folder.is_dir() and source.repo:
         require_checkpoint(found.folder)
     elif not any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
-        folder = _exported(source, found)
+        # Torch reads a GGUF file itself, but the tokenizer comes from its export.
+        weight_format = "auto" if source.export in ("", AS_IT_IS) else source.export
+        parts = f"{source.name}\0{found.revision}\0{_EXPORT_VERSION}"
+        key = hashlib.sha256(parts.encode()).hexdigest()[:10]
+        name = f"{Path(source.name).name.replace(':', '-')}-{weight_format}-{key}"
+        folder = machine.cache_home() / "exported" / name
         with machine.exclusive_scratch(folder.parent) as scratch:
             if not folder.is_dir():
                 made = scratch / "made"
-                export(found.folder, made, _format(source), report, name=source.name)
+                export(found.folder, made, weight_format, report, name=source.name)
                 integrity.put(made, folder)
         return Snapshot(folder, found.revision)
     return found
@@ -87,17 +92,3 @@ def _local(source: Source) -> Snapshot | None:
         return found and found[0]
     path = Path(source.repo)
     return Snapshot(path, ir.fingerprint(path)) if path.exists() else hub.cached(source.repo)
-
-
-def _exported(source: Source, checkpoint: Snapshot) -> Path:
-    """The folder of the cached export of a checkpoint, which may not be there yet."""
-    parts = f"{source.name}\0{checkpoint.revision}\0{_EXPORT_VERSION}"
-    key = hashlib.sha256(parts.encode()).hexdigest()[:10]
-    name = f"{Path(source.name).name.replace(':', '-')}-{_format(source)}-{key}"
-    return machine.cache_home() / "exported" / name
-
-
-def _format(source: Source) -> str:
-    """The weight format that a checkpoint is exported to. Torch reads a GGUF file itself, but the
-    tokenizer comes from its export."""
-    return "auto" if source.export in ("", AS_IT_IS) else source.export
