@@ -42,8 +42,7 @@ class Target:
     def found(self) -> str:
         """The setting and its exactness, as text."""
         settings = self.model.settings
-        how = ", ".join(f"{key}={value}" for key, value in settings.properties)
-        how = how or "the plugin's own choice"
+        how = ", ".join(map("=".join, settings.properties)) or "the plugin's own choice"
         return f"{self.name} on {settings.device} ({how}): {self.invariance}"
 
     @property

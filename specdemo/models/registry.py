@@ -65,11 +65,10 @@ class Pair:
         """Measured here, as text: time of a baseline token, agreement with another pair."""
         tuned = measured.read("tuned", self.subject)
         steps = measured.read("steps", {"model": self.target.name})
-        agreement = measured.read("agreement", {"pair": self.name})
         found = []
         if seconds := tuned.rows[0].target_seconds if tuned else steps and steps[0]:
             found.append(f"{seconds * 1000:.0f} ms a token")
-        if agreement:
+        if agreement := measured.read("agreement", {"pair": self.name}):
             other, share = agreement
             found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(found)
