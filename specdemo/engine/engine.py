@@ -143,7 +143,12 @@ class Engine:
         prompt, draft = len(request.tokens), self._draft
         tokens = min(prompt + request.limits.max_new_tokens, self._context_limit)
         caches = [cache for cache in (target.prefixes, draft) if isinstance(cache, PrefixCache)]
-        blocks = {cache: _blocks(cache.model, tokens, prompt) for cache in caches}
+        blocks = {}
+        for cache in caches:
+            # The prompt is kept for reuse; in a PagedModel the answer shares its whole blocks.
+            size, paged = cache.model.block_size, isinstance(cache.model, PagedModel)
+            kept, most = -(-prompt // size), -(-(tokens + MAX_DRAFT + 1) // size)
+            blocks[cache] = kept + most - (prompt // size if paged else 0)
         if any(count > cache.model.pool.limit for cache, count in blocks.items()):
             limit = target.model.pool.limit * target.model.block_size
             raise BadInput(
@@ -248,11 +253,3 @@ class Engine:
             fitting = bound // model.block_bytes * model.block_size
             self._cache_tokens = max(least, min(fitting, wanted))
         model.resize_cache(-(-self._cache_tokens // model.block_size))
-
-
-def _blocks(model: Model, tokens: int, prompt_tokens: int) -> int:
-    """The most cache blocks of a request: those of its prompt, kept for reuse, and its own, to a
-    draft's length past the end. In a PagedModel both share the prompt's whole blocks."""
-    size = model.block_size
-    shared = prompt_tokens // size if isinstance(model, PagedModel) else 0
-    return -(-prompt_tokens // size) + -(-(tokens + MAX_DRAFT + 1) // size) - shared
