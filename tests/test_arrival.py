@@ -275,7 +275,7 @@ def page_url(server, tiny, embedded_pair, monkeypatch):
         yield running.url
 
 
-def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(page_url, server, chromium):
+def test_from_an_empty_cache_to_a_tuned_race_of_the_pair_that_arrived(page_url, server, chromium):
     playwright = pytest.importorskip("playwright.sync_api")
 
     def race() -> dict:
@@ -306,5 +306,13 @@ def test_from_an_empty_cache_to_a_race_of_the_pair_that_arrived(page_url, server
         assert trace["pair"]["name"] == "dolly-3b" and trace["identical"] is True
         playwright.expect(page.locator("#sd-models")).to_contain_text("Ready: dolly-v2-3b-int8-ov")
         assert len(tops) == 1, "the page jumped"
+        page.get_by_role("tab", name="Benchmark").click()
+        page.get_by_label("number input for Prompts").fill("1")
+        page.keyboard.press("Tab")
+        page.get_by_role("button", name="Find the draft that pays here").click()
+        winner = page.get_by_text("dolly-3b drafts by").inner_text().split()[3].removesuffix("s")
+        says_now = playwright.expect(page.locator("#sd-models"))
+        says_now.to_contain_text(f"drafts by {winner}", timeout=240_000)
+        assert page.get_by_role("region", name="Drafts").locator("tbody tr").count() == 4
         assert errors == []
         browser.close()

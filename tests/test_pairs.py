@@ -7,8 +7,10 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
+import gradio as gr
 import pytest
 from tiny_models import ir_folder
 
@@ -29,7 +31,7 @@ from specdemo.models.sources import Source
 from specdemo.serving import backend, options
 from specdemo.session import Session
 from specdemo.settings import ModelChoice, Settings
-from specdemo.ui import choice
+from specdemo.ui import benchmark, choice, runs, service
 from tools import agreement as tool
 from tools.agreement import agreement
 from tools.made_up import write_made_up
@@ -106,6 +108,20 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert [row["draft_seconds"] > 0 for row in said["rows"]] == [True, True, False]
     best = max(said["rows"], key=lambda row: row["speedup"])["draft"]
     assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared):
+    offer = choice.Offer(ModelChoice("tiny"), shared)
+    served = service.Service(offer.first, offer.open_session)
+    with gr.Blocks():
+        tab = benchmark.Tab(served, runs.Running(), offer, {"pair": gr.Textbox()})
+    request = SimpleNamespace(session_hash="one", client=None)
+    shown = str([list(one.values()) for one in tab.run_tune(request, 1, "tiny")])
+    served.close()
+    assert ("its owner" in shown) is shared
+    assert ("n-grams only" in shown and "from now on" in shown) is not shared
+    assert (measured.read("tuned", {"pair": "tiny"}) is None) is shared
 
 
 def test_a_stopped_tune_keeps_nothing(tiny_pair):

@@ -1,12 +1,13 @@
-"""The benchmark tab: runs prompts, shows a live table, offers its files, and draws answers of two
-lengths beside the paper's."""
+"""The benchmark tab: runs prompts, shows a live table, offers its files, compares drafts, and draws
+answers of two lengths beside the paper's."""
 
 from __future__ import annotations
 
 import html
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,15 +15,14 @@ from typing import Any
 import gradio as gr
 from gradio.components.plot import PlotData
 
-from specdemo.answering import Answering
 from specdemo.bench.lengths import PAPER_PROMPT, chart
 from specdemo.errors import BadInput
-from specdemo.settings import Settings
+from specdemo.settings import ModelChoice, Settings
 from specdemo.terminal import text as shown
 from specdemo.ui import MAX_EVENTS, PRIVATE, choice
 from specdemo.ui.choice import Offer
 from specdemo.ui.runs import Running
-from specdemo.ui.service import Service, visitor_of
+from specdemo.ui.service import Service, Visitor, visitor_of
 from specdemo.ui.wording import error_sentence
 
 MOST_PROMPTS = 32
@@ -39,6 +39,33 @@ href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 
 # The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it.
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
+
+TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams only. Drafts that
+are not here are fetched; the fastest is used from then on.</p>"""
+
+
+def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """An event handler that yields what the method `work` yields; an error is shown as one sentence
+    in place of the progress."""
+
+    def run(self: Tab, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
+        files = {file: gr.update(interactive=False) for file in self.files}
+        yield {self.table: "", **files}
+        prompts, given = values[0], dict(zip(self._names, values[1:], strict=True))
+        try:
+            if prompts not in range(1, MOST_PROMPTS + 1):
+                raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
+            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
+            visitor = visitor_of(request)
+            with self._running.run(visitor.name) as stop:
+                for state in self._service.states(pair, stop):
+                    yield {self.progress: progress_html(0, 1, state.line)}
+                yield from work(self, visitor, pair, settings, prompts, stop)
+        except Exception as error:
+            message = html.escape(error_sentence(error))
+            yield {self.progress: f'<p class="sd-error" role="alert">{message}</p>'}
+
+    return run
 
 
 class Tab:
@@ -61,6 +88,8 @@ class Tab:
         with gr.Row():
             start = gr.Button("Run the benchmark", variant="primary", **wide)
             self.stop = gr.Button("Stop the benchmark", variant="stop", **wide)
+        gr.HTML(TUNE_LEAD)
+        tune = gr.Button("Find the draft that pays here", **wide)
         self.progress, self.table = (gr.HTML(apply_default_css=False) for _ in range(2))
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
@@ -70,41 +99,16 @@ class Tab:
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         start.click(self.run, asked, shown, **limited)
         measure.click(self.run_lengths, asked, [*shown, self.chart, self.lengths], **limited)
-
-    def run(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Run the benchmark. An error is shown as one sentence in place of the progress."""
-        yield from self._run((), request, *values)
-
-    def run_lengths(self, request: gr.Request, *values: Any) -> Iterator[dict[Any, Any]]:
-        """Measure answers of LENGTHS."""
-        yield from self._run(LENGTHS, request, *values)
-
-    def _run(
-        self, lengths: Sequence[int], request: gr.Request, prompts: Any, *inputs: Any
-    ) -> Iterator[dict[Any, Any]]:
-        yield {self.table: "", **{file: gr.update(interactive=False) for file in self.files}}
-        given = dict(zip(self._names, inputs, strict=True))
-        try:
-            if prompts not in range(1, MOST_PROMPTS + 1):
-                raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
-            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
-            visitor = visitor_of(request)
-            with self._running.run(visitor.name) as stop:
-                for state in self._service.states(pair, stop):
-                    yield {self.progress: progress_html(0, 1, state.line)}
-                with self._service.session(pair, visitor) as session:
-                    yield from self._measured(session, settings, prompts, stop, lengths)
-        except Exception as error:
-            message = html.escape(error_sentence(error))
-            yield {self.progress: f'<p class="sd-error" role="alert">{message}</p>'}
+        self.tuning = tune.click(self.run_tune, asked, shown, **limited)
 
     def _measured(
         self,
-        session: Answering,
+        visitor: Visitor,
+        pair: ModelChoice,
         settings: Settings,
         limit: int,
         stop: Event,
-        lengths: Sequence[int],
+        lengths: Sequence[int] = (),
     ) -> Iterator[dict[Any, Any]]:
         from specdemo.bench.figures import page
         from specdemo.bench.prompts import read_prompts, spread
@@ -114,11 +118,12 @@ class Tab:
 
         prompts = [PAPER_PROMPT] if lengths else spread(read_prompts(), limit)
         how = {"lengths": lengths, "repeats": 3 if lengths else 1, "stop": stop}
-        for event in bench(session, prompts, settings, **how):
-            if isinstance(event, Progress):
-                yield {self.progress: progress_html(event.done, event.total, event.text)}
-            elif event["rows"]:
-                yield {self.table: table_html("Prompts", event["rows"])}
+        with self._service.session(pair, visitor) as session:
+            for event in bench(session, prompts, settings, **how):
+                if isinstance(event, Progress):
+                    yield {self.progress: progress_html(event.done, event.total, event.text)}
+                elif event["rows"]:
+                    yield {self.table: table_html("Prompts", event["rows"])}
         yield {self.progress: progress_html(1, 1, "Stopped." if stop.is_set() else "Finished.")}
         if event.get("lengths"):
             drawn, table = drawn_lengths(json.loads(as_json(event)), "Measured just now")
@@ -132,6 +137,35 @@ class Tab:
                 path = folder / f"specdemo-bench.{kind}"
                 path.write_text(text, encoding="utf-8")
                 yield {file: gr.update(value=str(path), interactive=True)}
+
+    run, run_lengths = _guarded(_measured), _guarded(partial(_measured, lengths=LENGTHS))
+
+    @_guarded
+    def run_tune(
+        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
+    ) -> Iterator[dict[Any, Any]]:
+        from specdemo.bench import tune
+        from specdemo.models.measured import DraftResult
+
+        if self._offer.fixed:
+            raise BadInput("This server is shared: its owner chooses the draft, by `tune`.")
+        if not pair.pair:
+            raise BadInput("Drafts are raced for the pairs of the list; yours has one at most.")
+
+        def prepare(chosen: ModelChoice) -> Iterator[str]:
+            return (state.line for state in self._service.states(chosen, stop))
+
+        rows: list[DraftResult] = []
+        sessions = partial(self._service.session, visitor=visitor)
+        for event in tune.tune(pair, sessions, prepare=prepare, prompts=limit, stop=stop):
+            if isinstance(event, str):
+                yield {self.progress: progress_html(len(rows), len(rows) + 1, event)}
+            elif isinstance(event, DraftResult):
+                rows.append(event)
+                yield {self.table: table_html("Drafts", tune.table(rows))}
+        words = f"{pair.pair} drafts by {tune.named(event.winner)} from now on."
+        list(self._service.states(pair, stop))
+        yield {self.progress: progress_html(1, 1, words)}
 
 
 def drawn_lengths(report: Mapping[str, Any], when: str) -> tuple[PlotData, str]:

@@ -198,7 +198,7 @@ class RaceTab:
         gr.on([self.stop.click, measuring.stop.click], self._stop, None, None, **now)
         blocks.unload(self._stop)
         blocks.load(self._linked_inputs, None, every, **now)
-        for event in (raced.then, blocks.load):
+        for event in (measuring.tuning.then, raced.then, blocks.load):
             event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
         blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
 
