@@ -44,9 +44,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             gguf.replace(made / ir.SOURCE)
             integrity.put(made, target.folder)
         if not draft.folder.is_dir():
-            from specdemo.models import (
-                heads,
-            )  # imports openvino, which would delay the page's start
+            from specdemo.models import heads  # imports OpenVINO: the page would start later
 
             report(Progress("Building the embedded draft head"))
             (made := scratch / "draft").mkdir()
