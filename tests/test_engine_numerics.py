@@ -46,7 +46,8 @@ def measured(request, tiny_llama_pair):
 def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, allowed):
     """With larger groups forwards with 4-bit weights took 1.4 to 1.8 times as long."""
     integers = ov.Tensor(ov.Type.u4, ov.Shape([8, 128 // group, group]))
-    matrix = compressed(integers, np.ones((8, 128 // group, 1), np.float16), zeros=8)
+    scales = np.ones((8, 128 // group, 1), np.float16)
+    matrix = compressed(integers, scales, np.full_like(scales, 8, np.uint8))
     given = ops.parameter([-1, 128], ov.Type.f32)
     layer = ops.matmul(given, matrix, False, True)
     product = ops.matmul(layer, np.ones((4, 8), np.float32), False, True)
