@@ -33,7 +33,7 @@ def tune(
     opened. Yields progress, a DraftResult per draft, and last the TuningResult, which is stored.
     Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end."""
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
-    pair, rows = chosen_pair(choice), []
+    pair, rows = chosen_pair(replace(choice, draft="")), []
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
         yield f"Loading {pair.title} with {named(draft)}"
         chosen, traces = replace(choice, draft=draft), []
