@@ -316,6 +316,7 @@ def fake(tmp_path):
 def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answered(browser, fake):
     tab = Visit(browser.new_context(), fake.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
+    assert tab.page.evaluate("performance.getEntriesByName('sd-play')[0].startTime") > 0
     expect(tab.page.locator(".sd-note")).to_contain_text("Recorded on")
     question = tab.page.input_value("#sd-question textarea")
     assert question in tab.text(".sd-note")

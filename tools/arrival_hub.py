@@ -1,5 +1,5 @@
 """Serves a Dolly pair and all its drafts, in their real shapes with made-up weights, from a Hub on
-127.0.0.1, to test how the page fetches a pair. Run `python tools/arrival_hub.py dolly-3b
+127.0.0.1, to test how the page fetches and tunes a pair. Run `python tools/arrival_hub.py dolly-3b
 [MEGABYTES_PER_SECOND]`, then start the page with the command that it prints."""
 
 from __future__ import annotations

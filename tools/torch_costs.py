@@ -43,7 +43,7 @@ def measure(checkpoint: Checkpoint, device: str, way: str) -> None:
     properties = torch_model.properties(device, exact=way == "exact")
     model = TorchModel(checkpoint, ModelSettings(device, properties), ov.Core())
     found = numerics.measure_invariance(model)
-    print(f"{checkpoint.name} on {device}, {dict(properties)}\n{found}")
+    print(f"{checkpoint.path.name} on {device}, {dict(properties)}\n{found}")
     place = device.removeprefix("torch:")
     module = torch_model.load_module(checkpoint, device, dict(properties)["dtype"])
     cache = DynamicCache(config=module.config)
