@@ -257,6 +257,8 @@ BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not
     [
         ("response_format", "unsupported keywords.*not", {"response_format": JSON}),
         ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
+        ("response_format", "is not json_schema", {"response_format": JSON | {"type": "text"}}),
+        ("response_format", "is not json_s", {"response_format": JSON | {"type": "json_object"}}),
         ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
         (
             "tool_choice",

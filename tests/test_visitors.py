@@ -316,3 +316,10 @@ def test_the_load_test_counts_what_its_visitors_get(served):
     figures, errors = level(served[0], questions, 20, visitors=3, seconds=1.0)
     assert figures["visitors"] == 3 and errors == []
     assert figures["tokens_per_s"] > 5 and 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]
+
+
+def test_a_level_of_load_leaves_no_answer_to_the_next(served, monkeypatch):
+    url, session, service = served
+    monkeypatch.setattr(session, "delay", 0.5)
+    level(url, itertools.repeat("word " * 20), 20, visitors=3, seconds=1.2)
+    assert session.active == service.gate.visitors == 0

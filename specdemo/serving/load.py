@@ -85,6 +85,7 @@ def level(
         time.sleep(seconds)
         stop.set()
         list(visits)  # raises the error of a visitor
+    at_rest(url)  # abandoned answers must not spoil the figures of the next level
     median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
     figures = {
         "visitors": visitors,
@@ -96,6 +97,16 @@ def level(
         "seconds": seconds,
     }
     return figures, errors
+
+
+def at_rest(url: str) -> dict[str, Any]:
+    """The figures of /health once no request is active, queued or held, or after 30 s."""
+    for _ in range(300):
+        health = httpx.get(f"{url}/health", timeout=10).json()
+        if not health["active"] + health["queue"] + health["visitors"]:
+            break
+        time.sleep(0.1)
+    return health
 
 
 @click.command()

@@ -188,13 +188,14 @@ class ChatRequest(CommonRequest):
     @property
     def json_schema(self) -> str:
         wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        if wanted is None:
             return ""
-        if wanted.type == "json_object":
-            return '{"type": "object"}'
-        if wanted.json_schema is None:
-            raise BadInput("response_format.json_schema is missing.", "response_format")
-        return json.dumps(wanted.json_schema.schema_)
+        if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+            message = "response_format.json_schema is missing, or the type is not json_schema."
+            raise BadInput(message, "response_format")
+        if wanted.json_schema:
+            return json.dumps(wanted.json_schema.schema_)
+        return "" if wanted.type == "text" else '{"type": "object"}'
 
     @property
     def callable_tools(self) -> Tools | None:

@@ -17,7 +17,7 @@ import pytest
 
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
-from specdemo.serving.load import ask, level, started
+from specdemo.serving.load import ask, at_rest, level, started
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))
 PROMPTS = [prompt.instruction for prompt in read_prompts() if len(prompt.instruction) < 400]
@@ -60,13 +60,9 @@ def hang_up_at_random(url: str, seconds: float) -> list[str]:
     return errors
 
 
-def at_rest(page) -> tuple[dict[str, int], int]:
+def left_behind(page) -> tuple[dict[str, int], int]:
     """Requests, cache blocks in use but not kept for prompts; bytes of memory."""
-    for _ in range(300):
-        told = httpx.get(f"{page.url}/health", timeout=10).json()
-        if not told["active"] + told["queue"] + told["visitors"]:
-            break
-        time.sleep(0.1)
+    told = at_rest(page.url)
     held = sum(cache["used"] - cache["kept"] for cache in told["cache_blocks"].values())
     left = {"active": told["active"], "queue": told["queue"], "held": held}
     return left, psutil.Process(page.process.pid).memory_info().rss
@@ -74,9 +70,9 @@ def at_rest(page) -> tuple[dict[str, int], int]:
 
 def test_fifty_visitors_lose_nothing_and_leave_nothing_behind(public_page):
     errors = hang_up_at_random(public_page.url, SECONDS / 2)
-    _, before = at_rest(public_page)  # the KV cache is in use already
+    _, before = left_behind(public_page)  # the KV cache is in use already
     errors += hang_up_at_random(public_page.url, SECONDS)
-    left, after = at_rest(public_page)
+    left, after = left_behind(public_page)
     print(
         f"resident: {before / 1e6:,.0f} MB after a few visitors, {after / 1e6:,.0f} MB after fifty"
     )
