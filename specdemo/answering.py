@@ -1,7 +1,7 @@
 """How a session is asked: a question, and the events of its answer."""
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +19,10 @@ Event = Waiting | Round | BaselineToken | Trace
 class Question:
     """An instruction to answer. `prompt` (token ids) replaces the instruction in its template; the
     instruction is then the trace's title. With `baseline` the instruction is decoded
-    autoregressively too, and a short race is repeated until `verdict.enough` for `repeat` seconds.
-    Unless `measured` is set, a race does not wait for missing measurements, which can take half a
-    minute. Setting `stop` ends the answer within one round. `loading` tells whether models are
-    being loaded. The answer may call `tools`, of which the prompt must tell."""
+    autoregressively too, and a short race is repeated until `verdict.enough` for `repeat` seconds
+    (0: never). Unless `measured` is set, a race does not wait for missing measurements, which can
+    take half a minute. Setting `stop` ends the answer within one round. `loading` tells whether
+    models are being loaded. The answer may call `tools`, of which the prompt must tell."""
 
     instruction: str
     settings: Settings
@@ -35,7 +35,7 @@ class Question:
     tools: Tools | None = None
 
 
-class Answering:
+class Answering(ABC):
     """Answers instructions with the pair `info`, many at a time (thread safe)."""
 
     info: PairInfo
@@ -43,10 +43,11 @@ class Answering:
     @abstractmethod
     def ask(self, question: Question) -> Generator[Event]:
         """Yields each Round as it is made, with `baseline` then the BaselineTokens, and last the
-        Trace, with `repeat` again after each further race. While the request waits, or models are
-        compiled first, a Waiting comes about once a second. A run stopped during the answer has no
-        baseline; in one stopped later `identical` is None. Raises BadInput for unusable input,
-        before anything runs, and Busy when too many requests wait. Closing the iterator ends it.
+        Trace, with `repeat` again after each further race. A Waiting comes every second while the
+        request waits, and every 0.2 s while models are compiled first. A run stopped during the
+        answer has no baseline; in one stopped later `identical` is None. Raises BadInput for
+        unusable input, before anything runs, and Busy when too many requests wait. Closing the
+        iterator ends it.
         """
 
     def answer(self, instruction: str, settings: Settings, **options: Any) -> Generator[Event]:

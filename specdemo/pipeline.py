@@ -60,7 +60,7 @@ class Answer:
         return summarize(self.trace).tokens_per_second
 
     def _repr_html_(self) -> str:
-        """The answer in a notebook: tokens coloured by origin, and the figures."""
+        """The answer in a notebook: tokens coloured by kind, and the figures."""
         tokens = "".join(
             f'<span style="{STYLES.get(one.kind, "")}" title="{one.kind}">{escape(one.text)}</span>'
             for one in self.tokens

@@ -40,11 +40,12 @@ class Session(Answering, AbstractContextManager[Any]):
     Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
     (None: all that the plugin finds). `active` requests run at once and `waiting` more wait; those
     whose worst case does not fit into the KV cache wait too. That of the target takes at most
-    `cache_mb` megabytes (None: half the free memory, or the most that all requests can need), but
-    holds one full context at least; other caches hold as many tokens. What the first token does not
-    need is compiled and measured in the `background` between requests, or before the first race.
-    With `learn` an n-gram table grows from finished answers and is kept in the cache folder; a race
-    does not use it: a repeated question would seem fast. Raises ModelError for an unusable model.
+    `cache_mb` megabytes (None: the smaller of half the free memory and the most that all requests
+    can need), but holds one full context at least; other caches hold as many tokens. What the first
+    token does not need is compiled and measured in the `background` between requests, or before the
+    first race. With `learn` an n-gram table grows from finished answers and is kept in the cache
+    folder; a race does not use it: a repeated question would seem fast. Raises ModelError for an
+    unusable model.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from specdemo.ui import MAX_EVENTS, PRIVATE, choice
 from specdemo.ui.choice import Offer
 from specdemo.ui.runs import Running
 from specdemo.ui.service import Service, Visitor, visitor_of
-from specdemo.ui.wording import error_sentence
+from specdemo.ui.wording import error_sentence, tuned
 
 MOST_PROMPTS = 32
 
@@ -41,7 +41,8 @@ href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
 
 TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams only. Drafts that
-are not here are fetched; the fastest is used from then on.</p>"""
+are not here are fetched; the fastest is used from then on, unless the server was started with a
+draft.</p>"""
 
 
 def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
@@ -163,7 +164,7 @@ class Tab:
             elif isinstance(event, DraftResult):
                 rows.append(event)
                 yield {self.table: table_html("Drafts", tune.table(rows))}
-        words = f"{pair.pair} drafts by {tune.named(event.winner)} from now on."
+        words = tuned(pair.pair, tune.named(event.winner), pair.draft and tune.named(pair.draft))
         list(self._service.states(pair, stop))
         yield {self.progress: progress_html(1, 1, words)}
 

@@ -1,18 +1,22 @@
 """The inputs of a run: their names on the page and in links, how values become settings, and which
 models a visitor may choose. What is allowed is decided by `specdemo.settings`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from specdemo.answering import Answering
 from specdemo.errors import BadInput
 from specdemo.models import ir, machine, registry
 from specdemo.models.hub import WORKING_BYTES
 from specdemo.models.progress import size
 from specdemo.settings import ModelChoice, Settings, parse
+
+if TYPE_CHECKING:
+    from specdemo.session import Session
 
 AUTO, OWN = "auto", "own"
 """Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
@@ -102,7 +106,7 @@ class Offer:
         weights = sum(machine.file_size(model.folder / ir.WEIGHTS) for model in models)
         return machine.available_bytes() > weights + WORKING_BYTES
 
-    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Answering:
+    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Session:
         """The session of the models, as `session.open_session` gives it."""
         from specdemo.session import open_session
 

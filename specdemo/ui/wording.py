@@ -149,6 +149,13 @@ def queue_place(waiting: Waiting) -> str:
     return line if waiting.seconds is None else f"{line}; about {max(1, round(waiting.seconds))} s"
 
 
+def tuned(pair: str, winner: str, chosen: str) -> str:
+    """What follows from a race of drafts: nothing where the owner has `chosen` one ("": none)."""
+    if chosen:
+        return f"{winner} is fastest for {pair}; {chosen} stays: the server was started with it."
+    return f"{pair} drafts by {winner} from now on."
+
+
 _PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")
 
 
