@@ -251,9 +251,21 @@ def test_a_source_that_is_not_asked_seems_less_and_less_certain():
         rate.record(0.2)
     share, before = rate.value, rate.upper_bound
     for _ in range(5000):
-        policy.record_round(0.1, 1)
+        policy.record_round(0.0, 0.1, 1)
     assert rate.value == pytest.approx(share)
     assert before < 0.3 < 0.4 < rate.upper_bound
+
+
+def test_a_draft_that_was_slow_in_a_busy_moment_is_asked_again_when_the_target_is_fast():
+    policy = Policy(costs=known_costs(), draft=known_costs({1: 0.05}))
+    for _ in range(50):
+        policy.costs.record(1, 20.0)
+        policy.draft.record(1, 1.0)
+    assert policy.draft.forward(1) > 0.5
+    for _ in range(100):
+        policy.costs.record(1, 1.0)
+        policy.record_round(0.0, 1.0, 1)
+    assert policy.draft.forward(1) < 0.1
 
 
 def test_acceptance_rates_are_learnt_by_confidence():

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -296,6 +297,7 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
 
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
+    monkeypatch.setattr(numerics, "_preempted", lambda: 0)
     with Session(tiny_llama_pair) as session:
         *_, first = session.race("hello", settings)
         found = session.info.numerics_found
@@ -309,6 +311,22 @@ def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, m
         *_, second = session.race("hello", settings)
         assert session.info.numerics_found == found
     assert second.token_ids == first.token_ids and second.identical
+
+
+def test_costs_that_were_measured_beside_other_work_are_measured_again(
+    tiny_llama_pair, monkeypatch
+):
+    def costs() -> list[dict[int, float]]:
+        with Session(tiny_llama_pair, background=False) as session:
+            session.prepare()
+            profile = session._engine.profile
+            return [profile.targets["exact"].costs, profile.draft_costs]
+
+    calls = count(step=100)
+    monkeypatch.setattr(numerics, "_preempted", lambda: next(calls))
+    assert costs() == [{}, {}]
+    monkeypatch.setattr(numerics, "_preempted", lambda: 0)
+    assert all(found := costs()) and costs() == found
 
 
 def test_acceptance_rates_go_on_from_one_process_to_the_next(embedded_pair):

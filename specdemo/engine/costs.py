@@ -1,6 +1,8 @@
 """The cost model of one model's forwards, learnt where they arise: in the alternation of draft and
 target. Also chooses the sizes of forwards. Knows no models and no token ids."""
 
+from __future__ import annotations
+
 import math
 
 LARGEST = 16  # tokens. Costs of larger forwards, which several requests share, are extrapolated.
@@ -28,14 +30,28 @@ class Costs:
 
     T, C and A come from `learn`. Each forward corrects T where the size stayed, and C where it
     changed. The `level` (present seconds by learnt seconds) scales all of them and follows quickly.
+    `lasting` are T, C and A for later starts: as they were measured, because corrections of a busy
+    hour would mislead; empty without a measurement that nothing disturbed. `measured`: T is no
+    guess, so the level is near 1.
     """
 
     def __init__(self) -> None:
+        self.lasting: tuple[dict[int, float], float, float] = {}, 0.0, 0.0
         self.learn(TYPICAL, TYPICAL_CHANGE)
-        self.level = 0.0
+        self.level, self.measured = 0.0, False
 
-    def learn(self, seconds: dict[int, float], change: float = 0.0, attention: float = 0.0) -> None:
+    def learn(
+        self,
+        seconds: dict[int, float],
+        change: float = 0.0,
+        attention: float = 0.0,
+        *,
+        lasting: bool = False,
+    ) -> None:
         """Replace T (`seconds` by size), C (`change`) and A (`attention`)."""
+        if lasting:
+            self.lasting = seconds, change, attention
+        self.measured = True
         self.seconds = dict(sorted(seconds.items()))
         self.change, self.attention = change, attention
         self.level = 1.0
@@ -43,14 +59,6 @@ class Costs:
         self.last = 0
         """The size of the last forward."""
         self._work = dict.fromkeys(self.seconds, 0.0)
-
-    @property
-    def present(self) -> tuple[dict[int, float], float, float]:
-        """T, C and A in present seconds, for `learn` at a later start; empty before any forward."""
-        if not self.level:
-            return {}, 0.0, 0.0
-        seconds = {size: one * self.level for size, one in self.seconds.items()}
-        return seconds, self.change * self.level, self.attention * self.level
 
     def choose(self, tokens: int) -> int:
         """The size of the next forward, of `tokens` tokens: at least `tokens`.
@@ -84,6 +92,12 @@ class Costs:
             self.change = max(self.change + LEVEL_RATE * error, 0.0)
         else:
             self.seconds[size] += SHAPE_RATE * error
+
+    def follow(self, other: Costs) -> None:
+        """No forward was run: the level goes towards that of `other`, a model on the same machine.
+        Otherwise a draft model that was slow in a busy moment would never be asked again."""
+        if self.measured and other.measured:
+            self.level += LEVEL_RATE * (other.level - self.level)
 
     def baseline(self, context: int = 0) -> float:
         """Seconds of one token of autoregressive decoding, whose forwards have one size."""

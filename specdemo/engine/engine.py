@@ -128,7 +128,9 @@ class Engine:
         policy = self._targets["exact"].policy
         rates = {source: rates.counts for source, rates in dict(policy.acceptance).items()}
         known = self._known
-        costs, change, _ = policy.draft.present if self.drafts else (known.draft_costs, 0.0, 0.0)
+        costs, change, _ = policy.draft.lasting
+        if not costs:
+            costs, change = known.draft_costs, known.draft_change
         step = costs.get(1, known.draft_step)
         properties = known.draft_properties
         if isinstance(self._draft, PrefixCache):
@@ -185,7 +187,7 @@ class Engine:
         target = Target(name, model, prefixes, found, policy)
         model.least_tokens = found.least_tokens
         if known is not None and known.costs:
-            model.costs.learn(known.costs, known.change, known.attention)
+            model.costs.learn(known.costs, known.change, known.attention, lasting=True)
             target.measured = known.measured
         return target
 
@@ -208,7 +210,7 @@ class Engine:
             self._fix_cache(draft)
             self._draft = self._caches["draft"] = PrefixCache(draft)
         if known.draft_costs:
-            draft.costs.learn(known.draft_costs, known.draft_change)
+            draft.costs.learn(known.draft_costs, known.draft_change, lasting=True)
         for target in list(self._targets.values()):
             target.policy.draft = draft.costs
 
@@ -228,7 +230,9 @@ class Engine:
                 guarded = target.invariance.guard is not None
                 yield from numerics.learn_costs(model, draft, guarded=guarded)
                 target.measured = datetime.now(UTC).date().isoformat()
-            if draft is not None and not self._known.draft_costs:
+            if isinstance(self._draft, Head) and not self._draft.costs.measured:
+                yield from numerics.learn_step(self._draft, model)
+            if draft is not None and not draft.costs.measured:
                 yield from numerics.learn_costs(draft, model, rows=1)
             self._release_files()
             self._remember(self.profile)

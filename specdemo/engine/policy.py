@@ -128,12 +128,16 @@ class Policy:
         before the first round. The seconds of a forward are divided by `others` + 1."""
         return min(self._alone, self._seconds / self._tokens) if self._tokens else self._alone
 
-    def record_round(self, seconds: float, tokens: int) -> None:
-        """A round took `seconds` and gave `tokens` tokens."""
+    def record_round(self, drafting: float, verifying: float, tokens: int) -> None:
+        """A round took seconds of `drafting` (0: no draft model was asked) and of `verifying`, and
+        gave `tokens` tokens."""
+        if not drafting:
+            self.draft.follow(self.costs)
         for source in self.acceptance.values():
             source.total.fade()
         self._answered += tokens
-        self._seconds = 0.9 * self._seconds + seconds / (self.others + 1)
+        seconds = (drafting + verifying) / (self.others + 1)
+        self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:

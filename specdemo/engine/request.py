@@ -48,8 +48,9 @@ class Target:
     @property
     def profile(self) -> TargetProfile:
         properties = self.model.settings.properties
-        seconds, change, attention = self.model.costs.present if self.measured else ({}, 0.0, 0.0)
-        return TargetProfile(properties, self.invariance, seconds, self.measured, attention, change)
+        seconds, change, attention = self.model.costs.lasting
+        measured = self.measured if seconds else ""
+        return TargetProfile(properties, self.invariance, seconds, measured, attention, change)
 
 
 @dataclass

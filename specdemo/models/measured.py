@@ -16,7 +16,7 @@ from specdemo.engine.profile import Profile
 from specdemo.models import machine
 
 About = Mapping[str, str | int]  # {"pair": NAME}, {"model": NAME}, or of `about_files`
-VERSION = 7  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 8  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)
