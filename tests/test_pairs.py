@@ -111,9 +111,9 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared):
-    offer = choice.Offer(ModelChoice("tiny"), shared)
+@pytest.mark.parametrize(("shared", "draft"), [(False, ""), (False, "pythia-int8"), (True, "")])
+def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared, draft):
+    offer = choice.Offer(ModelChoice("tiny", draft=draft), shared)
     served = service.Service(offer.first, offer.open_session)
     with gr.Blocks():
         tab = benchmark.Tab(served, runs.Running(), offer, {"pair": gr.Textbox()})
@@ -121,7 +121,9 @@ def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared):
     shown = str([list(one.values()) for one in tab.run_tune(request, 1, "tiny")])
     served.close()
     assert ("its owner" in shown) is shared
-    assert ("n-grams only" in shown and "from now on" in shown) is not shared
+    assert ("n-grams only" in shown) is not shared
+    assert ("from now on" in shown) is not (shared or bool(draft))
+    assert ("pythia-int8 stays" in shown) is bool(draft)
     assert (measured.read("tuned", {"pair": "tiny"}) is None) is shared
 
 

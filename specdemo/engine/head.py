@@ -27,8 +27,6 @@ class Head:
     """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
     [V']). Raises ModelError for any other file."""
 
-    least_tokens = 1
-
     def __init__(self, xml: Path, core: ov.Core):
         try:
             model = core.read_model(xml)
