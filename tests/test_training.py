@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
     assert chosen_draft(pair, choice_of(str(target))) == ()
 
 
-def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path):
+def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch):
     train(tmp_path / "again", start=trained / "head.npz", passes=0.01)
     train(tmp_path / "new", passes=0.01)
     agreements = [
@@ -111,6 +112,7 @@ def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path):
         for folder in (tmp_path / "new", tmp_path / "again", trained)
     ]
     assert agreements[1] > 0.9 * agreements[2] > agreements[0]
+    monkeypatch.setattr(data, "written", "nothing is written before --start is checked")
     with pytest.raises(BadInput, match="a head of another size"):
         train(tmp_path / "other", start=embedded.DRAFT / "head.npz")
 
@@ -200,6 +202,25 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
     assert card["text"]["conversations"] == 40 + data.GROUP
     assert card["text"]["given"] == "own.jsonl"
+    train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=4000, passes=1)
+    states = sum(len(np.load(path)) for path in (tmp_path / "draft/work/states").glob("*.npy"))
+    grown = json.loads((tmp_path / "draft" / "card.json").read_bytes())["text"]["answer_tokens"]
+    assert states == grown > card["text"]["answer_tokens"]
+
+
+@pytest.mark.parametrize("target", ["embedded", "./own"])
+def test_a_run_of_an_earlier_version_can_be_continued(target, tmp_path):
+    settings = TrainSettings(target=target, out=tmp_path / "run")
+    run._open_work(settings, tmp_path / "run/work")
+    path = tmp_path / "run/work/settings.json"
+    stored = {"tokens": "9", "minutes": "None", "passes": "1.0"} | json.loads(path.read_bytes())
+    del stored["weight_format"], stored["start"]
+    path.write_text(json.dumps(stored))
+    if target == "./own":
+        with pytest.raises(BadInput, match=r"other settings \(weight_format int8\)"):
+            run._open_work(settings, path.parent)
+        settings = replace(settings, weight_format="int8")
+    run._open_work(settings, path.parent)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +229,10 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
         (["--tokens", "5"], "--tokens"),
         (["--device", "gpu"], "--device"),
         (["--target", "./nowhere"], "is no folder or GGUF file here"),
+        (["--target", "embedded", "--weight-format", "int4"], "--weight-format is for"),
+        (["--start", "HERE/file"], "not a head.npz"),
+        (["--start", "TRAINED/ngrams.npz"], "not a head.npz"),
+        (["--start", "TRAINED/head_tokens.npy"], "not a head.npz"),
         (["--target", "embedded", "--only", "ngrams"], "an n-gram table of its own"),
         (["--out", "HERE"], "is no earlier run"),
         (["--out", "TRAINED"], "a run with other settings"),
@@ -217,6 +242,7 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
 def test_what_cannot_work_is_one_sentence(options, said, target, trained, tmp_path, capsys):
     (tmp_path / "file").write_text("{}\n")
     places = {"HERE": str(tmp_path), "HERE/file": str(tmp_path / "file"), "TRAINED": str(trained)}
+    places |= {f"TRAINED/{path.name}": str(path) for path in trained.iterdir()}
     options = [places.get(one, one) for one in options]
     where = ["--target", str(target), "--out", str(tmp_path / "out")]
     assert cli.main(["train-draft", *where, *options]) == 2

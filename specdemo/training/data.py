@@ -172,11 +172,14 @@ def read_rows(loaded: LoadedPair, conversations: Sequence[Conversation], folder:
     folder.mkdir(exist_ok=True)
     files, read = [], None
     for start in tqdm(range(0, len(conversations), GROUP), desc="Reading the target's states"):
+        group = conversations[start : start + GROUP]
+        count = sum(len(one.answer) for one in group)
         files.append(folder / f"{start:07d}.npy")
-        if not files[-1].is_file():
+        # With more text, the last group of an earlier run has more conversations.
+        if not files[-1].is_file() or len(np.load(files[-1], mmap_mode="r")) != count:
             read = read or _reader(loaded)
             partial = folder / "partial.npy"
-            np.save(partial, read(conversations[start : start + GROUP]))
+            np.save(partial, read(group))
             os.replace(partial, files[-1])
     prompts = [
         tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in conversations

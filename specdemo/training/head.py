@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from specdemo.errors import BadInput
 from specdemo.models import heads
-from specdemo.training.data import Rows
+from specdemo.training.data import THIRDS, Rows
 from specdemo.training.settings import TrainSettings
 
 TOKENS = 4096  # a head drafts only these most frequent tokens
@@ -37,26 +37,10 @@ class DraftHead:
     def __init__(
         self, embedding: np.ndarray, output: np.ndarray, rows: Rows, settings: TrainSettings
     ) -> None:
-        size, features = embedding.shape[1], rows.states.shape[1] - 1
-        width, device = settings.width, settings.device
+        device = settings.device
         counts = np.bincount(rows.tokens, minlength=len(output))
         self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
-        shapes = {
-            "mix": (width, features + width + size),
-            "gate_up": (4 * width, width),
-            "down": (width, 2 * width),
-            "out": (size, width),
-        }
-        generator = torch.Generator().manual_seed(0)
-        first = {
-            name: torch.randn(shape, generator=generator) / shape[1] ** 0.5
-            for name, shape in shapes.items()
-        }
-        if settings.start:
-            earlier = heads.load(settings.start).weights
-            first = {name: torch.from_numpy(earlier[name].floats()) for name in shapes}
-            if {name: tuple(one.shape) for name, one in first.items()} != shapes:
-                raise BadInput(f"--start {settings.start} is a head of another size of target.")
+        first = first_weights(settings, embedding.shape[1])
         self.weights = {name: one.to(device).requires_grad_(True) for name, one in first.items()}
         # bfloat16 where the device multiplies it faster.
         fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
@@ -148,6 +132,37 @@ class DraftHead:
 
 def _norm(rows: torch.Tensor) -> torch.Tensor:
     return functional.rms_norm(rows, rows.shape[-1:], eps=heads.EPSILON)
+
+
+def earlier_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The matrices of the head in `path`, but for the target's rows. Raises BadInput."""
+    try:
+        weights = heads.load(path).weights
+        return {name: torch.from_numpy(weights[name].floats()) for name in heads.MATRICES[:-1]}
+    except Exception as error:  # other files give errors of many kinds
+        raise BadInput(f"--start {path} is not a head.npz that train-draft wrote.") from error
+
+
+def first_weights(settings: TrainSettings, size: int) -> dict[str, torch.Tensor]:
+    """Where training starts, for a target with `size` columns in its embedding: the weights of
+    `settings.start`, else random ones. Raises BadInput for a head of another size."""
+    width = settings.width
+    shapes = {
+        "mix": (width, (2 + len(THIRDS)) * size + width),
+        "gate_up": (4 * width, width),
+        "down": (width, 2 * width),
+        "out": (size, width),
+    }
+    if settings.start:
+        first = earlier_weights(settings.start)
+        if {name: tuple(one.shape) for name, one in first.items()} != shapes:
+            raise BadInput(f"--start {settings.start} is a head of another size of target.")
+        return first
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=generator) / shape[1] ** 0.5
+        for name, shape in shapes.items()
+    }
 
 
 def train(

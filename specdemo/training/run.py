@@ -42,11 +42,17 @@ def train_draft(settings: TrainSettings) -> str:
             raise MissingPackage(
                 "Training needs torch, of the extra `export`; run `pip install -e .[export]`."
             ) from error
+        from specdemo.training import head
+
         torch.zeros(1, device=settings.device)  # fails now if the GPU is missing
+        if settings.start:
+            head.earlier_weights(settings.start)  # likewise
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
+    if settings.start and not settings.only:
+        head.first_weights(settings, heads.tables(loaded.target)[0].shape[1])
     conversations, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
     conversations += data.written(loaded, work / "text", settings, unanswered)
     conversations = [one for one in conversations if one.answer]
@@ -131,6 +137,8 @@ def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
 
 def _pair(settings: TrainSettings) -> Pair:
     choice = choice_of(settings.target, settings.weight_format)
+    if choice.pair and settings.weight_format != "auto":
+        raise BadInput("--weight-format is for a model of your own; a pair's IR has its format.")
     pair = chosen_pair(choice, lambda field: "--target")
     if pair.embedded and settings.only:
         raise BadInput("--target embedded: that pair has an n-gram table of its own.")
@@ -147,8 +155,14 @@ def _open_work(settings: TrainSettings, work: Path) -> None:
             raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
         work.mkdir(parents=True)
         path.write_text(json.dumps(described, indent=1), encoding="utf-8")
-    elif json.loads(path.read_bytes()) != described:
+        return
+    # Earlier versions also kept GROWING, lacked `start`, and converted models of one's own to int8.
+    format_then = "int8" if choice_of(settings.target).target else "auto"
+    stored = {"weight_format": format_then, "start": "None"} | json.loads(path.read_bytes())
+    compared = stored.keys() - GROWING
+    other = [f"{name} {stored[name]}" for name in compared if stored[name] != described.get(name)]
+    if other:
         raise BadInput(
-            f"{out} holds a run with other settings; repeat them to continue it, or name another "
-            "--out."
+            f"{out} holds a run with other settings ({', '.join(sorted(other))}); repeat them to "
+            "continue it, or name another --out."
         )
