@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -83,6 +83,29 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     assert chosen_draft(chosen_pair(asked), asked)[0].name == DRAFTS[2]
     here.discard(DRAFTS[1])
     assert chosen() == (used and DRAFTS[:1]), "the winner was deleted"
+    for device in ("device", "draft_device"):
+        elsewhere = replace(CHOICE, **{device: "torch:cuda"})
+        assert chosen_draft(find_pair("dolly-3b"), elsewhere)[0].name == DRAFTS[0]
+    here.clear()
+    assert chosen() == used, "the winner is fetched"
+
+
+def test_what_tune_found_is_kept_for_a_path_and_weight_format(tmp_path, monkeypatch):
+    def subject(target: str, weight_format: str = "auto") -> dict[str, str]:
+        return chosen_pair(registry.choice_of(target, weight_format)).subject
+
+    for name in ("a", "b"):
+        (tmp_path / name / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    assert subject("m") == subject(str(tmp_path / "a" / "m")) != subject("m", "int4")
+    monkeypatch.chdir(tmp_path / "b")
+    assert subject("m") != subject(str(tmp_path / "a" / "m"))
+
+
+def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
+    assert registry.choice_of("dolly-3b", "int4") == replace(CHOICE, weight_format="int4")
+    assert registry.choice_of("gpt2", "int4") == ModelChoice(target="gpt2", weight_format="int4")
+    assert chosen_pair(registry.choice_of("gpt2")).target.repo == "gpt2"
 
 
 def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
@@ -109,6 +132,14 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
     assert [row["draft_seconds"] > 0 for row in said["rows"]] == [True, True, False]
     best = max(said["rows"], key=lambda row: row["speedup"])["draft"]
     assert said["winner"] == best == (load_pair(tiny_pair).info.draft or NO_DRAFT)
+
+
+def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair):
+    asked = ModelChoice("tiny", draft=NO_DRAFT, device="torch:cpu", kv_cache="u8", thinking=True)
+    with pytest.raises(BadInput, match=r"--assistant-model '\./nowhere'"):
+        next(tune(asked, pytest.fail, drafts=["./nowhere"], prompts=1))
+    _, raced = islice(tune(asked, pytest.fail, prepare=lambda choice: [choice], prompts=1), 2)
+    assert raced == ModelChoice("tiny", draft=tiny_pair.drafts[0].name)
 
 
 @pytest.mark.parametrize(("shared", "draft"), [(False, ""), (False, "pythia-int8"), (True, "")])

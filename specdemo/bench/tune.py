@@ -1,7 +1,7 @@
 """Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -23,17 +23,21 @@ def tune(
     choice: ModelChoice,
     open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
     *,
-    drafts: Iterable[str] = (),
+    drafts: Collection[str] = (),
     prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
     prompts: int,
     stop: threading.Event | None = None,
 ) -> Iterator[str | DraftResult | TuningResult]:
     """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
-    (as `ModelChoice.draft`) and with n-grams only. `prepare` yields progress before a session is
-    opened. Yields progress, a DraftResult per draft, and last the TuningResult, which is stored.
-    Raises BadInput for an unknown pair, RequestFailed when `stop` is set before the end."""
+    (as `ModelChoice.draft`) and with n-grams only, all on the processor with default settings.
+    `prepare` yields progress before a session is opened. Yields progress, a DraftResult per draft,
+    and last the TuningResult, which is stored. Raises BadInput for an unknown pair or draft before
+    the first race, RequestFailed when `stop` is set before the end."""
+    choice = ModelChoice(choice.pair, choice.target, weight_format=choice.weight_format)
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
-    pair, rows = chosen_pair(replace(choice, draft="")), []
+    pair, rows = chosen_pair(choice), []
+    for draft in drafts:
+        chosen_pair(replace(choice, draft=draft), lambda field: "--assistant-model")
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
         yield f"Loading {pair.title} with {named(draft)}"
         chosen, traces = replace(choice, draft=draft), []

@@ -43,10 +43,12 @@ class LoadedPair(PairFiles):
 
 def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     """The draft of `pair` to use; empty for n-grams only. Without `choice.draft`, drafts on this
-    disk come before others, then the fastest by `tune`, then the order of `pair.drafts`."""
+    disk come before others, then the fastest by `tune`, which raced on the processor and counts for
+    it only, then the order of `pair.drafts`."""
     if choice.draft:
         return pair.drafts
-    tuned = measured.read("tuned", pair.subject)
+    on_cpu = choice.device == choice.draft_device == "CPU"
+    tuned = measured.read("tuned", pair.subject) if on_cpu else None
     winner = tuned.winner if tuned else ""
     if winner == NO_DRAFT:
         return ()
@@ -56,7 +58,7 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
             drafts = pair.with_draft(winner, "tune", choice.weight_format).drafts
             if sources.here(drafts[0]):
                 return drafts
-    by_rank = sorted(pair.drafts, key=lambda one: not sources.here(one))
+    by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
     return tuple(by_rank[:1])
 
 

@@ -15,7 +15,9 @@ from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.models import machine
 
-About = Mapping[str, str | int]  # {"pair": NAME}, {"model": NAME}, or of `about_files`
+# {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or of
+# `about_files`
+About = Mapping[str, str | int]
 VERSION = 8  # changes when figures get another meaning, such as the confidence of a source
 
 

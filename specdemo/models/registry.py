@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -40,7 +39,9 @@ class Pair:
     @property
     def subject(self) -> dict[str, str]:
         """What measurements of this pair are kept under."""
-        return {"target": self.target.repo} if self.name == OWN else {"pair": self.name}
+        if self.name != OWN:
+            return {"pair": self.name}
+        return {"target": self.target.repo, "weight_format": self.target.export}
 
     @property
     def draft(self) -> Source | None:
@@ -202,8 +203,8 @@ def find_pair(name: str, *, option: str = "--pair") -> Pair:
 
 def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:
     """The models that `text` names: a pair of PAIRS, else a target as `ModelChoice.target`."""
-    if any(pair.name == text for pair in PAIRS) or not ("/" in text or os.path.exists(text)):
-        return ModelChoice(pair=text)
+    if any(pair.name == text for pair in PAIRS):
+        return ModelChoice(pair=text, weight_format=weight_format)
     return ModelChoice(target=text, weight_format=weight_format)
 
 

@@ -34,7 +34,7 @@ EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
 
 def source_of(text: str, option: str, weight_format: str) -> Source:
     """The folder or Hub repository that the user named with `option`. Raises BadInput."""
-    path = Path(text).expanduser()
+    path = Path(text).expanduser().absolute()
     if path.is_dir() or path.is_file() and path.suffix == ".gguf":
         name = path.resolve().name.removesuffix(".gguf")
         return Source(str(path), name, export=weight_format)
