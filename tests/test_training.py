@@ -52,7 +52,7 @@ def target(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def train(target, tmp_path_factory):
     """Trains a small head into a folder, with short instructions, for a token is a byte."""
-    sizes = {"tokens": 6000, "answer_tokens": 40, "width": 32, "chains": 512, "passes": 8}
+    sizes = {"tokens": 6000, "answer_tokens": 40, "width": 32, "chains": 512, "passes": 16}
     measured = tmp_path_factory.mktemp("measured")
 
     def train(out: Path, **changes) -> None:
