@@ -268,6 +268,19 @@ def test_a_draft_that_was_slow_in_a_busy_moment_is_asked_again_when_the_target_i
     assert policy.draft.forward(1) < 0.1
 
 
+def test_what_a_draft_takes_outside_inference_counts_against_it():
+    policy = Policy(costs=known_costs({1: 1.0, 3: 1.2, 16: 3.0}))
+    policy.begin_round()
+    before = policy.rows
+    policy.record_outside(0.1, False)
+    for _ in range(200):
+        policy.record_outside(0.5, True)
+    policy.record_outside(60.0, True)  # the machine slept
+    policy.begin_round()
+    more = [now - then for now, then in zip(policy.rows, before, strict=True)]
+    assert more[:2] == [0.0, 0.0] and more[2:] == pytest.approx([0.4] * len(more[2:]), rel=0.1)
+
+
 def test_acceptance_rates_are_learnt_by_confidence():
     rates = Acceptance()
     for number in range(200):

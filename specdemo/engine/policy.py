@@ -15,6 +15,7 @@ READING_SHARE = 0.1
 
 LIKELY_TOKENS = 50  # tokens of an answer that has only begun, if it may have so many
 FADING = 0.9995  # what a round leaves of the weight of a source's earlier observations
+OUTSIDE_RATE = 0.05  # weight of a round in the time outside inference
 LEAST_SURVIVAL = 0.15  # no further token is drafted when the chance to reach it is below this
 
 
@@ -92,9 +93,12 @@ class Policy:
     costs: Costs = field(default_factory=Costs)
     draft: Costs = field(default_factory=Costs)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    outside: dict[bool, float] = field(default_factory=dict)
+    """Seconds of a round outside inference, by whether it had draft tokens."""
     others: int = 0
     rows: list[float] = field(default_factory=list)
-    """Seconds of the forward in which 0, 1, ... tokens of this request are verified."""
+    """Seconds of the forward in which 0, 1, ... tokens of this request are verified; from two on
+    with the time outside inference that a draft adds."""
     remaining: int = 0
     """Tokens that the answer is expected to still get: as many as it has, at least LIKELY_TOKENS,
     at most those that it may get."""
@@ -105,16 +109,18 @@ class Policy:
 
     def begin_round(self, context: int = 0, most: int = LIKELY_TOKENS) -> None:
         """Begin a round after `context` tokens, with at most `most` tokens to come."""
-        self.rows = self.costs.forwards(self.others, context)
-        alone = self.rows[1] if self.others else self.costs.baseline(context)
+        more = max(self.outside.get(True, 0.0) - self.outside.get(False, math.inf), 0.0)
+        rows = self.costs.forwards(self.others, context)
+        alone = rows[1] if self.others else self.costs.baseline(context)
+        self.rows = [*rows[:2], *(one + more for one in rows[2:])]
         self._alone = alone / (self.others + 1)
         self.remaining = min(max(self._answered, LIKELY_TOKENS), most)
 
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
-        """A policy for one more request. All share the costs and acceptance rates, so they learn
-        from every request; one with `rates` of its own shares the costs only."""
+        """A policy for one more request. All share costs, times and acceptance rates, so they learn
+        from every request; one with `rates` of its own shares all but these."""
         shared = self.acceptance if rates is None else rates
-        return Policy(fixed, self.limit, self.costs, self.draft, shared)
+        return Policy(fixed, self.limit, self.costs, self.draft, shared, self.outside)
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""
@@ -139,6 +145,12 @@ class Policy:
         seconds = (drafting + verifying) / (self.others + 1)
         self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
+
+    def record_outside(self, seconds: float, drafted: bool) -> None:
+        """A round that shared no forward took `seconds` outside inference."""
+        known = self.outside.get(drafted, seconds)
+        # A pause of the machine counts no more than twice the usual time.
+        self.outside[drafted] = known + OUTSIDE_RATE * (min(seconds, 2 * known) - known)
 
     def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
         """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the

@@ -110,7 +110,7 @@ class Request:
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
                 allowed=allowed,
             )
-            return (yield from self._timed(decoding, models(target, draft), since))
+            return (yield from self._timed(decoding, models(target, draft), policy, since))
         finally:
             sequence.release()
             if reading is not None and isinstance(draft, PrefixCache):
@@ -131,17 +131,23 @@ class Request:
             raise
         return prompt, sequence
 
-    def _timed(self, decoding: Decoding, named: Mapping[str, Runner], since: float) -> Decoding:
+    def _timed(
+        self, decoding: Decoding, named: Mapping[str, Runner], policy: Policy, since: float
+    ) -> Decoding:
         """Run `decoding` and set `shown_at` of its rounds, in seconds from `since`."""
         begun, cpu = sum(model.seconds for model in named.values()), time.process_time()
-        reply = None
+        reply, shown = None, 0.0
         try:
             while True:
                 event = decoding.send(reply)
                 if isinstance(event, Round):
-                    self.inference = sum(model.seconds for model in named.values()) - begun
-                    self.answer += [token.id for token in event.tokens]
+                    inference = sum(model.seconds for model in named.values()) - begun
                     event.shown_at = perf_counter() - since
+                    if self.answer and not policy.others:
+                        spent = event.shown_at - shown - (inference - self.inference)
+                        policy.record_outside(spent, bool(event.drafted))
+                    self.answer += [token.id for token in event.tokens]
+                    self.inference, shown = inference, event.shown_at
                 reply = yield event
         except StopIteration as done:
             return done.value
