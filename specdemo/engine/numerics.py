@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import openvino as ov
@@ -55,9 +55,13 @@ SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, LARGEST)
 FAR_CONTEXT = 512
 """Tokens of the context in which the cost of attention is measured; small models hold 1,024."""
 
-LEAST_ATTEMPTS, MOST_ATTEMPTS, PREEMPTIONS = 3, 9, 2
-"""Of a measurement; the first ones compile. A forward of two threads on a free machine is preempted
-0 to 3 times, beside other work 6 to 1,400 times."""
+LEAST_ATTEMPTS, MOST_ATTEMPTS, MOST_SECONDS = 3, 9, 10.0
+"""Of a measurement that other work disturbs; the first attempts compile."""
+
+PREEMPTIONS, BUSY_SHARE = 2, 0.9
+"""A forward is disturbed if its threads were preempted oftener than this each, and used less than
+this share of their time. Two threads: 0 to 3 times and 0.97 to 1.0 on a free machine, 6 to 1,400
+times and 0.2 to 0.86 beside other work. Long forwards are preempted oftener on a free one too."""
 
 STEADY = 24
 """Forwards in a row after which the weights of an instance are in the processor's cache, if they
@@ -286,22 +290,24 @@ def _fastest(
     forward: Callable[[int], object], between: Callable[[], None], sizes: list[int], threads: int
 ) -> Generator[None, None, tuple[dict[int, float], dict[int, float], bool]]:
     """The least seconds of forwards of these sizes, each after `between`, by whether the forward
-    before had another size or the same; and whether each was once measured in calm: while the
-    system took processors away from this process no oftener than PREEMPTIONS times a thread.
-    Otherwise other work made the figure, which may be three times the right one."""
+    before had another size or the same; and whether each was once measured undisturbed: other work
+    can make it three times as long."""
     least: dict[tuple[int, bool, bool], float] = {}
     kinds = [(size, same) for size in sizes for same in (False, True)]
-    calm = False
+    calm, spent = False, 0.0
     for attempt in range(MOST_ATTEMPTS):
-        if calm and attempt >= LEAST_ATTEMPTS:
+        if attempt >= LEAST_ATTEMPTS and (calm or spent > MOST_SECONDS):
             break
         for size in sizes:
             for same in (False, True):
                 between()
-                preempted, before = _preempted(), perf_counter()
+                preempted, used, before = _preempted(), process_time(), perf_counter()
                 forward(size)
-                seconds = perf_counter() - before
-                disturbed = _preempted() - preempted > PREEMPTIONS * threads
+                seconds, used = perf_counter() - before, process_time() - used
+                preempted = _preempted() - preempted
+                idle = used < BUSY_SHARE * threads * seconds
+                disturbed = idle and preempted > PREEMPTIONS * threads
+                spent += seconds
                 key = size, same, disturbed
                 least[key] = min(seconds, least.get(key, math.inf))
             yield  # a request waits for a step: with billions of weights two forwards are enough
