@@ -58,6 +58,7 @@ def train(target, tmp_path_factory):
     def train(out: Path, **changes) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(data, "MIX", {"sum": 1, "question": 1})
+            patch.setattr(data, "GROUP", 64)
             patch.setattr(machine, "measured_folder", lambda: measured)
             chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
             run.train_draft(TrainSettings(**chosen))
@@ -147,9 +148,8 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
 
     interrupt(data, "instruction", 70)
     interrupt(np, "save", 2)
-    monkeypatch.setattr(data, "Session", "there is nothing left to write")
     interrupt(head, "_loss", 30)
-    monkeypatch.setattr(data, "_reader", "there is nothing left to read")
+    monkeypatch.setattr(data, "_opened", "there is nothing left to write or to read")
     train(tmp_path / "draft")
     again, whole = (heads.load(folder / "head.npz") for folder in (tmp_path / "draft", trained))
     assert np.array_equal(again.tokens, whole.tokens)
@@ -199,10 +199,14 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     kinds = [(one["kind"], one["instruction"]) for one in map(json.loads, answered[:3])]
     assert kinds[:2] == [("asked", "When?"), ("asked", "Where?")] and kinds[2][0] != "asked"
     card = json.loads((tmp_path / "draft" / "card.json").read_bytes())
-    assert card["text"]["conversations"] == 40 + data.GROUP
+    assert card["text"]["conversations"] == 40 + 64
     assert card["text"]["given"] == "own.jsonl"
+    kept = tmp_path / "draft/work/text/0000000.npy"
+    of_writing = np.load(kept)
+    kept.unlink()
     train(tmp_path / "draft", text=tmp_path / "own.jsonl", tokens=4000, passes=1)
-    states = sum(len(np.load(path)) for path in (tmp_path / "draft/work/states").glob("*.npy"))
+    np.testing.assert_allclose(np.load(kept), of_writing, rtol=0.05, atol=0.2)
+    states = sum(len(np.load(path)) for path in (tmp_path / "draft/work").glob("*/*.npy"))
     grown = json.loads((tmp_path / "draft" / "card.json").read_bytes())["text"]["answer_tokens"]
     assert states == grown > card["text"]["answer_tokens"]
 

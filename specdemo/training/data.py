@@ -1,19 +1,17 @@
 """Training data, all made by the target: made-up instructions, the target's answers, and its hidden
 states at each answer token. A draft head reads the states and learns the logits that they give.
 
-Instructions are made from prompts.toml and from passages of the target's earlier answers. Two of
-three answers are greedy; the third is sampled, so that the head also learns what follows a less
-likely token. All data is kept in files of GROUP conversations. So an interrupted run continues, and
-ends with the same data.
+Instructions are made from prompts.toml and from passages of the target's earlier answers. Every
+second answer is sampled, so that the head also learns what follows a less likely token. All data is
+kept in files of GROUP conversations. So an interrupted run continues, and ends with the same data.
 """
 
 import json
 import os
 import random
 import tomllib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import jinja2
@@ -22,12 +20,12 @@ import openvino as ov
 from pydantic import TypeAdapter
 from tqdm import tqdm
 
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine import cache
+from specdemo.engine.messages import Logits, Model, ModelSettings, Run
 from specdemo.engine.model import open_model
+from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
 from specdemo.models.load import LoadedPair
-from specdemo.session import ACTIVE_REQUESTS, Session
-from specdemo.settings import Settings
 from specdemo.training.settings import TrainSettings
 
 _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
@@ -36,10 +34,13 @@ _FORMS = jinja2.Environment(
 )
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
 GIVEN, ASKED = "text", "asked"  # kinds: a user's own conversations, and own instructions
-GROUP, TEMPERATURE = 64, 0.7
+GROUP = 256  # conversations in a file
+TEMPERATURES = (0.7, 1.0)
 LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
 LONGEST = 1024  # tokens that are used of an answer in a user's own file
 TOGETHER = 1024  # tokens that the target reads in one forward: 1.3 times as fast as one answer
+AT_ONCE = 128  # answers that grow by a token each in one forward, as far as their cache has room
+CACHE_BYTES = 2 << 30
 LOOKUP = 4  # tokens of the longest context of n-gram lookup
 # Depths where a head reads the residual stream, beside the last hidden state: agreement 0.400 with
 # them, 0.376 without, for SmolLM2-135M after 164,000 chains.
@@ -90,9 +91,11 @@ def _passage(rng: random.Random, answers: Sequence[str]) -> dict[str, str | int]
     return {"passage": passage, "phrase": " ".join(words[at : at + rng.randint(2, 4)])}
 
 
-def given(path: Path, loaded: LoadedPair) -> tuple[list[Conversation], list[str]]:
-    """The conversations of a user's own file, marked as greedy, and its instructions that have no
-    answer yet. Raises BadInput."""
+def given(
+    path: Path, folder: Path, loaded: LoadedPair
+) -> tuple[dict[Path, list[Conversation]], list[str]]:
+    """The conversations of a user's own file, marked as greedy, by the file in `folder` that keeps
+    their states; and its instructions that have no answer yet. Raises BadInput."""
     conversations, unanswered = [], []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -103,55 +106,118 @@ def given(path: Path, loaded: LoadedPair) -> tuple[list[Conversation], list[str]
                 f'--text {path}: line {number} is not {{"u": "INSTRUCTION", "a": "ANSWER"}} (the '
                 "answer may be missing)."
             ) from error
-        if not answered:
-            unanswered.append(asked)
-            continue
         answer = tuple(loaded.tokenizer.encode(answered, special=False)[:LONGEST])
-        conversations.append(Conversation(GIVEN, True, asked, answered, answer))
-    return conversations, unanswered
+        if answer:
+            conversations.append(Conversation(GIVEN, True, asked, answered, answer))
+        else:
+            unanswered.append(asked)
+    starts = range(0, len(conversations), GROUP)
+    groups = {folder / f"{at:07d}.npy": conversations[at : at + GROUP] for at in starts}
+    return groups, unanswered
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """An answer that the target writes to `prompt`, with a row of `Rows.states` for each token. It
+    needs `blocks` of the cache at most."""
+
+    kind: str
+    instruction: str
+    prompt: list[int]
+    sampling: Sampling
+    sequence: cache.Sequence
+    blocks: int
+    tokens: list[int] = field(default_factory=list)
+    states: list[np.ndarray] = field(default_factory=list)
+
+    def grow(self, logits: Logits) -> None:
+        if self.sampling.greedy:
+            token = logits.best(0)
+        else:
+            token, _ = choose(logits.rows[0], self.sampling, len(self.tokens), reach=0.0)
+        self.tokens.append(token)
+        self.states.append(_states(logits))
+
+    def conversation(self, loaded: LoadedPair) -> Conversation:
+        stopped = self.tokens[-1] in loaded.stop_ids
+        text = loaded.tokenizer.decode(self.tokens[: -1 if stopped else None])
+        greedy, answer = self.sampling.greedy, tuple(self.tokens)
+        return Conversation(self.kind, greedy, self.instruction, text, answer)
 
 
 def written(
     loaded: LoadedPair, folder: Path, settings: TrainSettings, unanswered: Sequence[str] = ()
-) -> list[Conversation]:
+) -> dict[Path, list[Conversation]]:
     """Let the target answer instructions, first those of the user, until the answers in `folder`
-    have `settings.tokens` tokens. Gives all these conversations. Raises as `Session`."""
+    have `settings.tokens` tokens. Gives all these conversations, by the file of their states.
+    Raises ModelError."""
     folder.mkdir(exist_ok=True)
-    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.open("rb")]
-    known = [TypeAdapter(Conversation).validate_json(line) for line in lines]
-    done = sum(len(one.answer) for one in known)
-    if done >= settings.tokens:
-        return known
-    with (
-        tqdm(total=settings.tokens, initial=done, desc="Writing text", unit=" tokens") as bar,
-        ThreadPoolExecutor(ACTIVE_REQUESTS) as pool,
-        Session(loaded) as session,
-    ):
+    groups = {
+        path.with_suffix(".npy"): TypeAdapter(list[Conversation]).validate_python(
+            [json.loads(line) for line in path.open("rb")]
+        )
+        for path in sorted(folder.glob("*.jsonl"))
+    }
+    known = [one for group in groups.values() for one in group]
+    count = sum(len(one.answer) for one in known)
+    if count >= settings.tokens:
+        return groups
+    model, longest = _opened(loaded), settings.answer_tokens
+    model.resize_cache(CACHE_BYTES // model.block_bytes)
+    room = min(loaded.context_limit, model.pool.limit * model.block_size) - longest
 
-        def answer(number: int) -> Conversation:
-            if number < len(unanswered):
-                kind, asked = ASKED, unanswered[number]
-            else:
-                kind, asked = instruction(number, passages)
-            prompt = loaded.template.render(asked, loaded.tokenizer)
-            if len(prompt) + settings.answer_tokens > loaded.context_limit:
-                kind, asked = instruction(number, ())
-            temperature = 0.0 if number % 3 else TEMPERATURE
-            how = Settings(settings.answer_tokens, temperature=temperature, seed=number)
-            *_, trace = session.answer(asked, how)
-            return Conversation(kind, not temperature, asked, trace.text, trace.token_ids)
+    def asked(number: int, passages: Sequence[str]) -> _Answer:
+        own = number < len(unanswered)
+        kind, text = (ASKED, unanswered[number]) if own else instruction(number, passages)
+        prompt = loaded.template.render(text, loaded.tokenizer)
+        if len(prompt) > room:
+            kind, text = instruction(number, ())
+            prompt = loaded.template.render(text, loaded.tokenizer)
+        temperature = 0.0 if number % 2 else random.Random(number).uniform(*TEMPERATURES)
+        how = Sampling(temperature, seed=number)
+        blocks = -(-(len(prompt) + longest) // model.block_size)
+        return _Answer(kind, text, prompt, how, model.new_sequence(), blocks)
 
-        while bar.n < settings.tokens:
+    with tqdm(total=settings.tokens, initial=count, desc="Writing text", unit=" tokens") as bar:
+        while count < settings.tokens:
             passages = [one.text for one in known if len(one.answer) >= LEAST_PASSAGE]
-            first = len(known)
-            for one in pool.map(answer, range(first, first + GROUP)):
-                known.append(one)
-                bar.update(len(one.answer))
-            content = "".join(json.dumps(asdict(one)) + "\n" for one in known[first:])
+            numbers = range(len(known), len(known) + GROUP)
+            answers = [asked(number, passages) for number in numbers]
+            _complete(answers, model, longest, loaded.stop_ids, bar)
+            path = folder / f"{len(known):07d}.npy"
+            if not settings.only:
+                _save(path, np.concatenate([row for one in answers for row in one.states]))
+            groups[path] = [one.conversation(loaded) for one in answers]
+            content = "".join(json.dumps(asdict(one)) + "\n" for one in groups[path])
             partial = folder / "partial"
             partial.write_text(content, encoding="utf-8")
-            os.replace(partial, folder / f"{first:07d}.jsonl")
-    return known
+            os.replace(partial, path.with_suffix(".jsonl"))
+            known += groups[path]
+            count += sum(len(one.answer) for one in groups[path])
+    return groups
+
+
+def _complete(
+    answers: Sequence[_Answer], model: Model, longest: int, stop_ids: frozenset[int], bar: tqdm
+) -> None:
+    """Each forward adds a token to all answers that are begun, and reads prompts of others."""
+    waiting, begun = list(answers), []
+    while waiting or begun:
+        runs = [Run(one.sequence, one.tokens[-1:], 1) for one in begun]
+        free, read = model.pool.limit - sum(one.blocks for one in begun), 0
+        while waiting and len(begun) < AT_ONCE and waiting[0].blocks <= free:
+            if 0 < read > TOGETHER - len(waiting[0].prompt):
+                break
+            begun.append(one := waiting.pop(0))
+            runs.append(Run(one.sequence, one.prompt, 1))
+            free, read = free - one.blocks, read + len(one.prompt)
+        for one, logits in zip(begun, model.forward(runs), strict=True):
+            one.grow(logits)
+        for one in begun.copy():
+            if one.tokens[-1] in stop_ids or len(one.tokens) == longest:
+                one.sequence.release()
+                begun.remove(one)
+                bar.update(len(one.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,27 +233,24 @@ class Rows:
     ends: np.ndarray
 
 
-def read_rows(loaded: LoadedPair, conversations: Sequence[Conversation], folder: Path) -> Rows:
-    """The rows of all answers; `folder` keeps their states. Raises ModelError."""
-    folder.mkdir(exist_ok=True)
-    files, read = [], None
-    for start in tqdm(range(0, len(conversations), GROUP), desc="Reading the target's states"):
-        group = conversations[start : start + GROUP]
+def read_rows(loaded: LoadedPair, groups: Mapping[Path, Sequence[Conversation]]) -> Rows:
+    """The rows of all answers. Those whose file has no states yet are read. Raises ModelError."""
+    model = None
+    for path, group in tqdm(groups.items(), desc="Reading the target's states"):
         count = sum(len(one.answer) for one in group)
-        files.append(folder / f"{start:07d}.npy")
         # With more text, the last group of an earlier run has more conversations.
-        if not files[-1].is_file() or len(np.load(files[-1], mmap_mode="r")) != count:
-            read = read or _reader(loaded)
-            partial = folder / "partial.npy"
-            np.save(partial, read(group))
-            os.replace(partial, files[-1])
+        if not path.is_file() or len(np.load(path, mmap_mode="r")) != count:
+            path.parent.mkdir(exist_ok=True)
+            model = model or _opened(loaded)
+            _save(path, _read(model, loaded, group))
+    conversations = [one for group in groups.values() for one in group]
     prompts = [
         tuple(loaded.template.render(one.instruction, loaded.tokenizer)) for one in conversations
     ]
     answers = [one.answer for one in conversations]
     lengths = [len(answer) for answer in answers]
     return Rows(
-        np.concatenate([np.load(file, mmap_mode="r") for file in files]),
+        np.concatenate([np.load(path, mmap_mode="r") for path in groups]),
         np.concatenate([np.asarray(answer, np.int64) for answer in answers]),
         np.concatenate([*map(lookup_weights, prompts, answers)]),
         np.repeat(np.cumsum(lengths), lengths),
@@ -210,22 +273,33 @@ def lookup_weights(prompt: tuple[int, ...], answer: tuple[int, ...]) -> np.ndarr
     return np.array(weights, np.float32)
 
 
-def _reader(loaded: LoadedPair) -> Callable[[Sequence[Conversation]], np.ndarray]:
-    """A function from conversations to their states, in the plugin's default numerics but for the
+def _opened(loaded: LoadedPair) -> Model:
+    """The target with the states that a head reads, in the plugin's default numerics but for the
     KV cache: scales of u8 depend on the other tokens in a block."""
     settings = ModelSettings(properties=(("KV_CACHE_PRECISION", "f16"),), hidden=THIRDS)
-    model = open_model(loaded.target, settings, ov.Core())
+    return open_model(loaded.target, settings, ov.Core())
 
-    def read(conversations: Sequence[Conversation]) -> np.ndarray:
-        rows, runs = [], []
-        for at, one in enumerate(conversations, start=1):
-            tokens = [*loaded.template.render(one.instruction, loaded.tokenizer), *one.answer]
-            runs.append(Run(model.new_sequence(), tokens[:-1], len(one.answer)))
-            if sum(len(run.tokens) for run in runs) > TOGETHER or at == len(conversations):
-                found = model.forward(runs)
-                rows += [np.hstack([logits.state, logits.log_sum[:, None]]) for logits in found]
-                while runs:
-                    runs.pop().sequence.release()
-        return np.concatenate(rows).clip(-65504, 65504).astype(np.float16)
 
-    return read
+def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:
+    """`Rows.states` of answers, [n, H + 1], TOGETHER tokens in a forward."""
+    rows, runs = [], []
+    for at, one in enumerate(group, start=1):
+        tokens = [*loaded.template.render(one.instruction, loaded.tokenizer), *one.answer]
+        runs.append(Run(model.new_sequence(), tokens[:-1], len(one.answer)))
+        if sum(len(run.tokens) for run in runs) > TOGETHER or at == len(group):
+            rows += [_states(logits) for logits in model.forward(runs)]
+            while runs:
+                runs.pop().sequence.release()
+    return np.concatenate(rows)
+
+
+def _states(logits: Logits) -> np.ndarray:
+    """`Rows.states` of these rows, [n, H + 1]."""
+    rows = np.hstack([logits.state, logits.log_sum[:, None]])
+    return rows.clip(-65504, 65504).astype(np.float16)
+
+
+def _save(path: Path, states: np.ndarray) -> None:
+    partial = path.with_name("partial.npy")
+    np.save(partial, states)
+    os.replace(partial, path)

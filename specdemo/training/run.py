@@ -19,7 +19,7 @@ from specdemo.models.registry import NO_DRAFT, Pair, choice_of, chosen_pair
 from specdemo.settings import ModelChoice
 from specdemo.terminal import progress_bar
 from specdemo.training import data
-from specdemo.training.data import Conversation
+from specdemo.training.data import Conversation, Rows
 from specdemo.training.settings import TrainSettings
 
 OWN = 3  # with --text, how often each answer that the target wrote counts in training
@@ -53,9 +53,11 @@ def train_draft(settings: TrainSettings) -> str:
         loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
     if settings.start and not settings.only:
         head.first_weights(settings, heads.tables(loaded.target)[0].shape[1])
-    conversations, unanswered = data.given(settings.text, loaded) if settings.text else ([], [])
-    conversations += data.written(loaded, work / "text", settings, unanswered)
-    conversations = [one for one in conversations if one.answer]
+    groups, unanswered = (
+        data.given(settings.text, work / "states", loaded) if settings.text else ({}, [])
+    )
+    groups |= data.written(loaded, work / "text", settings, unanswered)
+    conversations = [one for group in groups.values() for one in group]
     if settings.only:
         answers = (one.answer for one in conversations)
         table = ngrams.count(answers, loaded.tokenizer.vocabulary_size)
@@ -63,7 +65,7 @@ def train_draft(settings: TrainSettings) -> str:
         table.save(ngrams.made_path(loaded.info.target, loaded.info.target_revision))
         tokens = sum(len(one.answer) for one in conversations)
         return f"{out} holds an n-gram table of {tokens:,} tokens, in use now"
-    found = _make_head(settings, loaded, conversations)
+    found = _make_head(settings, loaded, conversations, data.read_rows(loaded, groups))
     return (
         f"{out} holds the draft head: agreement with the target on {found['tokens']:,} held-back "
         f"tokens {found['agreement']:.3f}; its card is {out / 'card.json'}"
@@ -71,13 +73,12 @@ def train_draft(settings: TrainSettings) -> str:
 
 
 def _make_head(
-    settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation]
+    settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation], rows: Rows
 ) -> dict[str, Any]:
     """Train, evaluate and write the head. Gives the evaluation as the card holds it."""
     from specdemo.training import head
 
     out, work = settings.out, settings.out / "work"
-    rows = data.read_rows(loaded, conversations, work / "states")
     embedding, output = heads.tables(loaded.target)
     network = head.DraftHead(embedding, output, rows, settings)
     held, learned = _split(conversations)
