@@ -295,8 +295,10 @@ class Session(Answering, AbstractContextManager[Any]):
 
 def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
     """The cost model in the middle of an `answer` to `prompt` tokens; None if not measured."""
-    _, *seconds = policy.costs.forwards(context=prompt + len(answer) // 2)
-    return ForwardCosts(tuple(seconds), policy.draft.forward(1)) if seconds[0] else None
+    context = prompt + len(answer) // 2
+    _, *seconds = policy.costs.forwards(context=context)
+    token = policy.costs.baseline(context)
+    return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
 
 
 def open_session(

@@ -76,11 +76,13 @@ class PairInfo:
 
 @dataclass(frozen=True, slots=True)
 class ForwardCosts:
-    """The engine's cost model at the end of a run, in seconds: `target` of a forward of 1, 2, ...
-    tokens at the run's mean context, `draft_step` of the draft model or head (0 without one)."""
+    """The engine's cost model at the end of a run, in seconds: `target` of the next forward of 1,
+    2, ... tokens at the run's mean context, `draft_step` of the draft model or head (0 without
+    one), `token` of one token of autoregressive decoding (0 in runs of earlier versions)."""
 
     target: tuple[float, ...]
     draft_step: float
+    token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def test_the_curve_tells_the_cost_table_and_the_speed_up_that_it_predicts():
     assert wording.curve(TRACE) is None, "a run of an earlier version has no cost table"
     costs = ForwardCosts((0.018, 0.0108, 0.012, 0.015), 0.001)
     told = wording.curve(dataclasses.replace(TRACE, costs=costs))
-    assert told["sentence"] == "Checking 2 tokens takes 0.6 times as long as making one."
+    assert told["sentence"] == "Checking 2 tokens takes 0.5 times as long as making one."
     # Each round drafts one token, half are accepted, and costs 1 ms and a forward of 2 tokens.
     assert told["predicted"] == pytest.approx(1.5 * 0.02 / 0.0118)
     assert told["by_rate"][50] == pytest.approx(told["predicted"], abs=1e-3)
@@ -79,6 +79,11 @@ def test_the_curve_tells_the_cost_table_and_the_speed_up_that_it_predicts():
     assert told["measured"] == pytest.approx(2.0)
     said = "They differ because a round yielded 1.00 tokens, not 1.50 tokens as predicted."
     assert told["differs"] == said
+    alone = dataclasses.replace(TRACE, baseline=None, identical=None)
+    costs = ForwardCosts((0.018, 0.0108), 0.001, token=0.009)
+    told = wording.curve(dataclasses.replace(alone, costs=costs))
+    assert told["sentence"] == "Checking 2 tokens takes 1.2 times as long as making one."
+    assert told["predicted"] == pytest.approx(1.5 * 0.009 / 0.0118)
 
 
 def test_a_run_whose_drafts_were_all_rejected_has_a_curve_too():

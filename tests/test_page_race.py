@@ -190,7 +190,7 @@ def test_text_clocks_caption_and_keys_of_the_slow_motion_are_on_the_first_screen
 def test_the_curve_says_what_the_cost_table_says_and_shows_the_rounds_on_it(opened):
     page = opened()
     expect(page.locator(".sd-cost-sentence")).to_have_text(
-        "Checking 3 tokens takes 1.2 times as long as making one."
+        "Checking 3 tokens takes 1.1 times as long as making one."
     )
     expect(page.locator(".sd-chart .sd-dot")).to_have_count(4)
     slider, told = page.locator(".sd-rate-slider"), page.locator(".sd-rate-told")
@@ -204,7 +204,7 @@ def test_how_it_works_takes_its_examples_from_the_run_and_leads_back_to_it(opene
     page = opened()
     page.get_by_role("tab", name="How it works").click()
     expect(page.locator("[data-example=verdict]")).to_contain_text("It put “six” for “sax”.")
-    expect(page.locator("[data-example=costs]")).to_contain_text("Checking 3 tokens takes 1.2")
+    expect(page.locator("[data-example=costs]")).to_contain_text("Checking 3 tokens takes 1.1")
     page.get_by_role("button", name="Watch this round").click()
     expect(page.locator(".sd-text-spec")).to_be_visible()
     assert drawn(page) == STEPS[3][0]

@@ -44,7 +44,7 @@ def predicted_speed(trace: Trace, rate: float | None = None) -> Speed | None:
     takes its drafting, the modelled forward and the run's mean time outside inference; a token of
     autoregressive decoding what it took, without a baseline the modelled forward. With `rate` all
     acceptance rates change alike, to this mean. None without a cost model or draft tokens."""
-    rounds, summary, measured = trace.decoding_rounds, summarize(trace), measured_speed(trace)
+    rounds, summary = trace.decoding_rounds, summarize(trace)
     overall = summary.acceptance_rate
     if not trace.costs or overall is None:
         return None
@@ -65,8 +65,14 @@ def predicted_speed(trace: Trace, rate: float | None = None) -> Speed | None:
         seconds += round_.draft_seconds + trace.costs.target[size]
     count = len(rounds)
     outside = summary.outside_seconds / count
-    token = measured.token_seconds if measured else trace.costs.target[0]
-    return Speed(1 + tokens / count, seconds / count + outside, token)
+    return Speed(1 + tokens / count, seconds / count + outside, token_seconds(trace))
+
+
+def token_seconds(trace: Trace) -> float:
+    """What a token of autoregressive decoding took in a run with a cost model; as modelled if there
+    was no baseline."""
+    measured = measured_speed(trace)
+    return measured.token_seconds if measured else trace.costs.token or trace.costs.target[0]
 
 
 def _place(round_: Round, at: int) -> tuple[int, str, bool]:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from specdemo import verdict as races
-from specdemo.bench.costs import Speed, measured_speed, predicted_speed
+from specdemo.bench.costs import Speed, measured_speed, predicted_speed, token_seconds
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.terminal import where
 from specdemo.trace import Trace, summarize
@@ -93,18 +93,20 @@ def _count(number: int, name: str) -> str:
 
 def curve(trace: Trace) -> dict[str, Any] | None:
     """What the page says about the run's cost model, None without one: a `sentence` about checking
-    the median number of `tokens`; the `predicted` speed-up, at the run's acceptance `rate` and
-    `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`."""
+    the median number of `tokens`; the seconds of `one`; the `predicted` speed-up, at the run's
+    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`."""
     if trace.costs is None:
         return None
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
-    ratio = trace.costs.target[tokens - 1] / trace.costs.target[0]
+    one = token_seconds(trace)
+    ratio = trace.costs.target[tokens - 1] / one
     predicted, measured, found = predicted_speed(trace), measured_speed(trace), races.verdict(trace)
     speeds = (predicted_speed(trace, at / 100) for at in range(101))
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
+        "one": one,
         "predicted": predicted and predicted.speedup,
         "measured": found.speedup if found else measured and measured.speedup,
         "differs": difference(predicted, measured) if predicted and measured else "",

@@ -44,8 +44,8 @@ const drawChart = (chart, table, rounds, tokens) => {
 const drawCurve = (find, { rounds, costs }, curve) => {
   find(".sd-curve").hidden = !curve;
   if (!curve) return;
-  const { sentence, tokens, predicted, measured, differs, rate, by_rate: speedups } = curve;
-  drawChart(find(".sd-chart"), costs.target, rounds.slice(1), tokens);
+  const { sentence, tokens, one, predicted, measured, differs, rate, by_rate: speedups } = curve;
+  drawChart(find(".sd-chart"), [one, ...costs.target.slice(1)], rounds.slice(1), tokens);
   find(".sd-cost-sentence").textContent = find(".sd-chart").ariaLabel = sentence;
   find(".sd-prediction").hidden = !predicted;
   if (!predicted) return;
