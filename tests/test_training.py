@@ -57,7 +57,7 @@ def train(target, tmp_path_factory):
 
     def train(out: Path, **changes) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(data, "MIX", {"sum": 1, "question": 1})
+            patch.setattr(data, "MIX", {"sum": 1, "own": 1})
             patch.setattr(data, "GROUP", 64)
             patch.setattr(machine, "measured_folder", lambda: measured)
             chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
@@ -121,7 +121,7 @@ def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch
 def test_the_card_says_how_often_the_head_is_right(trained):
     card = json.loads((trained / "card.json").read_bytes())
     assert card["held_back"]["agreement"] > 0.3
-    assert set(card["held_back"]["by_kind"]) == {"question", "sum"}
+    assert set(card["held_back"]["by_kind"]) == {"own", "sum"}
     assert card["text"]["answer_tokens"] >= card["recipe"]["tokens"]
 
 
@@ -159,12 +159,39 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
 
 def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     answers = ["It was red; so they said: yes. " * 20, "End of a text. " * 30]
-    made = [data.instruction(number, answers) for number in range(300)]
+    made = [data.instruction(number, answers, "Why?") for number in range(300)]
     assert {kind for kind, _ in made} == set(data.MIX)
-    assert made == [data.instruction(number, answers) for number in range(300)]
+    assert made == [data.instruction(number, answers, "Why?") for number in range(300)]
     assert not any("{" in asked or "  " in asked for _, asked in made)
     unread = {data.instruction(number, [])[0] for number in range(300)}
-    assert unread == set(data.MIX) - {"summary", "passage question"}
+    assert unread == {"sum", "translation"}
+
+
+def test_half_of_the_instructions_are_what_the_target_writes_in_a_users_place(target):
+    loaded = load_pair(own_pair(source_of(str(target), "--model", "int8")))
+    model = data._opened(loaded)
+    first, again = (data._own_instructions(loaded, model, range(40)) for _ in range(2))
+    assert first == again
+    assert sorted(first) == [n for n in range(40) if data.instruction(n, (), "Why?")[1] == "Why?"]
+    assert 8 < len(first) < 32 and len(set(first.values())) > len(first) // 2
+    assert all(len(text) <= data.OWN_TOKENS for text in first.values())
+    assert model.pool.used == 0
+
+
+def test_the_gradient_of_the_loss_is_that_of_its_formula():
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    wanted = torch.rand((6, 50), generator=generator).softmax(1) * 0.9
+    logits = torch.randn((6, 50), generator=generator).requires_grad_(True)
+    weights = torch.rand(6, generator=generator)
+    logarithms = logits.log_softmax(1)
+    variation = 1 - torch.minimum(wanted, logarithms.exp()).sum(1)
+    losses = head.VARIATION * variation - (1 - head.VARIATION) * (wanted * logarithms).sum(1)
+    closed = head.Distance.apply(wanted, logits)
+    torch.testing.assert_close(closed, losses)
+    gradients = [torch.autograd.grad(one @ weights, logits)[0] for one in (losses, closed)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_held_back_instructions_are_greedy_and_never_learned():

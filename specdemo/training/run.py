@@ -22,7 +22,7 @@ from specdemo.training import data
 from specdemo.training.data import Conversation, Rows
 from specdemo.training.settings import TrainSettings
 
-OWN = 3  # with --text, how often each answer that the target wrote counts in training
+WRITTEN_TIMES = 3  # with --text, how often each answer that the target wrote counts in training
 PRIVATE = {"out", "device", "checkpoint_seconds"}  # not in the card
 GROWING = {"tokens", "minutes", "passes"}  # these and PRIVATE may differ when a run is continued
 
@@ -83,7 +83,7 @@ def _make_head(
     network = head.DraftHead(embedding, output, rows, settings)
     held, learned = _split(conversations)
     generated = np.array([one.kind != data.GIVEN for one in conversations])
-    counted = np.where(generated & (settings.text is not None), OWN, 1) * learned
+    counted = np.where(generated & (settings.text is not None), WRITTEN_TIMES, 1) * learned
     lengths = [len(one.answer) for one in conversations]
     starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
     progress = head.train(network, rows, starts, settings, work / "state.pt")
