@@ -40,7 +40,7 @@ class Head:
         except (RuntimeError, OSError, ValueError) as error:
             raise _unusable(xml, error) from error
         self._single, self._several = single.create_infer_request(), several.create_infer_request()
-        self._inputs = {1: self._bind(self._single, 1)}
+        self._bound = {1: self._bind(self._single, 1)}
         self.seconds = 0.0
         self.size = 0
         self.costs = Costs()
@@ -48,10 +48,11 @@ class Head:
     def forward(self, batch: list[HeadStep]) -> list[Logits]:
         """Gives one row of logits with the next state for each step, valid until the next forward.
         Raises ModelError when the inference fails."""
-        request = self._single if len(batch) == 1 else self._several
-        if len(batch) not in self._inputs:
-            self._inputs = {1: self._inputs[1], len(batch): self._bind(request, len(batch))}
-        hidden, state, token = self._inputs[len(batch)]
+        count = len(batch)
+        request = self._single if count == 1 else self._several
+        if count not in self._bound:
+            self._bound = {1: self._bound[1], count: self._bind(request, count)}
+        (hidden, state, token), logits = self._bound[count]
         for at, step in enumerate(batch):
             hidden[at] = step.hidden
             state[at] = 0 if step.state is None else step.state
@@ -63,19 +64,23 @@ class Head:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         seconds = perf_counter() - before
         self.seconds += seconds
-        self.size = len(batch)
-        self.costs.record(self.size, seconds)
-        rows, state, log_sums = (request.get_output_tensor(at).data for at in range(3))
-        all_rows = Logits(rows, log_sums.reshape(-1), state)
-        return [all_rows.part(at, at + 1) for at in range(len(batch))]
+        self.size = count
+        self.costs.record(count, seconds)
+        return [logits.part(at, at + 1) for at in range(count)]
 
-    def _bind(self, request: ov.InferRequest, count: int) -> list[np.ndarray]:
-        """Bind input tensors for `count` steps: passing arrays costs more than a copy."""
-        tensors = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self.widths]
-        tensors.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
-        for name, tensor in zip((*_STATES, "token"), tensors, strict=True):
+    def _bind(self, request: ov.InferRequest, count: int) -> tuple[list[np.ndarray], Logits]:
+        """Bind tensors of `count` steps: passing arrays and asking for them costs more than a copy.
+        Gives views of the inputs, and of the outputs, which every inference overwrites."""
+        inputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self.widths]
+        inputs.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
+        for name, tensor in zip((*_STATES, "token"), inputs, strict=True):
             request.set_tensor(name, tensor)
-        return [tensor.data for tensor in tensors]
+        widths = (len(self.head_tokens), self.widths[1], 1)
+        outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
+        for at, tensor in enumerate(outputs):
+            request.set_output_tensor(at, tensor)
+        rows, state, log_sums = (tensor.data for tensor in outputs)
+        return [tensor.data for tensor in inputs], Logits(rows, log_sums.reshape(-1), state)
 
 
 def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:

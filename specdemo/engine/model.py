@@ -44,6 +44,8 @@ class Instance:
 
     def __init__(self, compiled: ov.CompiledModel):
         self._outputs = range(len(compiled.outputs))
+        self._fixed = all(port.partial_shape.is_static for port in compiled.outputs)
+        self._logits: Logits | None = None  # of a fixed shape: views of the same memory each time
         self.request = compiled.create_infer_request()
         inputs = {port.any_name: port for port in compiled.inputs}
         self._ports = {name: port for name, port in inputs.items() if "_cache." not in name}
@@ -78,9 +80,11 @@ class Instance:
         # Without share_outputs the results would be copied into unused arrays.
         self.request.infer(share_outputs=True)
         self.seconds = perf_counter() - before
-        outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
-        rows, log_sum, *state = outputs
-        return Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
+        if self._logits is None or not self._fixed:
+            outputs = [self.request.get_output_tensor(index).data for index in self._outputs]
+            rows, log_sum, *state = outputs
+            self._logits = Logits(rows.reshape(len(wanted), -1), log_sum.reshape(-1), *state)
+        return self._logits
 
     def _bind(self, name: str, values: list[int]) -> None:
         """Set the input `name` to `values` through a tensor kept for that size: allocation costs
