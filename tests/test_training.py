@@ -164,16 +164,16 @@ def test_instructions_of_every_kind_are_drawn_again_by_their_number():
     assert made == [data.instruction(number, answers, "Why?") for number in range(300)]
     assert not any("{" in asked or "  " in asked for _, asked in made)
     unread = {data.instruction(number, [])[0] for number in range(300)}
-    assert unread == {"sum", "translation"}
+    assert unread == {"prose", "sum", "translation"}
 
 
-def test_half_of_the_instructions_are_what_the_target_writes_in_a_users_place(target):
+def test_some_instructions_are_what_the_target_writes_in_a_users_place(target):
     loaded = load_pair(own_pair(source_of(str(target), "--model", "int8")))
     model = data._opened(loaded)
     first, again = (data._own_instructions(loaded, model, range(40)) for _ in range(2))
     assert first == again
     assert sorted(first) == [n for n in range(40) if data.instruction(n, (), "Why?")[1] == "Why?"]
-    assert 8 < len(first) < 32 and len(set(first.values())) > len(first) // 2
+    assert 4 < len(first) < 24 and len(set(first.values())) > len(first) // 2
     assert all(len(text) <= data.OWN_TOKENS for text in first.values())
     assert model.pool.used == 0
 

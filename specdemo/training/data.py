@@ -1,8 +1,8 @@
 """Training data, all made by the target: instructions, the target's answers, and its hidden states
 at each answer token. A draft head reads the states and learns the logits that they give.
 
-Half of the instructions are written by the target itself; the others are made from prompts.toml and
-from passages of the target's earlier answers. Every second answer is sampled, so that the head also
+Some instructions are written by the target itself; the others are made from prompts.toml and from
+passages of the target's earlier answers. Every second answer is sampled, so that the head also
 learns what follows a less likely token. All data is kept in files of GROUP conversations. So an
 interrupted run continues, and ends with the same data.
 """
@@ -67,15 +67,15 @@ class Conversation:
 def instruction(number: int, answers: Sequence[str], own: str = "") -> tuple[str, str]:
     """The kind and the text of instruction `number`; equal arguments give equal instructions.
 
-    Passages are cut from `answers`; without any, kinds that need a passage become sums, and so do
-    those whose instruction is the target's `own` if that is empty.
+    Passages are cut from `answers`. Kinds that need one become prose without any, and so does the
+    target's `own` instruction if it is empty.
     """
     rng = random.Random(number)
     kind = rng.choices(list(MIX), list(MIX.values()))[0]
     if kind == OWN and own:
         return kind, own
     if kind == OWN or not answers and kind in ("summary", "passage question"):
-        kind = "sum"
+        kind = "prose"
     values = _passage(rng, answers or [""])
     for names, source in _DATA["values"].items():
         if isinstance(source, list):
