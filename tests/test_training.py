@@ -118,6 +118,27 @@ def test_a_head_starts_from_an_earlier_one(train, trained, tmp_path, monkeypatch
         train(tmp_path / "other", start=embedded.DRAFT / "head.npz")
 
 
+def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_path):
+    import torch
+
+    rng = np.random.default_rng(0)
+    tables = [rng.normal(size=(60, 64)).astype(np.float32) for _ in range(2)]
+    states = rng.normal(size=(400, 193)).astype(np.float16)
+    ends = np.full(400, 400)
+    rows = data.Rows(states, rng.integers(0, 60, 400), np.ones(400, np.float32), ends)
+    made = {"target": "embedded", "out": tmp_path, "width": 64, "chains": 64, "passes": 1.0}
+    begun = head.DraftHead(*tables, rows, TrainSettings(**made))
+    heads.Head(begun.quantized(rows), begun.frequent).save(tmp_path / "head.npz")
+    settings = TrainSettings(**made, start=tmp_path / "head.npz")
+    first = head.first_weights(settings, 64)
+    network = head.DraftHead(*tables, rows, settings)
+    head.train(network, rows, np.arange(400), settings, tmp_path / "state.pt")
+    trained = torch.load(tmp_path / "state.pt")["weights"][len(first) :]
+    for (name, mixed), one in zip(network.weights.items(), trained, strict=True):
+        assert not torch.equal(one, first[name])
+        torch.testing.assert_close(mixed.detach(), (one + first[name]) / 2)
+
+
 def test_the_card_says_how_often_the_head_is_right(trained):
     card = json.loads((trained / "card.json").read_bytes())
     assert card["held_back"]["agreement"] > 0.3
