@@ -115,12 +115,21 @@ def test_rounding_is_fitted_to_what_the_matrix_is_multiplied_by():
     given = (rng.normal(size=(500, 12)) @ rng.normal(size=(12, 128))).astype(np.float32)
 
     def error(squares):
-        one = heads.quantize(matrix, squares)
-        values = np.stack([one.values & 15, one.values >> 4], -1).reshape(32, 2, 64) ^ 8
-        rounded = (values.astype(np.float32) - 8) * one.scales[:, :, None]
-        return np.square(given @ (matrix - rounded.reshape(matrix.shape)).T).mean()
+        rounded = heads.quantize(matrix, squares).floats()
+        return np.square(given @ (matrix - rounded).T).mean()
 
     assert error(given.T @ given) < error(np.eye(128)) / 2
+
+
+def test_a_scale_cuts_rare_large_weights_where_the_others_gain(monkeypatch):
+    matrix = np.random.default_rng(0).normal(size=(32, 128)).astype(np.float32)
+
+    def error():
+        return np.square(matrix - heads.quantize(matrix, np.eye(128)).floats()).mean()
+
+    chosen = error()
+    monkeypatch.setattr(heads, "SHRUNK", (1.0,))
+    assert chosen < 0.95 * error()
 
 
 def test_a_head_says_which_hidden_states_it_reads(tmp_path):

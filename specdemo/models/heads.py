@@ -31,6 +31,7 @@ MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
 GROUP = 64  # weights that share a scale
 DAMPING = 0.01  # relative to the mean of the squares
+SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # scales, relative to the one that cuts nothing
 
 
 class Quantized(NamedTuple):
@@ -89,15 +90,26 @@ def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
     scales = np.zeros((rows, columns // group), np.float16)
     for at in range(columns):
         if at % group == 0:
-            part = left[:, at : at + group]
-            largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)[:, 0]
-            scales[:, at // group] = np.where(np.abs(largest) < 1e-6, 1e-6, -largest / 8)
+            weights = np.diag(squares)[at : at + group]
+            scales[:, at // group] = _scales(left[:, at : at + group], weights)
         scale = scales[:, at // group].astype(np.float32)
         values[:, at] = np.rint(left[:, at] / scale).clip(-8, 7)
         error = (left[:, at] - values[:, at] * scale) / spread[at, at]
         left[:, at:] -= np.outer(error, spread[at, at:])
     bits = values.view(np.uint8) & 15
     return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, scales)
+
+
+def _scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The scale of each row of `part`, float32 [rows], of those in SHRUNK that rounds it best, with
+    squares of errors times `weights`."""
+    largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)[:, 0]
+    widest = np.where(np.abs(largest) < 1e-6, 1e-6, -largest / 8).astype(np.float32)
+    errors = []
+    for share in SHRUNK:
+        scale = share * widest[:, None]
+        errors.append((part - np.rint(part / scale).clip(-8, 7) * scale) ** 2 @ weights)
+    return widest * np.array(SHRUNK, np.float32)[np.argmin(errors, 0)]
 
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -28,8 +28,8 @@ LATER, FITTED_LATER = 0.8, 0.6  # a step's weight relative to the step before: t
 LEARNING_RATE = 4e-3
 AVERAGE = 0.98  # decay of the running average of weights
 START_SHARE = 0.5
-"""Of the weights of `settings.start` in the result (arXiv 2109.01903): other text makes it forget. On
-questions in prose agreement was 0.528 at first, 0.508 after 0.94 M tokens, and 0.535 mixed."""
+"""Of the weights of `settings.start` in the result (arXiv 2109.01903): other text makes it forget.
+On questions in prose agreement was 0.528 at first, 0.508 after 0.94 M tokens, and 0.535 mixed."""
 FITTED_ROWS = 10_000  # rows to which the rounding to int4 is fitted
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
