@@ -121,7 +121,7 @@ def test_rounding_is_fitted_to_what_the_matrix_is_multiplied_by():
     assert error(given.T @ given) < error(np.eye(128)) / 2
 
 
-def test_a_scale_cuts_rare_large_weights_where_the_others_gain(monkeypatch):
+def test_a_scale_cuts_the_largest_weights_where_the_others_gain(monkeypatch):
     matrix = np.random.default_rng(0).normal(size=(32, 128)).astype(np.float32)
 
     def error():
