@@ -41,20 +41,22 @@ def measured(request, tiny_llama_pair):
 
 
 @pytest.mark.parametrize(
-    ("group", "allowed"), [(32, {"32"}), (64, {"32", "64"}), (128, {"32", "64", "128"})]
+    ("columns", "group", "shared"),
+    [(128, 32, "32"), (128, 64, "64"), (128, 128, "128"), (576, 576, "64"), (80, 80, "32")],
 )
-def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, group, allowed):
-    """With larger groups forwards with 4-bit weights took 1.4 to 1.8 times as long."""
-    integers = ov.Tensor(ov.Type.u4, ov.Shape([8, 128 // group, group]))
-    scales = np.ones((8, 128 // group, 1), np.float16)
+def test_activations_share_a_scale_at_most_where_weights_do(tmp_path, columns, group, shared):
+    """With larger groups forwards with 4-bit weights took 1.4 to 1.8 times as long. The group
+    follows from the model alone: the answers of a target are the same on every start."""
+    integers = ov.Tensor(ov.Type.u4, ov.Shape([8, columns // group, group]))
+    scales = np.ones((8, columns // group, 1), np.float16)
     matrix = compressed(integers, scales, np.full_like(scales, 8, np.uint8))
-    given = ops.parameter([-1, 128], ov.Type.f32)
+    given = ops.parameter([-1, columns], ov.Type.f32)
     layer = ops.matmul(given, matrix, False, True)
     product = ops.matmul(layer, np.ones((4, 8), np.float32), False, True)
     ov.save_model(ov.Model([ops.result(product)], [given], "product"), tmp_path / "model.xml")
     tried = numerics.candidates(tmp_path / "model.xml", "CPU", "auto", True, ov.Core())
     sizes = [dict(one).get("DYNAMIC_QUANTIZATION_GROUP_SIZE") for one in tried]
-    assert sizes[0] == sizes[1] and sizes[0] in allowed and sizes[2:] == ["0"]
+    assert sizes == [shared, shared, "0"]
 
 
 def text_of(model, size: int) -> list[int]:

@@ -3,7 +3,7 @@ rows asked for, and joins small matrix products that share their input."""
 
 from collections import defaultdict
 from collections.abc import Callable
-from math import inf
+from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -27,37 +27,14 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
         raise ModelError(f"{Path(xml).name} {why}") from error
 
 
-def weight_group(model: ov.Model) -> float:
-    """The least number of weights that share a scale; infinite without compressed weights."""
+def weight_group(model: ov.Model) -> int:
+    """The largest common divisor of the numbers of weights that share a scale; 0 without compressed
+    weights."""
     compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     shapes = [constant.shape for constant in constants if constant.get_element_type() in compressed]
     # [rows, weights] or [rows, groups, weights]; zero points have one column.
-    return min((shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1), default=inf)
-
-
-def largest_products(model: ov.Model, weights: int) -> ov.Model:
-    """The largest matrix products of a decoder's layers, at least `weights` weights together, as a
-    model of their own, with an input float32 [rows, width] for each width."""
-    head = _head(model).get_name()
-    found: list[tuple[int, int, ov.Node]] = []
-    for node in model.get_ops():
-        kind = node.get_type_name()
-        if kind == "MatMul" and node.get_name() != head and node.get_attributes()["transpose_b"]:
-            shape = node.input_value(1).get_partial_shape()
-            if shape.is_static and len(shape) == 2:
-                found.append((shape[0].get_length() * shape[1].get_length(), len(found), node))
-    inputs: dict[int, ov.Node] = {}
-    results, total = [], 0
-    for size, _, node in sorted(found, reverse=True):
-        if total < weights:
-            total += size
-            value = node.input_value(1)
-            width = value.get_shape()[1]
-            rows = ov.PartialShape([-1, width])
-            rows = inputs.setdefault(width, ops.parameter(rows, ov.Type.f32))
-            results.append(ops.result(ops.matmul(rows, value, False, True)))
-    return ov.Model(results, list(inputs.values()))
+    return gcd(*(shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1))
 
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:

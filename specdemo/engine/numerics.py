@@ -71,11 +71,9 @@ decoding runs like this."""
 _CONTEXT = 40
 _REFERENCE = 4
 _F32 = ("INFERENCE_PRECISION_HINT", "f32")
-_GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-_NO_DYNAMIC = (_GROUP, "0")
-GROUPS = (32, 64, 128)  # numbers of activations that may share a scale; 32 is the plugin's
-
-_LEAST_GAIN, _TIMED_WEIGHTS, _TIMED_TURNS = 0.97, 32_000_000, 50
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+_NO_DYNAMIC = (GROUP, "0")
+LEAST_SHARED, MOST_SHARED = 32, 128  # activations that share a scale; 32 is the plugin's number
 
 
 def candidates(
@@ -93,40 +91,18 @@ def candidates(
     if kv_cache != "auto":
         precisions = [kv_cache]
     caches = [("KV_CACHE_PRECISION", precision) for precision in precisions]
-    group = (_GROUP, str(activation_group(graph.read_decoder(core, source), core)))
+    group = (GROUP, str(activation_group(graph.read_decoder(core, source))))
     found: list[Properties] = [(_F32, cache, group) for cache in caches]
     # Scales of u8 depend on the other tokens in a block, with and without _NO_DYNAMIC.
     return found if kv_cache == "u8" else [*found, (_F32, caches[-1], _NO_DYNAMIC)]
 
 
-def activation_group(model: ov.Model, core: ov.Core) -> int:
-    """The number of activations that share a scale with which the largest products of `model` take
-    least time here, for one row and for eight. Larger groups round more, so they must be faster.
-    Not more than weights share a scale: beyond that the plugin unpacks the weights to floats."""
-    products = graph.largest_products(model, _TIMED_WEIGHTS)
-    widths = [port.partial_shape[1].get_length() for port in products.inputs]
-    most = graph.weight_group(model)
-    requests = {}
-    for group in GROUPS:
-        if group <= most and all(width % group == 0 for width in widths):
-            properties = dict([_F32, (_GROUP, str(group))])
-            compiled = core.compile_model(products, "CPU", properties)
-            requests[group] = compiled.create_infer_request()
-    seconds = dict.fromkeys(requests, 0.0)
-    for rows in (1, 8):
-        inputs = [np.ones((rows, width), np.float32) for width in widths]
-        least = dict.fromkeys(requests, math.inf)
-        for _ in range(_TIMED_TURNS):  # in turn, so that other work of the machine delays all alike
-            for group, request in requests.items():
-                before = perf_counter()
-                request.infer(inputs, share_inputs=True, share_outputs=True)
-                least[group] = min(perf_counter() - before, least[group])
-        seconds = {group: seconds[group] + least[group] for group in requests}
-    best = GROUPS[0]
-    for group in requests:
-        if seconds[group] < seconds[best] * _LEAST_GAIN:
-            best = group
-    return best
+def activation_group(model: ov.Model) -> int:
+    """The number of activations that share a scale: the most that divide the columns of every
+    compressed matrix of `model` and are no more than its weights that share one. Larger groups are
+    faster; where weights share fewer, the plugin unpacks them to floats, and beyond MOST_SHARED too
+    much is rounded. Not timed: the answers of a target must not depend on a near tie."""
+    return max(math.gcd(MOST_SHARED, graph.weight_group(model)), LEAST_SHARED)
 
 
 def open_target(

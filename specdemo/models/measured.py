@@ -18,7 +18,7 @@ from specdemo.models import machine
 # {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or of
 # `about_files`
 About = Mapping[str, str | int]
-VERSION = 9  # changes when figures get another meaning, such as the confidence of a source
+VERSION = 10  # changes when figures get another meaning, such as the confidence of a source
 
 
 @dataclass(frozen=True, slots=True)
