@@ -5,6 +5,7 @@ Drafters run no model themselves: like decoding, they are generators that ask fo
 """
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, 
 from .ngrams import Ngrams, NgramTable
 from .policy import LEAST_SURVIVAL, MAX_DRAFT, READING_SHARE, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
+
+SHARPER = 1.2
+"""Divides the temperature at which a head draws. What a head knows less than the target flattens
+its distribution, and with the same noise the target's own choice is rather the likelier token. At
+temperatures 0.4, 0.7 and 1 the embedded head's first token was accepted in 0.535, 0.531 and 0.513
+of 0.534, 0.523 and 0.504 (prose); with the maximal coupling as often as before."""
 
 
 class LogitsDrafter:
@@ -274,7 +281,8 @@ def make_drafter(
         return None
     model: DraftModel | DraftHead | None = None
     if head_tokens is not None and name != "lookup":
-        model = DraftHead(policy, sampling, head_tokens)
+        sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
+        model = DraftHead(policy, sharper, head_tokens)
     elif sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling)
     ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
