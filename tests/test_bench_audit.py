@@ -11,7 +11,14 @@ import toy
 from fakes import FakeSession
 from test_bench import FakePeer
 
-from specdemo.bench.audit import _peer_draw, audit, goodness, outcomes, sample_cell
+from specdemo.bench.audit import (
+    _peer_draw,
+    _session_draw,
+    audit,
+    goodness,
+    outcomes,
+    sample_cell,
+)
 from specdemo.bench.prompts import read_prompts
 from specdemo.engine import acceptance
 from specdemo.engine.decode import Limits
@@ -19,6 +26,7 @@ from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Draft
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, distribution
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import RequestFailed
 from specdemo.settings import Settings
 
@@ -65,6 +73,12 @@ def accept_everything(
     last = len(draft.tokens)
     true = verify(logits.part(last, last + 1), Draft(), position + last, sampling)
     return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
+
+
+def test_a_draw_that_waits_for_its_turn_counts():
+    session = FakeSession()
+    session.waits = [Waiting(2, None), Waiting(1, 0.5)]
+    assert _session_draw(session, SAMPLED, 3)[0] == (1, 2, 3)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -16,11 +16,12 @@ from tqdm import tqdm
 from specdemo.bench.peers import Peer
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.engine.request import NextToken
+from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.session import Session
 from specdemo.settings import Settings
-from specdemo.trace import Difference, Trace
+from specdemo.trace import Difference
 
 INSTRUCTION = (
     "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
@@ -239,11 +240,11 @@ def _session_draw(session: Session, settings: Settings, tokens: int) -> Draw:
     found: list[int] = []
     drafted = 0
     with closing(session.answer(INSTRUCTION, settings)) as events:
-        for event in events:
-            if isinstance(event, Trace) or len(found) >= tokens:
+        for one in (event for event in events if isinstance(event, Round)):  # the rest are Waiting
+            found += [token.id for token in one.tokens]
+            drafted += len(one.drafted)
+            if len(found) >= tokens:
                 break
-            found += [token.id for token in event.tokens]
-            drafted += len(event.drafted)
     return tuple(found[:tokens]), drafted
 
 
