@@ -219,6 +219,13 @@ def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
         first.answer("hello", SETTINGS)
 
 
+def test_openvino_genai_answers_with_the_embedded_target(embedded_pair):
+    ways = [one for one in peers.peers_of(["openvino-genai"], embedded_pair, {}) if one.length]
+    tokens, seconds = ways[0].answer("Name three colours.", Settings(max_new_tokens=8))
+    ways[0].close()
+    assert "prompt-lookup" in ways[0].name and 1 < len(tokens) <= 8 and seconds > 0
+
+
 # Prompts
 
 

@@ -125,6 +125,8 @@ def _load_genai(
         config = genai.GenerationConfig(**_sampling(settings, 2**64 - 1), rng_seed=settings.seed)
         config.max_new_tokens = settings.max_new_tokens
         config.stop_token_ids = set(loaded.stop_ids)
+        # Without one it takes -1 from a folder that has no generation_config.json, and refuses it.
+        config.eos_token_id = min(loaded.stop_ids, default=-1)
         if length is not None:
             config.num_assistant_tokens = length
         if mode == "prompt-lookup":
