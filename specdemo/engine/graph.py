@@ -3,7 +3,6 @@ rows asked for, and joins small matrix products that share their input."""
 
 from collections import defaultdict
 from collections.abc import Callable
-from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +24,6 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
     except RuntimeError as error:
         why = "is not a readable OpenVINO model; fetch or export it again."
         raise ModelError(f"{Path(xml).name} {why}") from error
-
-
-def weight_group(model: ov.Model) -> int:
-    """The largest common divisor of the numbers of weights that share a scale; 0 without compressed
-    weights."""
-    compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
-    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    shapes = [constant.shape for constant in constants if constant.get_element_type() in compressed]
-    # [rows, weights] or [rows, groups, weights]; zero points have one column.
-    return gcd(*(shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1))
 
 
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:

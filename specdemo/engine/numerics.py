@@ -102,7 +102,12 @@ def activation_group(model: ov.Model) -> int:
     compressed matrix of `model` and are no more than its weights that share one. Larger groups are
     faster; where weights share fewer, the plugin unpacks them to floats, and beyond MOST_SHARED too
     much is rounded. Not timed: the answers of a target must not depend on a near tie."""
-    return max(math.gcd(MOST_SHARED, graph.weight_group(model)), LEAST_SHARED)
+    compressed = (ov.Type.u4, ov.Type.i4, ov.Type.u8, ov.Type.i8)
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    shapes = [constant.shape for constant in constants if constant.get_element_type() in compressed]
+    # [rows, weights] or [rows, groups, weights]; zero points have one column.
+    shared = [shape[-1] for shape in shapes if len(shape) > 1 and shape[-1] > 1]
+    return max(math.gcd(MOST_SHARED, *shared), LEAST_SHARED)
 
 
 def open_target(
