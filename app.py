@@ -3,7 +3,7 @@
 import sys
 
 from specdemo.cli import main
-from specdemo.ui.server import page
+from specdemo.commands.page import page
 
 if __name__ == "__main__":
     sys.exit(main(command=page, name="app.py"))

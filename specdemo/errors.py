@@ -1,11 +1,11 @@
 """The error classes of the whole project, each with its exit code and its HTTP status."""
 
-from specdemo.engine.errors import BadInput as BadInput
-from specdemo.engine.errors import Busy as Busy
-from specdemo.engine.errors import CacheFull as CacheFull
-from specdemo.engine.errors import ModelError as ModelError
-from specdemo.engine.errors import RequestFailed as RequestFailed
-from specdemo.engine.errors import SpecdemoError as SpecdemoError
+from specdemo.engine.faults import BadInput as BadInput
+from specdemo.engine.faults import Busy as Busy
+from specdemo.engine.faults import CacheFull as CacheFull
+from specdemo.engine.faults import ModelError as ModelError
+from specdemo.engine.faults import RequestFailed as RequestFailed
+from specdemo.engine.faults import SpecdemoError as SpecdemoError
 
 
 class FetchError(SpecdemoError):

@@ -19,12 +19,13 @@ from filelock import FileLock
 from hub_server import Hub
 from tiny_models import EXPORTED, ir_folder
 
-from specdemo.models import hub, machine
-from specdemo.models.load import LoadedPair, load_pair
-from specdemo.models.registry import EMBEDDED
-from specdemo.models.templates import RAW
-from specdemo.models.tokenizer import Tokenizer
-from specdemo.trace import PairInfo
+from specdemo.host import disk
+from specdemo.pairs import hub
+from specdemo.pairs.choice import PairInfo
+from specdemo.pairs.loading import LoadedPair, load_pair
+from specdemo.pairs.registry import EMBEDDED
+from specdemo.text.templates import RAW
+from specdemo.text.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -60,14 +61,14 @@ def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What sessions that outlive a test measured is not written into the user's folder."""
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "measured_folder", lambda: folder)
+        patch.setattr(disk, "measured_folder", lambda: folder)
         yield
 
 
 @pytest.fixture(autouse=True)
 def no_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing measured is remembered from one test to the next."""
-    monkeypatch.setattr(machine, "measured_folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr(disk, "measured_folder", lambda: tmp_path / "profiles")
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +130,7 @@ def tiny_llama_pair(tiny_home) -> LoadedPair:
 @pytest.fixture(scope="session")
 def session(tiny_llama_pair):
     """A session of the Llama-shaped pair, for tests that leave it as it was."""
-    from specdemo.session import Session
+    from specdemo.runs.session import Session
 
     with Session(tiny_llama_pair) as opened:
         yield opened

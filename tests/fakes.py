@@ -1,4 +1,4 @@
-"""A session that answers from a script, with the face of `specdemo.session.Session`: no model."""
+"""A session that answers from a script, like `specdemo.runs.session.Session`: no model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from specdemo.answering import Answering, Question
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
-from specdemo.models.templates import Template
-from specdemo.session import CacheUse
-from specdemo.settings import Settings
-from specdemo.trace import Baseline, BaselineToken, PairInfo, Repeat, Trace
+from specdemo.pairs.choice import PairInfo
+from specdemo.runs.answering import Answering, Question
+from specdemo.runs.session import CacheUse
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace
+from specdemo.text.templates import Template
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
@@ -177,10 +178,10 @@ def running(server) -> Iterator[str]:
 @contextlib.contextmanager
 def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
     """A running API server over a session; `load` replaces how its engine is made."""
-    from specdemo.serving.api import application
+    from specdemo.serving.application import application
     from specdemo.serving.backend import LocalBackend
-    from specdemo.serving.options import ServeOptions
     from specdemo.serving.request_guard import Server
+    from specdemo.serving.server_options import ServeOptions
 
     options = ServeOptions(max_new_tokens=8)
     session.loaded = loaded
@@ -196,20 +197,20 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
 
 def page_application(service, files: Path, *, key: str | None = None):
     """The application of a page for a service, and its guard."""
-    from specdemo.ui import choice, page, server
+    from specdemo.ui import layout, offers, web_app
     from specdemo.ui.routes import PageGuard
 
     os.environ["GRADIO_TEMP_DIR"] = str(files)
-    blocks, looks = page.build(service, choice.Offer(service.state.pair, shared=True), 30)
+    blocks, looks = layout.build(service, offers.Offer(service.state.pair, shared=True), 30)
     guard = PageGuard(key=key)
-    return server.page_app(blocks, looks, service, guard), guard
+    return web_app.page_app(blocks, looks, service, guard), guard
 
 
 @contextlib.contextmanager
 def page_server(service, files: Path, *, key: str | None = None):
     """The URL of a running page for a service."""
     from specdemo.serving.request_guard import Server
-    from specdemo.ui.server import finish
+    from specdemo.ui.web_app import finish
 
     app, guard = page_application(service, files, key=key)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}

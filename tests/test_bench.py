@@ -17,9 +17,9 @@ from specdemo.bench.figures import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, summary_of, tables
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.models.progress import Progress
-from specdemo.settings import Settings
-from specdemo.trace import Summary, as_json
+from specdemo.host.progress import Progress
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Summary, as_json
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 PROMPTS = (

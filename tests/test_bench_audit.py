@@ -11,14 +11,7 @@ import toy
 from fakes import FakeSession
 from test_bench import FakePeer
 
-from specdemo.bench.audit import (
-    _peer_draw,
-    _session_draw,
-    audit,
-    goodness,
-    outcomes,
-    sample_cell,
-)
+from specdemo.bench.auditor import _peer_draw, _session_draw, audit, goodness, outcomes, sample_cell
 from specdemo.bench.prompts import read_prompts
 from specdemo.engine import acceptance
 from specdemo.engine.decode import Limits
@@ -28,7 +21,7 @@ from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling, distribution
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import RequestFailed
-from specdemo.settings import Settings
+from specdemo.runs.settings import Settings
 
 SAMPLED = Settings(temperature=1.0, drafter="model", draft_tokens=3, max_new_tokens=24)
 

@@ -8,8 +8,8 @@ import pytest
 from test_bench_audit import accept_everything
 
 from specdemo import cli
-from specdemo.bench import audit as audits
-from specdemo.bench import command
+from specdemo.bench import auditor as audits
+from specdemo.commands import audit as command
 from specdemo.engine import decode
 
 

@@ -16,13 +16,16 @@ from conftest import ROOT, specdemo
 from fakes import FakeSession
 from rich.console import Console
 
-from specdemo import cli, terminal
+from specdemo import cli
+from specdemo.commands import shared
 from specdemo.commands.run import report, show
 from specdemo.errors import BadInput
-from specdemo.models import machine, registry
-from specdemo.models.progress import Progress
-from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import from_json
+from specdemo.host import hardware, terminal
+from specdemo.host.progress import Progress
+from specdemo.pairs import registry
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import from_json
 
 QUESTION = "Explain the difference between fission and fusion"
 
@@ -73,7 +76,7 @@ def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch
         (lambda: 1 // 0, 1, "specdemo: unexpected ZeroDivisionError: .* shows where"),
         (lambda: signal.raise_signal(signal.SIGINT), 130, "specdemo: interrupted"),
     ):
-        monkeypatch.setattr(machine, "memory_bytes", command)
+        monkeypatch.setattr(hardware, "memory_bytes", command)
         assert cli.main(["pairs"]) == code
         assert re.match(said, capsys.readouterr().err.strip())
 
@@ -119,14 +122,16 @@ def test_invalid_bytes_in_the_instruction_are_replaced_and_it_must_fit_the_conte
 
 def test_a_place_for_output_is_checked_and_not_overwritten(tmp_path):
     (tmp_path / "old.json").write_text("old")
-    cli.check_output(str(tmp_path / "old.json"), "--json")
+    shared.check_output(str(tmp_path / "old.json"), "--json")
     assert (tmp_path / "old.json").read_text() == "old"
     with pytest.raises(BadInput, match="--html .* cannot be written"):
-        cli.check_output(str(tmp_path), "--html")
+        shared.check_output(str(tmp_path), "--html")
 
 
 def test_a_command_that_is_interrupted_leaves_no_empty_file(tmp_path):
-    assert cli.check_output(str(tmp_path / "new.json"), "--json") and not list(tmp_path.iterdir())
+    assert shared.check_output(str(tmp_path / "new.json"), "--json") and not list(
+        tmp_path.iterdir()
+    )
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
@@ -147,7 +152,7 @@ def test_a_full_disk_behind_the_output_is_one_sentence():
 
 
 @click.command()
-@cli.answer_options
+@shared.answer_options
 def asked(json_file, choice, settings):
     return choice, settings
 
@@ -178,7 +183,7 @@ def test_a_json_schema_is_read_from_a_file(tmp_path):
 def test_a_pair_that_was_not_asked_for_is_named_on_stderr(capsys, monkeypatch):
     found = registry.Choice(registry.EMBEDDED, "embedded: it fits.")
     monkeypatch.setattr(registry, "default_pair", lambda: found)
-    assert cli.chosen_pair(ModelChoice()) is registry.EMBEDDED
+    assert shared.chosen_pair(ModelChoice()) is registry.EMBEDDED
     assert capsys.readouterr().err == "pair embedded: it fits.\n"
 
 

@@ -12,7 +12,7 @@ import specdemo
 
 ROOT = Path(specdemo.__file__).parent
 FILES = (
-    "acceptance cache constraint decode drafters guard messages ngrams policy prefixes profile "
+    "acceptance cache constraint decode drafters guard lookup messages policy prefixes profile "
     "rounds sampling scheduler"
 ).split()
 BLOCKED = """

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from specdemo.engine import graph
 from specdemo.engine.checkpoint import release_file
-from specdemo.engine.errors import CacheFull, ModelError
+from specdemo.engine.faults import CacheFull, ModelError
 from specdemo.engine.messages import ModelSettings, Run, prefill_chunks
 from specdemo.engine.model import PagedModel
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import logits_of, sequence
 
-from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, LogitsDrafter, Ngrams
-from specdemo.engine.ngrams import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY
+from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, LogitsDrafter, Lookup
+from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
 
@@ -23,16 +23,16 @@ class Table:
         return (sum(context), 0.9) if len(context) > 1 else None
 
 
-def ngrams_after(text, table=None):
-    ngrams = Ngrams(table)
-    ngrams.read(list(text))
-    return ngrams
+def lookup_after(text):
+    lookup = Lookup()
+    lookup.read(list(text))
+    return lookup
 
 
 def looked_up(text, limit=1):
-    ngrams = ngrams_after(text)
+    lookup = lookup_after(text)
     found: list[int] = []
-    while len(found) < limit and (guess := ngrams.guess(found)) is not None:
+    while len(found) < limit and (guess := lookup.guess(found)) is not None:
         found.append(guess.token)
     return found
 
@@ -44,37 +44,20 @@ def test_lookup_proposes_what_followed_the_longest_repeated_ending():
 
 
 def test_lookup_goes_on_from_a_token_of_another_source():
-    ngrams = ngrams_after([1, 2, 3, 7, 8, 9, 1])
-    assert ngrams.guess([]).token == 2
-    assert ngrams.guess([7]).token == 8 and ngrams.guess([7, 8]).token == 9
-
-
-def test_where_the_text_says_nothing_the_table_does():
-    assert ngrams_after([100, 1, 2], Table()).guess([])[:2] == (103, "ngrams")
-    assert ngrams_after([100, 1, 2], Table()).guess([4])[:2] == (107, "ngrams")
-    assert ngrams_after([1], Table()).guess([]) is None
-
-
-def test_a_guess_of_the_text_is_surer_where_the_table_agrees():
-    class Agrees:
-        def guess(self, context):
-            return 2, 0.9
-
-    text = [1, 2, 9, 1]
-    alone, agreed = (ngrams_after(text, table).guess([]) for table in (None, Agrees()))
-    assert alone[:2] == (2, "lookup") and agreed.token == 2
-    assert agreed.confidence > alone.confidence
+    lookup = lookup_after([1, 2, 3, 7, 8, 9, 1])
+    assert lookup.guess([]).token == 2
+    assert lookup.guess([7]).token == 8 and lookup.guess([7, 8]).token == 9
 
 
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
-    class Next:
-        def guess(self, context):
-            return context[-1] + 1, 0.9
+    class Successor(Lookup):
+        def guess(self, drafted, mask=None):
+            return Guess([*self._ending, *drafted][-1] + 1, 0.9)
 
     policy = Policy(fixed=3)
-    drafter = AdaptiveDrafter(Ngrams(Next()), policy)
+    drafter = AdaptiveDrafter(Successor(), policy)
     counted = []
-    policy.accepted("ngrams").record = lambda confidence, accepted: counted.append(accepted)
+    policy.accepted("lookup").record = lambda confidence, accepted: counted.append(accepted)
     context = [1]
 
     def answered(*tokens):
@@ -91,11 +74,11 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 59))
 def test_lookup_agrees_with_blending_over_the_whole_text(text, prompt):
-    ngrams = ngrams_after(text[:prompt])
+    lookup = lookup_after(text[:prompt])
     for end in range(max(prompt, 1), len(text) + 1):
-        ngrams.read(text[max(prompt, end - 1) : end])
+        lookup.read(text[max(prompt, end - 1) : end])
         chances = blended(text[:end])
-        guess = ngrams.guess([])
+        guess = lookup.guess([])
         if not chances:
             assert guess is None
             continue
@@ -126,15 +109,15 @@ def blended(text):
 
 
 def test_a_context_forgets_what_followed_it_long_ago():
-    ngrams = ngrams_after([token for at in range(40) for token in (1, 100 + at)])
-    assert len(ngrams._after[1,]) < 15
+    lookup = lookup_after([token for at in range(40) for token in (1, 100 + at)])
+    assert len(lookup._after[1,]) < 15
 
 
 def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     policy = Policy()
     policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({1: 0.1})
-    drafter = AdaptiveDrafter(Ngrams(), policy)
+    drafter = AdaptiveDrafter(Lookup(), policy)
     drafter.model = DraftModel(None, policy, Sampling())
     drafter.model.catch_up = lambda context, drafted: 0.0
     policy.begin_round()

@@ -9,14 +9,14 @@ import openvino as ov
 import pytest
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.engine.errors import ModelError
-from specdemo.engine.head import Head, fractions
+from specdemo.convert import heads, ir
+from specdemo.engine.draft_head import Head, fractions
+from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
-from specdemo.models import heads, ir
-from specdemo.session import Session
-from specdemo.settings import Settings
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 from tools.replay import record
 
 EXACT = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))

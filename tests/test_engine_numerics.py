@@ -11,6 +11,7 @@ import pytest
 from openvino import opset13 as ops
 from test_engine_cache import CLOSE, F32
 
+from specdemo.convert.weights import compressed
 from specdemo.engine import model as models
 from specdemo.engine import numerics, profile
 from specdemo.engine.checkpoint import PairFiles
@@ -18,7 +19,6 @@ from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
-from specdemo.models.weights import compressed
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
 CONTEXT = 45

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import ToyModel, alone, answer_ids, blocks_for, request
 
-from specdemo.engine.errors import Busy, CacheFull, ModelError, RequestFailed
+from specdemo.engine.faults import Busy, CacheFull, ModelError, RequestFailed
 from specdemo.engine.messages import Forward, Run
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS

@@ -17,12 +17,14 @@ from specdemo.bench.peers import peers_of, to_audit
 from specdemo.cli import main
 from specdemo.engine import numerics
 from specdemo.engine.checkpoint import Checkpoint, PairFiles
-from specdemo.engine.errors import BadInput, ModelError
+from specdemo.engine.faults import BadInput, ModelError
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import open_model
-from specdemo.models import load, machine, registry
-from specdemo.session import Session
-from specdemo.settings import ModelChoice, Settings
+from specdemo.host import hardware
+from specdemo.pairs import loading, registry
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -64,11 +66,11 @@ def pair(request, tmp_path_factory):
     return home / "target", home / "draft"
 
 
-def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> load.LoadedPair:
+def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> loading.LoadedPair:
     choice = ModelChoice(
         target=str(target), draft=str(draft), device=device, draft_device=draft_device
     )
-    return load.load_pair(registry.chosen_pair(choice), choice=choice)
+    return loading.load_pair(registry.chosen_pair(choice), choice=choice)
 
 
 def accepted(trace) -> int:
@@ -161,11 +163,11 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
     choice = ModelChoice(target=str(tmp_path), device="torch:cpu")
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
-    found = load.load_pair(registry.chosen_pair(choice), choice=choice)
+    found = loading.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError, match="trust_remote_code"):
         open_model(found.target, CPU, CORE)
     monkeypatch.setenv("SPECDEMO_TRUST_REMOTE_CODE", "1")
-    found = load.load_pair(registry.chosen_pair(choice), choice=choice)
+    found = loading.load_pair(registry.chosen_pair(choice), choice=choice)
     assert open_model(found.target, CPU, CORE).vocabulary_size == 256
 
 
@@ -199,7 +201,7 @@ def test_torch_and_openvino_draft_for_each_other(tiny_home, device):
 
 def test_the_embedded_target_runs_dequantized(embedded_pair):
     choice = ModelChoice(pair="embedded", device="torch:cpu")
-    found = load.load_pair(registry.EMBEDDED, choice=choice)
+    found = loading.load_pair(registry.EMBEDDED, choice=choice)
     prompt = list(found.template.render("What is the capital of France?", found.tokenizer))
     best = []
     for weights, settings in ((found.target, CPU), (embedded_pair.target, ModelSettings())):
@@ -213,7 +215,7 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     choice = ModelChoice(target=str(folder), device="torch:cpu")
     with pytest.raises(BadInput, match="PyTorch checkpoint"):
-        load.load_pair(registry.chosen_pair(choice), choice=choice)
+        loading.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(BadInput, match="kv_cache f16"):
         registry.chosen_pair(dataclasses.replace(choice, kv_cache="f16"))
 
@@ -228,7 +230,7 @@ def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     ],
 )
 def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, device, missing, code, said):
-    monkeypatch.setattr(machine, "find_spec", lambda package: package != missing or None)
+    monkeypatch.setattr(hardware, "find_spec", lambda package: package != missing or None)
     assert main(["run", "hello", "--pair", "embedded", "--device", device]) == code
     assert said in capsys.readouterr().err
 

@@ -22,11 +22,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
+from specdemo.convert import gguf_file
 from specdemo.errors import BadInput, FetchError
-from specdemo.models import gguf_file
-from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import Trace, from_json, to_json
-from specdemo.ui import choice, routes
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace, from_json, to_json
+from specdemo.ui import offers, routes
 from specdemo.ui.routes import PageGuard
 
 EXAMPLES, SECONDS = 200, float(os.environ.get("FUZZ_SECONDS", 0))
@@ -101,7 +102,7 @@ def test_anything_at_all_is_refused_in_a_sentence(upload):
 
 @fuzz(
     st.dictionaries(
-        st.sampled_from(choice.NAMES) | st.text(max_size=8),
+        st.sampled_from(offers.NAMES) | st.text(max_size=8),
         st.text(max_size=40) | st.integers().map(str) | st.floats().map(str),
         max_size=8,
     )
@@ -112,10 +113,10 @@ def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(q
         **dataclasses.asdict(Settings()),
         **dataclasses.asdict(ModelChoice("embedded")),
     }
-    values = choice.from_link(query, ["embedded", "dolly-3b"], defaults)
-    assert len(values["question"]) <= choice.LONGEST_LINK_QUESTION
-    assert choice.settings_of(values)
-    models = choice.models_of(values)
+    values = offers.from_link(query, ["embedded", "dolly-3b"], defaults)
+    assert len(values["question"]) <= offers.LONGEST_LINK_QUESTION
+    assert offers.settings_of(values)
+    models = offers.models_of(values)
     assert models.pair in ("embedded", "dolly-3b") and not models.target
     assert (models.device, models.draft_device) == ("CPU", "CPU")
 

@@ -15,12 +15,13 @@ from urllib.parse import urlencode
 import pytest
 from fakes import FakeSession, page_server
 
+from specdemo.bench.load_test import started
 from specdemo.bench.report import WAYS
-from specdemo.serving.load import started
-from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import PairInfo, Trace, to_json
+from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace, to_json
 from specdemo.ui import benchmark
-from specdemo.ui.page import BOOK
+from specdemo.ui.layout import BOOK
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")

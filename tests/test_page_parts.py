@@ -15,10 +15,12 @@ from specdemo.bench.costs import measured_speed, predicted_speed
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models import embedded, machine, measured, registry
-from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import BaselineToken, ForwardCosts, PairInfo, Trace
-from specdemo.ui import choice, page, runs, wording
+from specdemo.host import hardware, measured
+from specdemo.pairs import embedded, registry
+from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import BaselineToken, ForwardCosts, Trace
+from specdemo.ui import events, layout, offers, wording
 from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
@@ -124,7 +126,7 @@ def recorded_run(kept: dict) -> Trace:
 
 
 def test_a_second_run_of_a_session_stops_its_first_and_leaves_others_alone():
-    running = runs.Running()
+    running = events.Running()
     with running.run("tab") as first, running.run("other tab") as other, running.run("tab"):
         assert first.is_set() and not other.is_set()
     assert other.is_set()
@@ -193,25 +195,25 @@ NUMBERS = "max_new_tokens", "draft_tokens", "temperature", "top_p", "top_k", "se
 @pytest.mark.parametrize("name", NUMBERS)
 def test_true_is_no_number(name):
     with pytest.raises(BadInput, match=f"{name} is True; it must be a number"):
-        choice.settings_of({name: True})
+        offers.settings_of({name: True})
 
 
 def test_a_pair_of_ones_own_needs_a_target():
     with pytest.raises(BadInput, match="Your own pair needs a target"):
-        choice.models_of({"pair": choice.OWN})
+        offers.models_of({"pair": offers.OWN})
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
         {"pair": "gpt2-xl"},
-        {"pair": choice.OWN, "target": "somebody/model"},
+        {"pair": offers.OWN, "target": "somebody/model"},
         {"kv_cache": "f16"},
     ],
 )
 def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(wanted):
-    chosen = choice.models_of({"pair": "embedded", **wanted})
-    shared, private = choice.Offer(EMBEDDED, shared=True), choice.Offer(EMBEDDED, shared=False)
+    chosen = offers.models_of({"pair": "embedded", **wanted})
+    shared, private = offers.Offer(EMBEDDED, shared=True), offers.Offer(EMBEDDED, shared=False)
     with pytest.raises(BadInput, match="This server is shared: its pair is embedded"):
         shared.resolve(chosen)
     assert private.resolve(chosen) == chosen
@@ -222,22 +224,22 @@ def test_where_strangers_share_a_server_nobody_makes_it_load_or_compile_models(w
 def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
     service = Service(EMBEDDED, lambda pair, report: FakeSession())
 
-    def shown(offer: choice.Offer) -> set[str]:
-        blocks, _ = page.build(service, offer)
+    def shown(offer: offers.Offer) -> set[str]:
+        blocks, _ = layout.build(service, offer)
         looks = [one["props"] for one in blocks.get_config_file()["components"]]
         return {one["label"] for one in looks if one.get("label") and one.get("visible", True)}
 
     owners = {"Target", "Device", "Draft device", "KV cache precision", "Numerics"}
-    assert owners <= shown(choice.Offer(EMBEDDED, shared=False))
-    assert not owners & shown(choice.Offer(EMBEDDED, shared=True))
+    assert owners <= shown(offers.Offer(EMBEDDED, shared=False))
+    assert not owners & shown(offers.Offer(EMBEDDED, shared=True))
 
 
 def test_the_pair_taken_unasked_is_the_registrys_and_its_reason_is_printed(monkeypatch, capsys):
     why = "dolly-3b: the largest Dolly pair that fits."
     chosen = registry.Choice(registry.find_pair("dolly-3b"), why)
     monkeypatch.setattr(registry, "default_pair", lambda: chosen)
-    offer = choice.Offer(ModelChoice(choice.AUTO), shared=True)
-    for name in (choice.AUTO, "dolly-3b"):
+    offer = offers.Offer(ModelChoice(offers.AUTO), shared=True)
+    for name in (offers.AUTO, "dolly-3b"):
         assert offer.resolve(ModelChoice(name)) == offer.first == ModelChoice("dolly-3b")
     assert why in capsys.readouterr().err
 
@@ -246,21 +248,25 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     monkeypatch, tmp_path
 ):
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path))
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 16_000_000_000)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 16_000_000_000)
     dolly = "Dolly V2 3B, 8 bits: the paper's model family, English. 8.1 GB of memory, 2.9 GB to "
-    titles = {name: title for title, name in choice.Offer(EMBEDDED, shared=False).pairs(True)}
+    titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download"
     assert "17.2 GB of memory (more than here), 7.3 GB to download" in titles["dolly-7b"]
     flat = TargetProfile((), Invariance(16, 0.0, 2), dict.fromkeys((1, 8, 16), 0.01))
-    about = {"machine": machine.describe(), "target": f"{embedded.TARGET} 1", "devices": "CPU, CPU"}
+    about = {
+        "machine": hardware.describe(),
+        "target": f"{embedded.TARGET} 1",
+        "devices": "CPU, CPU",
+    }
     measured.keep("profile", about, Profile({"exact": flat}, draft_step=0.001))
     # 2.78 GB take 97 ms, the draft's 0.07 GB take 2.45 ms: rounds of four are best.
-    titles = {name: title for title, name in choice.Offer(EMBEDDED, shared=False).pairs(True)}
+    titles = {name: title for title, name in offers.Offer(EMBEDDED, shared=False).pairs(True)}
     assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"
 
 
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
-    offer = choice.Offer(ModelChoice(target="owner/model"), shared=True)
-    wanted = choice.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
+    offer = offers.Offer(ModelChoice(target="owner/model"), shared=True)
+    wanted = offers.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
     assert offer.resolve(wanted) == offer.first
-    assert offer.pairs() == [("owner/model", choice.OWN)]
+    assert offer.pairs() == [("owner/model", offers.OWN)]

@@ -10,9 +10,10 @@ import pytest
 from fakes import FakeSession, page_server
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
-from specdemo.settings import ModelChoice, Settings
-from specdemo.trace import Baseline, BaselineToken, ForwardCosts, to_json
-from specdemo.ui.page import DOES_NOT_PAY
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, to_json
+from specdemo.ui.layout import DOES_NOT_PAY
 from specdemo.ui.service import Service
 
 playwright = pytest.importorskip("playwright.sync_api")

@@ -8,31 +8,28 @@ import threading
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
-import gradio as gr
 import pytest
 from tiny_models import ir_folder
 
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.bench.tune import tune
+from specdemo.bench.tuning import tune
+from specdemo.convert.decoder import Shape
 from specdemo.engine import numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models import machine, measured, ngrams, registry, sources
-from specdemo.models.decoder import Shape
-from specdemo.models.load import chosen_draft, load_pair
-from specdemo.models.measured import DraftResult, TuningResult
-from specdemo.models.ngrams import LearningTable, NGramTable
-from specdemo.models.registry import NO_DRAFT, Pair, chosen_pair, find_pair
-from specdemo.models.sources import Source
-from specdemo.serving import backend, options
-from specdemo.session import Session
-from specdemo.settings import ModelChoice, Settings
-from specdemo.ui import benchmark, choice, runs, service
+from specdemo.host import disk, hardware, measured
+from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.pairs import registry, sources
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.loading import chosen_draft, load_pair
+from specdemo.pairs.registry import NO_DRAFT, Pair, chosen_pair, find_pair
+from specdemo.pairs.sources import Source
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.ui import offers
 from tools import agreement as tool
 from tools.agreement import agreement
 from tools.made_up import write_made_up
@@ -121,7 +118,7 @@ def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
 
 def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
     first = ModelChoice("dolly-3b", draft="pythia-160m")
-    assert choice.Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
+    assert offers.Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
 
 
 def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys):
@@ -140,22 +137,6 @@ def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair
         next(tune(asked, pytest.fail, drafts=["./nowhere"], prompts=1))
     _, raced = islice(tune(asked, pytest.fail, prepare=lambda choice: [choice], prompts=1), 2)
     assert raced == ModelChoice("tiny", draft=tiny_pair.drafts[0].name)
-
-
-@pytest.mark.parametrize(("shared", "draft"), [(False, ""), (False, "pythia-int8"), (True, "")])
-def test_the_page_races_drafts_for_its_owner_only(tiny_pair, shared, draft):
-    offer = choice.Offer(ModelChoice("tiny", draft=draft), shared)
-    served = service.Service(offer.first, offer.open_session)
-    with gr.Blocks():
-        tab = benchmark.Tab(served, runs.Running(), offer, {"pair": gr.Textbox()})
-    request = SimpleNamespace(session_hash="one", client=None)
-    shown = str([list(one.values()) for one in tab.run_tune(request, 1, "tiny")])
-    served.close()
-    assert ("its owner" in shown) is shared
-    assert ("n-grams only" in shown) is not shared
-    assert ("from now on" in shown) is not (shared or bool(draft))
-    assert ("pythia-int8 stays" in shown) is bool(draft)
-    assert (measured.read("tuned", {"pair": "tiny"}) is None) is shared
 
 
 def test_a_stopped_tune_keeps_nothing(tiny_pair):
@@ -185,78 +166,6 @@ def test_an_agreement_is_kept_and_pairs_shows_it(tiny_pair, capsys):
     assert json.loads(capsys.readouterr().out)["agreement"] == 1.0
     assert cli.main(["pairs"]) == 0
     assert "chooses as tiny on 100.0 %" in capsys.readouterr().out
-
-
-# N-grams of the target's own text.
-
-
-@pytest.mark.parametrize("big", [49_999, 149_999])
-def test_a_table_learns_what_follows_and_comes_back_from_disk(tmp_path, big):
-    path = tmp_path / "t.npz"
-    path.write_bytes(b"PK\x03\x04broken")
-    table = LearningTable(path, big + 1)
-    assert table.guess([1, 2]) is None
-    table.read([1, 2, big, 4, 1, 2, big])
-    token, confidence = table.guess([1, 2])
-    assert token == big and 0 < confidence < 1
-    table.read([1, 2, big])
-    assert table.guess([1, 2])[1] > confidence
-    table.keep()
-    assert LearningTable(path, big + 1).guess([1, 2]) == table.guess([1, 2])
-
-
-def test_a_table_gives_up_its_oldest_contexts_at_its_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(ngrams, "MOST_ENTRIES", 100)
-    first = NGramTable(({5: (6, 200)}, {}, {}, {}))
-    table = LearningTable(tmp_path / "t.npz", 1000, first)
-    assert table.guess([5]) == first.guess([5])
-    for start in range(0, 400, 4):
-        table.read([start, start + 1, start + 2, start + 3])
-    assert sum(map(len, table.known)) <= 110
-    assert table.guess([398])[0] == 399 and table.guess([9]) is None
-
-
-def test_finished_answers_are_learnt_and_change_no_token(tiny_llama_pair):
-    asked = Settings(max_new_tokens=40, drafter="auto")
-    with Session(tiny_llama_pair, learn=True) as session:
-        *_, first = session.answer("one two", asked)
-    with Session(tiny_llama_pair, learn=True) as session:
-        *_, second = session.answer("one two", asked)
-        *_, raced = session.race("one two", asked)
-    assert first.token_ids == second.token_ids == raced.token_ids
-    for trace, used in ((first, False), (second, True), (raced, False)):
-        sources = {token.source for one in trace.rounds for token in one.drafted}
-        assert ("ngrams" in sources) is used
-
-
-@pytest.mark.parametrize(
-    ("shared", "asked", "learns"), [(True, None, False), (False, None, True), (True, True, True)]
-)
-def test_a_server_that_strangers_share_learns_only_if_its_owner_says_so(
-    monkeypatch, shared, asked, learns
-):
-    session = Mock()
-    monkeypatch.setattr("specdemo.session.open_session", session)
-    chosen = options.ServeOptions("embedded", shared=shared, learn_ngrams=asked)
-    backend.open_pair(chosen, print)
-    assert session.call_args.kwargs["learn"] is learns
-
-
-def test_an_answer_that_was_stopped_is_not_learnt(tiny_llama_pair):
-    stop = threading.Event()
-    with Session(tiny_llama_pair, learn=True) as session:
-        for _ in session.answer("one two", Settings(max_new_tokens=200), stop=stop):
-            stop.set()
-    assert list(machine.measured_folder().glob("*.npz")) == []
-
-
-def test_a_table_made_in_advance_is_used_by_every_session(tiny, tmp_path):
-    made = ["--only", "ngrams", "--tokens", "1000", "--out", str(tmp_path / "out")]
-    assert cli.main(["train-draft", "--target", str(tiny.dolly), *made]) == 0
-    pair = registry.own_pair(sources.source_of(str(tiny.dolly), "--model", "int8"), None)
-    table = load_pair(pair).ngrams
-    assert sum(map(len, table.known)) > 100
-    assert ngrams.load(tmp_path / "out" / "ngrams.npz") == table
 
 
 # The embedded target as a draft.
@@ -300,7 +209,7 @@ ABOUT = measured.about_files(FILES, None)
 def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
     measured.keep("profile", ABOUT, MEASURED)
     assert measured.read("profile", ABOUT) == MEASURED
-    folder = machine.measured_folder()
+    folder = disk.measured_folder()
     assert measured.forget() == 1 and list(folder.iterdir()) == []
     folder.rmdir()
     folder.write_text("a folder that cannot be written is no error")
@@ -311,7 +220,7 @@ def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
 @pytest.mark.parametrize("broken", ["", "[]", '{"about": {}, "profile": {"targets": 3}}'])
 def test_a_broken_file_counts_as_none(broken):
     measured.keep("profile", ABOUT, MEASURED)
-    [file] = machine.measured_folder().iterdir()
+    [file] = disk.measured_folder().iterdir()
     file.write_text(broken)
     assert measured.read("profile", ABOUT) is None and not list(measured.profiles())
 
@@ -324,7 +233,7 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
         measured.about_files(replace(FILES, draft=Path("draft.xml")), None),
     ):
         assert measured.read("profile", about) is None
-    monkeypatch.setattr(machine, "describe", lambda: "another")
+    monkeypatch.setattr(hardware, "describe", lambda: "another")
     assert measured.read("profile", ABOUT) is None
 
 

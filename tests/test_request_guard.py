@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from specdemo.pairs.choice import ModelChoice
 from specdemo.serving import request_guard
-from specdemo.serving.options import ServerOptions
 from specdemo.serving.request_guard import RequestGuard, Server, bound_socket
-from specdemo.settings import ModelChoice
+from specdemo.serving.server_options import ServerOptions
 from specdemo.ui import routes
 from specdemo.ui.service import Service
 

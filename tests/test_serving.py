@@ -14,8 +14,9 @@ import pytest
 from fakes import CHATML, PIECES, FakeSession, served, until
 
 from specdemo.errors import BadInput, DamagedModel
-from specdemo.models.templates import DOLLY, Message, Template
-from specdemo.trace import PairInfo, from_json
+from specdemo.pairs.choice import PairInfo
+from specdemo.runs.trace import from_json
+from specdemo.text.templates import DOLLY, Message, Template
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
 

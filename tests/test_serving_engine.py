@@ -8,7 +8,7 @@ import openai
 import pytest
 from fakes import served
 
-from specdemo.settings import Settings
+from specdemo.runs.settings import Settings
 
 PROMPTS = [
     "Explain the difference between fission and fusion",

@@ -11,13 +11,14 @@ from specdemo import cli
 from specdemo.engine.rounds import EmittedToken, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, RequestFailed
-from specdemo.metrics import Metrics
+from specdemo.pairs.choice import PairInfo
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace
 from specdemo.serving import backend as backends
 from specdemo.serving.backend import ATTEMPTS, Event, NotReady, ReplicaBackend
+from specdemo.serving.metrics import Metrics
 from specdemo.serving.request_guard import bound_socket
 from specdemo.serving.schema import CompletionRequest
-from specdemo.settings import Settings
-from specdemo.trace import PairInfo, Trace
 
 
 class Died(Exception): ...

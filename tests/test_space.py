@@ -17,13 +17,15 @@ from hub_server import COMMIT, decoder_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from specdemo.convert import decoder, exporting
 from specdemo.errors import FetchError, RequestFailed
-from specdemo.models import decoder, embedded, export, hub, machine, registry, sources
-from specdemo.models.progress import Meter, watched
-from specdemo.settings import ModelChoice
-from specdemo.ui import page, runs
-from specdemo.ui.choice import AUTO, Offer
-from specdemo.ui.runs import Running
+from specdemo.host import disk, hardware
+from specdemo.host.progress import Meter, watched
+from specdemo.pairs import embedded, hub, registry, sources
+from specdemo.pairs.choice import ModelChoice
+from specdemo.ui import events, layout
+from specdemo.ui.events import Running
+from specdemo.ui.offers import AUTO, Offer
 from specdemo.ui.service import Service, Visitor
 
 ROOT = Path(__file__).parents[1]
@@ -117,7 +119,7 @@ def preloaded(server, monkeypatch, tmp_path):
         (storage / "refs").mkdir()
         (storage / "refs" / "main").write_text(COMMIT)
     monkeypatch.setattr(hub, "PRELOADED", cache)
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 16 * 2**30)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 16 * 2**30)
     monkeypatch.setattr(embedded, "fetch", lambda *_: pytest.fail("fetched the embedded pair"))
     server.stop()
     return cache
@@ -142,9 +144,9 @@ def test_a_preloaded_pair_is_found_wherever_hf_home_points_to(preloaded, monkeyp
 def test_hf_home_alone_moves_the_hubs_files_and_what_is_made_of_them(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECDEMO_HOME", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    assert machine.cache_home() == tmp_path / "specdemo"
+    assert disk.cache_home() == tmp_path / "specdemo"
     monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "own"))
-    assert machine.cache_home() == tmp_path / "own"
+    assert disk.cache_home() == tmp_path / "own"
 
 
 @pytest.mark.parametrize("trouble", ["disk full", "read-only"])
@@ -181,7 +183,7 @@ def test_openvinos_error_on_a_full_disk_becomes_a_sentence(monkeypatch, tiny_hom
 
     monkeypatch.setattr(decoder, "write", write)
     with pytest.raises(FetchError, match="IR of pythia could not be written .* free some disk"):
-        export.export(tiny_home / "pythia", tmp_path / "out", "int8", name="pythia")
+        exporting.export(tiny_home / "pythia", tmp_path / "out", "int8", name="pythia")
 
 
 # While it loads
@@ -202,7 +204,7 @@ def test_questions_asked_meanwhile_show_their_places_and_what_is_being_done():
 
     def ask(number: int) -> None:
         given = {"question": "one two", "pair": "dolly-3b"}
-        for text in runs.run(service, Running(), offer, Visitor(f"visitor {number}"), given):
+        for text in events.run(service, Running(), offer, Visitor(f"visitor {number}"), given):
             notes[number].append(text)
 
     asking = []
@@ -222,7 +224,7 @@ def test_a_server_that_is_stopped_while_it_loads_tells_those_who_wait():
     go = threading.Event()
     service = Service(ModelChoice("dolly-3b"), lambda pair, report: go.wait() and FakeSession())
     service.start()
-    line = page.RaceTab._loading(SimpleNamespace(_service=service))
+    line = layout.RaceTab._loading(SimpleNamespace(_service=service))
     seen = [line, service.states(ModelChoice("dolly-3b"))]
     assert [next(states) for states in seen]
     service.close()

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from specdemo import cli
-from specdemo.models import ir, machine
-from specdemo.models.decoder import FAMILIES, Shape
-from specdemo.models.registry import PAIRS, find_pair
-from specdemo.models.sources import EMBEDDED_TARGET
+from specdemo.convert import ir
+from specdemo.convert.decoder import FAMILIES, Shape
+from specdemo.host import disk
+from specdemo.pairs.registry import PAIRS, find_pair
+from specdemo.pairs.sources import EMBEDDED_TARGET
 from tools import rehearse as tool
 from tools.made_up import write_made_up
 from tools.rehearse import expected_speedup, rehearse, rehearse_pair, shape_of
@@ -61,7 +62,7 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert set(names) == {one["draft"] for one in figures["prospects"] if one["0.3"] > 0}
     milliseconds = 1000 * target["step_seconds"][0]
     assert find_pair("dolly-3b").facts == f"{milliseconds:.0f} ms a token"
-    assert list(machine.cache_home().glob("rehearsal/scratch-*")) == []
+    assert list(disk.cache_home().glob("rehearsal/scratch-*")) == []
 
 
 def test_smollm2_is_rehearsed_with_the_embedded_target_as_its_draft(

@@ -11,8 +11,8 @@ import pytest
 from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.errors import BadInput
-from specdemo.session import Session
-from specdemo.settings import Settings
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 from tools import replay as tool
 from tools.replay import (
     CostTable,
@@ -39,7 +39,7 @@ def recorded(answer, draft=(), **fields):
 
 
 def one(records, table, without=()):
-    found = replay(records, table, table=None, without=without)
+    found = replay(records, table, without=without)
     return found["a"]
 
 
@@ -54,17 +54,17 @@ def test_an_answer_that_repeats_itself_is_decoded_in_fewer_rounds():
     assert changing.speculative_s > found.speculative_s
 
 
-def test_agreement_of_the_draft_is_also_counted_where_ngrams_fail():
+def test_agreement_of_the_draft_is_also_counted_where_lookup_fails():
     answer = [5, 6, 5, 6, 9]  # n-grams are right once: 6 after the second 5
     draft = [(5, 0.5), (6, 0.5), (5, 0.5), (0, 0.5), (0, 0.5)]
-    rows = {row["source"]: row for row in agreements([recorded(answer, draft)], None)}
+    rows = {row["source"]: row for row in agreements([recorded(answer, draft)])}
     assert [rows[source]["all"] for source in ("n-grams", "draft")] == [0.25, 0.5]
     failed = rows["draft, where n-grams fail"]
     assert (failed["tokens"], failed["all"], failed["a"]) == (3, 2 / 3, 2 / 3)
 
 
 def test_without_a_source_every_token_takes_a_step():
-    found = one([recorded(LOOP)], costs(), without=("ngrams",))
+    found = one([recorded(LOOP)], costs(), without=("lookup",))
     assert found.rounds == found.tokens and found.speedup == pytest.approx(1)
 
 

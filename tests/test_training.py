@@ -11,17 +11,19 @@ import pytest
 from tiny_models import _save_pair, write_byte_tokenizer
 
 from specdemo import cli
+from specdemo.convert import exporting, heads
 from specdemo.errors import BadInput
-from specdemo.models import embedded, export, heads, machine, measured, ngrams
-from specdemo.models.load import chosen_draft, load_pair
-from specdemo.models.measured import DraftResult, TuningResult
-from specdemo.models.registry import choice_of, chosen_pair, own_pair
-from specdemo.models.sources import source_of
-from specdemo.session import Session
-from specdemo.settings import Settings
-from specdemo.training import data, head, run
+from specdemo.host import disk, measured
+from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.pairs import embedded
+from specdemo.pairs.loading import chosen_draft, load_pair
+from specdemo.pairs.registry import choice_of, chosen_pair, own_pair
+from specdemo.pairs.sources import source_of
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.training import data, network, steps
 from specdemo.training.data import Conversation
-from specdemo.training.settings import TrainSettings
+from specdemo.training.recipe import TrainSettings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,8 +46,8 @@ def target(tmp_path_factory) -> Path:
     _save_pair("GPTNeoX", [config] * 2, folder, folder / "draft", sharpness=8.0, noise=0.0)
     write_byte_tokenizer(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_NEEDED", ("no_such_package",))  # no child process
-        export.export(folder, folder / "ir", "int8")
+        patch.setattr(exporting, "_NEEDED", ("no_such_package",))  # no child process
+        exporting.export(folder, folder / "ir", "int8")
     return folder / "ir"
 
 
@@ -59,9 +61,9 @@ def train(target, tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(data, "MIX", {"sum": 1, "own": 1})
             patch.setattr(data, "GROUP", 64)
-            patch.setattr(machine, "measured_folder", lambda: measured)
+            patch.setattr(disk, "measured_folder", lambda: measured)
             chosen = {"target": str(target), "out": out, "device": "cpu"} | sizes | changes
-            run.train_draft(TrainSettings(**chosen))
+            steps.train_draft(TrainSettings(**chosen))
 
     return train
 
@@ -87,7 +89,7 @@ def test_a_target_needs_fewer_forwards_with_the_head_that_was_made_for_it(target
 def test_tune_races_a_head_that_was_made_and_later_runs_take_what_was_fastest(
     target, trained, capsys, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(machine, "measured_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk, "measured_folder", lambda: tmp_path)
     monkeypatch.chdir(trained.parent)
     asked = ["tune", str(target), "--assistant-model", trained.name, "--limit", "1", "--json", "-"]
     assert cli.main(asked) == 0
@@ -127,14 +129,14 @@ def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_pa
     ends = np.full(400, 400)
     rows = data.Rows(states, rng.integers(0, 60, 400), np.ones(400, np.float32), ends)
     made = {"target": "embedded", "out": tmp_path, "width": 64, "chains": 64, "passes": 1.0}
-    begun = head.DraftHead(*tables, rows, TrainSettings(**made))
+    begun = network.DraftHead(*tables, rows, TrainSettings(**made))
     heads.Head(begun.quantized(rows), begun.frequent).save(tmp_path / "head.npz")
     settings = TrainSettings(**made, start=tmp_path / "head.npz")
-    first = head.first_weights(settings, 64)
-    network = head.DraftHead(*tables, rows, settings)
-    head.train(network, rows, np.arange(400), settings, tmp_path / "state.pt")
+    first = network.first_weights(settings, 64)
+    trained_head = network.DraftHead(*tables, rows, settings)
+    network.train(trained_head, rows, np.arange(400), settings, tmp_path / "state.pt")
     trained = torch.load(tmp_path / "state.pt")["weights"][len(first) :]
-    for (name, mixed), one in zip(network.weights.items(), trained, strict=True):
+    for (name, mixed), one in zip(trained_head.weights.items(), trained, strict=True):
         assert not torch.equal(one, first[name])
         torch.testing.assert_close(mixed.detach(), (one + first[name]) / 2)
 
@@ -169,7 +171,7 @@ def test_a_run_that_is_interrupted_in_each_step_ends_with_the_same_head(
 
     interrupt(data, "instruction", 70)
     interrupt(np, "save", 2)
-    interrupt(head, "_loss", 30)
+    interrupt(network, "_loss", 30)
     monkeypatch.setattr(data, "_opened", "there is nothing left to write or to read")
     train(tmp_path / "draft")
     again, whole = (heads.load(folder / "head.npz") for folder in (tmp_path / "draft", trained))
@@ -208,8 +210,8 @@ def test_the_gradient_of_the_loss_is_that_of_its_formula():
     weights = torch.rand(6, generator=generator)
     logarithms = logits.log_softmax(1)
     variation = 1 - torch.minimum(wanted, logarithms.exp()).sum(1)
-    losses = head.VARIATION * variation - (1 - head.VARIATION) * (wanted * logarithms).sum(1)
-    closed = head.Distance.apply(wanted, logits)
+    losses = network.VARIATION * variation - (1 - network.VARIATION) * (wanted * logarithms).sum(1)
+    closed = network.Distance.apply(wanted, logits)
     torch.testing.assert_close(closed, losses)
     gradients = [torch.autograd.grad(one @ weights, logits)[0] for one in (losses, closed)]
     torch.testing.assert_close(*gradients)
@@ -217,7 +219,7 @@ def test_the_gradient_of_the_loss_is_that_of_its_formula():
 
 def test_held_back_instructions_are_greedy_and_never_learned():
     said = [Conversation("", at % 3 > 0, str(at % 40), "", (1,)) for at in range(200)]
-    held, learned = run._split(said)
+    held, learned = steps._split(said)
     asked = np.array([one.instruction for one in said])
     assert held.any() and all(said[at].greedy for at in np.flatnonzero(held))
     assert not set(asked[held]) & set(asked[learned])
@@ -226,17 +228,6 @@ def test_held_back_instructions_are_greedy_and_never_learned():
 def test_what_lookup_proposes_weighs_little():
     weights = data.lookup_weights((1, 2, 3, 4, 5), (7, 1, 2, 3, 4, 9)).tolist()
     assert weights == pytest.approx([1, 1, 1, 0.15, 0.15, 0.5])
-
-
-def test_an_ngram_table_proposes_the_usual_continuation_and_comes_back_from_disk(tmp_path):
-    said = [(9, 9, 1, 2, 3, 1, 2, 4), (9, 9, 5, 2, 4)] * 3
-    table = ngrams.count(said, 100)
-    assert table.guess([2])[0] == 4
-    assert table.guess([9, 9, 1, 2])[0] == 3
-    assert table.guess([77]) is None
-    assert 0 < table.guess([2])[1] < 1
-    table.save(tmp_path / "ngrams.npz")
-    assert ngrams.load(tmp_path / "ngrams.npz") == table
 
 
 def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path):
@@ -262,16 +253,16 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
 @pytest.mark.parametrize("target", ["embedded", "./own"])
 def test_a_run_of_an_earlier_version_can_be_continued(target, tmp_path):
     settings = TrainSettings(target=target, out=tmp_path / "run")
-    run._open_work(settings, tmp_path / "run/work")
+    steps._open_work(settings, tmp_path / "run/work")
     path = tmp_path / "run/work/settings.json"
     stored = {"tokens": "9", "minutes": "None", "passes": "1.0"} | json.loads(path.read_bytes())
     del stored["weight_format"], stored["start"]
     path.write_text(json.dumps(stored))
     if target == "./own":
         with pytest.raises(BadInput, match=r"other settings \(weight_format int8\)"):
-            run._open_work(settings, path.parent)
+            steps._open_work(settings, path.parent)
         settings = replace(settings, weight_format="int8")
-    run._open_work(settings, path.parent)
+    steps._open_work(settings, path.parent)
 
 
 @pytest.mark.parametrize(

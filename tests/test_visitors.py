@@ -15,27 +15,14 @@ import httpx
 import pytest
 from fakes import FakeSession, page_server, until
 
+from specdemo.bench.load_test import ask, level
 from specdemo.engine.scheduler import Waiting
-from specdemo.errors import (
-    BadInput,
-    Busy,
-    DamagedModel,
-    FetchError,
-    ModelError,
-    RequestFailed,
-)
-from specdemo.metrics import Metrics
-from specdemo.serving.load import ask, level
-from specdemo.settings import ModelChoice, Settings
-from specdemo.ui import choice, runs, server
-from specdemo.ui.service import (
-    Gate,
-    LimitedSession,
-    Limits,
-    Service,
-    Visitor,
-    visitor_of,
-)
+from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.serving.metrics import Metrics
+from specdemo.ui import events, offers, web_app
+from specdemo.ui.service import Gate, LimitedSession, Limits, Service, Visitor, visitor_of
 from specdemo.ui.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
@@ -55,11 +42,11 @@ def service(fake) -> Service:
     return service
 
 
-def updates(service: Service, question: str, running: runs.Running | None = None):
+def updates(service: Service, question: str, running: events.Running | None = None):
     """The envelopes of a race, one by one."""
     given = {"question": question, "max_new_tokens": 30, "pair": "embedded"}
-    offer = choice.Offer(EMBEDDED, shared=False)
-    for envelope in runs.run(service, running or runs.Running(), offer, Visitor("tab"), given):
+    offer = offers.Offer(EMBEDDED, shared=False)
+    for envelope in events.run(service, running or events.Running(), offer, Visitor("tab"), given):
         yield json.loads(envelope)
 
 
@@ -212,7 +199,7 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time(fake, service):
 
 
 def test_leaving_the_page_stops_its_run_within_a_round(fake, service):
-    fake.delay, running = 0.02, runs.Running()
+    fake.delay, running = 0.02, events.Running()
     seen = updates(service, "word " * 30, running)
     next(one for one in seen if one["rounds"])
     made = fake.rounds_made
@@ -287,7 +274,7 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
 
 def test_made_up_sessions_end_nobodys_answer(served, monkeypatch):
     url, session, service = served
-    monkeypatch.setattr(server, "MAX_SESSIONS", 8)
+    monkeypatch.setattr(web_app, "MAX_SESSIONS", 8)
     session.held.set()
     with httpx.Client(timeout=30) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(list, ask(client, url, "one two", 20))

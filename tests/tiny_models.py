@@ -43,7 +43,7 @@ def ir_folder(home: Path, name: str, weight_format: str) -> Path:
 def write_group(group: str, home: Path) -> None:
     from optimum.commands.optimum_cli import main
 
-    from specdemo.models import export
+    from specdemo.convert import exporting
 
     if group == "llama":
         write_llama_pair(home / "llama-target", home / "llama-draft")
@@ -53,7 +53,7 @@ def write_group(group: str, home: Path) -> None:
     for name, weight_format in EXPORTED[group]:
         out = ir_folder(home, name, weight_format)
         # Converting a vocabulary of 50,000 takes longer than exporting these models.
-        *options, last = export.optimum_arguments(home / name, out, weight_format)
+        *options, last = exporting.optimum_arguments(home / name, out, weight_format)
         sys.argv = ["optimum-cli", *options, "--disable-convert-tokenizer", last]
         main()
 

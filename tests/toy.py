@@ -13,7 +13,7 @@ import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
 from specdemo.engine.constraint import Allowed
-from specdemo.engine.costs import Costs
+from specdemo.engine.cost_model import Costs
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard

@@ -13,16 +13,19 @@ import click
 from pydantic.dataclasses import dataclass
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
-from specdemo.cli import answer_options, load_pair, main, options_of, write_json
+from specdemo.cli import main
+from specdemo.commands.shared import answer_options, load_pair, options_of, write_json
 from specdemo.engine.messages import Forward, Reply, Run
 from specdemo.engine.request import Request, Target
-from specdemo.models import measured
-from specdemo.models.load import LoadedPair, require_same_vocabulary
-from specdemo.models.registry import NO_DRAFT
-from specdemo.session import Session
-from specdemo.settings import CONFIG, ModelChoice, Settings, option
-from specdemo.terminal import show
-from specdemo.trace import as_json
+from specdemo.host import measured
+from specdemo.host.terminal import show
+from specdemo.options import CONFIG, option
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.loading import LoadedPair, require_same_vocabulary
+from specdemo.pairs.registry import NO_DRAFT
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import as_json
 
 TOGETHER = 16  # tokens per forward
 

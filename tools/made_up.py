@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from specdemo.models.decoder import Shape, write
-from specdemo.models.weights import compressed, weight_group
+from specdemo.convert.decoder import Shape, write
+from specdemo.convert.weights import compressed, weight_group
 
 SHIFT = 4096  # bytes of noise between the starts of two matrices
 STEP = 2.7e-4  # scale of 8-bit weights: standard deviation 0.02, as in a new model

@@ -21,13 +21,13 @@ from specdemo.bench.costs import measured_speed, predicted_speed
 from specdemo.bench.lengths import PAPER_PROMPT
 from specdemo.bench.prompts import read_prompts, spread
 from specdemo.bench.report import bench
-from specdemo.models.load import load_pair
-from specdemo.models.registry import find_pair
-from specdemo.session import Session
-from specdemo.settings import Settings
-from specdemo.trace import Trace, as_json, summarize, to_json
+from specdemo.pairs.loading import load_pair
+from specdemo.pairs.registry import find_pair
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace, as_json, summarize, to_json
 from specdemo.ui import benchmark
-from specdemo.ui.page import RECORDED
+from specdemo.ui.layout import RECORDED
 
 WARM_UP = "Name three colours of the rainbow"
 QUESTION = "What is the water cycle?"

@@ -18,19 +18,21 @@ from time import perf_counter
 
 import click
 
-from specdemo.cli import json_option, main
-from specdemo.commands.models import write_report
+from specdemo.cli import main
+from specdemo.commands.shared import json_option, write_report
+from specdemo.convert import ir
+from specdemo.convert.decoder import BITS, FAMILIES, Shape
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
-from specdemo.models import embedded, ir, machine, measured
-from specdemo.models.decoder import BITS, FAMILIES, Shape
-from specdemo.models.hub import WORKING_BYTES
-from specdemo.models.progress import Progress, Report, silent
-from specdemo.models.registry import PAIRS, Pair, find_pair
-from specdemo.models.sources import EMBEDDED_TARGET, Source
-from specdemo.terminal import progress_bar
+from specdemo.host import disk, hardware, measured
+from specdemo.host.progress import Progress, Report, silent
+from specdemo.host.terminal import progress_bar
+from specdemo.pairs import embedded
+from specdemo.pairs.hub import WORKING_BYTES
+from specdemo.pairs.registry import PAIRS, Pair, find_pair
+from specdemo.pairs.sources import EMBEDDED_TARGET, Source
 from tools.made_up import write_made_up
 
 CONTEXT = 2048
@@ -95,13 +97,13 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
         found = shape_of(other.target)
         if found and found[0] == shapes[pair.target][0]:
             shapes.setdefault(other.target, found)
-    home, what = machine.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
+    home, what = disk.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
     needed = WORKING_BYTES + max(one[0].bytes(one[1]) for one in shapes.values() if one)
-    machine.require_memory(needed, what)
-    machine.require_space(home, needed, what)
+    hardware.require_memory(needed, what)
+    disk.require_space(home, needed, what)
     rehearsed = []
     for source, shape in shapes.items():
-        with machine.exclusive_scratch(home) as folder:
+        with disk.exclusive_scratch(home) as folder:
             report(Progress(f"{what}: {source.name}"))
             if shape:
                 write_made_up(*shape, folder)
@@ -115,12 +117,12 @@ def rehearse(name: str, folder: Path) -> Rehearsed:
     """Load the model in `folder` and time its forwards. The sizes take turns, so a slow period of
     the machine affects all of them."""
     gc.collect()
-    before = machine.own_bytes()
+    before = hardware.own_bytes()
     model = PagedModel(folder / ir.MODEL, EXACT)
     times: dict[int, list[float]] = {count: [] for count in TOKENS}
     with model.new_sequence() as sequence:
         model.forward([Run(sequence, [1] * PROMPT, 1)])
-        own_bytes = machine.own_bytes() - before
+        own_bytes = hardware.own_bytes() - before
         for _ in range(REPEATS):
             for count in TOKENS:
                 began = perf_counter()
@@ -129,7 +131,7 @@ def rehearse(name: str, folder: Path) -> Rehearsed:
                 sequence.truncate(PROMPT)
     return Rehearsed(
         model=name,
-        weights_bytes=machine.file_size(folder / ir.WEIGHTS),
+        weights_bytes=disk.file_size(folder / ir.WEIGHTS),
         own_bytes=own_bytes,
         cache_bytes=model.block_bytes * CONTEXT // model.block_size,
         step_seconds=tuple(map(statistics.median, times.values())),
@@ -169,13 +171,13 @@ def command(pair: str, json_file: str | None) -> None:
                 )
             prospects.append(row)
     figures = {
-        "machine": machine.describe(),
+        "machine": hardware.describe(),
         "weights": "made up",
         "pair": chosen.name,
         "models": taken,
         "prospects": prospects,
     }
-    title = f"{chosen.name} on {machine.describe()}: made-up weights in the real shapes, f32 "
+    title = f"{chosen.name} on {hardware.describe()}: made-up weights in the real shapes, f32 "
     title += f"activations, f16 cache, batch 1, {PROMPT} tokens of context"
     tables = {
         title: [{name: row[name] for name in row if name != "step_seconds"} for row in taken],

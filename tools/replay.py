@@ -26,24 +26,26 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from specdemo.bench.prompts import BenchPrompt, PromptOptions
-from specdemo.cli import answer_options, check_output, load_pair, main, options_of, write_json
+from specdemo.cli import main
+from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
 from specdemo.engine import cache, decode
-from specdemo.engine.costs import TYPICAL, Costs
+from specdemo.engine.cost_model import TYPICAL, Costs
+from specdemo.engine.draft_head import Head
 from specdemo.engine.drafters import AdaptiveDrafter, DraftHead, DraftModel, LogitsDrafter
-from specdemo.engine.head import Head
+from specdemo.engine.lookup import Lookup
 from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
-from specdemo.engine.ngrams import Ngrams, NgramTable
 from specdemo.engine.policy import Policy
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
-from specdemo.models.load import LoadedPair
-from specdemo.session import Session
-from specdemo.settings import CONFIG, SPLIT, ModelChoice, Settings, option, sentence
-from specdemo.terminal import show
-from specdemo.trace import as_json
+from specdemo.host.terminal import show
+from specdemo.options import CONFIG, SPLIT, option, sentence
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import as_json
 
 COST_TABLES = Path(__file__).with_name("cost_tables.json")
 
@@ -60,7 +62,7 @@ WRONG = (-2, 0.3)
 
 _MISSED = "draft, where n-grams fail"
 
-SOURCES = ("head", "model", "ngrams", "table")
+SOURCES = ("head", "model", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,6 @@ class _Along(Request):
 def replay_all(
     records: Sequence[Record],
     tables: dict[str, CostTable],
-    loaded: LoadedPair,
     without: Sequence[str] = (),
 ) -> Iterator[dict[str, str | float]]:
     """Replay by temperature and cost table. Yields rows with speed-up and tokens per round in all,
@@ -251,7 +252,7 @@ def replay_all(
         chosen = [one for one in records if one.temperature == temperature]
         Random(0).shuffle(chosen)
         for name, costs in tables.items():
-            tasks = replay(chosen, costs, table=loaded.ngrams, without=without)
+            tasks = replay(chosen, costs, without=without)
             total = sum(tasks.values(), Replayed())
             yield {
                 "costs": name,
@@ -262,9 +263,7 @@ def replay_all(
             }
 
 
-def agreements(
-    records: Sequence[Record], table: NgramTable | None
-) -> Iterator[dict[str, str | float]]:
+def agreements(records: Sequence[Record]) -> Iterator[dict[str, str | float]]:
     """The share of answer tokens after the first that a source guesses rightly from the text before
     them: in all and by task, of the draft (its first token), of n-grams, and of the draft where
     n-grams are wrong or silent."""
@@ -273,12 +272,12 @@ def agreements(
         for one in records:
             if one.temperature != temperature:
                 continue
-            ngrams = Ngrams(table)
-            ngrams.read([*one.prompt, one.answer[0]])
+            lookup = Lookup()
+            lookup.read([*one.prompt, one.answer[0]])
             for at, token in enumerate(one.answer[1:], start=1):
-                guess = ngrams.guess([])
+                guess = lookup.guess([])
                 free = guess is not None and guess.token == token
-                ngrams.read([token])
+                lookup.read([token])
                 said = {"n-grams": free}
                 drafted = one.head[at][:1] if one.head else one.draft[at : at + 1]
                 for own, _ in drafted:
@@ -296,11 +295,10 @@ def replay(
     records: Sequence[Record],
     costs: CostTable,
     *,
-    table: NgramTable | None,
     without: Sequence[str] = (),
 ) -> dict[str, Replayed]:
     """The costs of these answers by task. They are decoded in this order, and each learns from
-    those before it. `table` is the pair's; `without` leaves out some of SOURCES."""
+    those before it. `without` leaves out some of SOURCES."""
     shared = Policy(limit=max(costs.ms) - 1, costs=costs.target_costs())
     found: dict[str, Replayed] = defaultdict(Replayed)
     for one in records:
@@ -312,8 +310,8 @@ def replay(
             model = DraftHead(policy, GREEDY, None)
         elif one.draft and "model" not in without:
             model = DraftModel(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
-        ngrams = None if "ngrams" in without else Ngrams(None if "table" in without else table)
-        drafter = AdaptiveDrafter(ngrams, policy, model)
+        lookup = None if "lookup" in without else Lookup()
+        drafter = AdaptiveDrafter(lookup, policy, model)
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
         found[one.task] += _decode(one, drafter, policy, clocks)
     return dict(found)
@@ -436,8 +434,8 @@ def command(
     if asked.record:
         with Session(loaded) as session:
             write_records(list(record(session, asked.read(), settings)), asked.record)
-    rows = list(replay_all(records, tables, loaded, asked.without or ()))
-    shares = list(agreements(records, loaded.ngrams))
+    rows = list(replay_all(records, tables, asked.without or ()))
+    shares = list(agreements(records))
     out = sys.stderr if json_file == "-" else sys.stdout
     show("Speed-up by cost table", rows, out)
     show("Share of tokens guessed rightly", shares, out)

@@ -131,7 +131,7 @@ def write_checkpoint(source: Any, folder: Path) -> None:
 
 def write_weights(target: Path, draft: Path) -> None:
     """Write Dolly 3B and pythia-70m with made-up weights."""
-    from specdemo.models.registry import find_pair
+    from specdemo.pairs.registry import find_pair
     from tools.made_up import write_made_up
     from tools.rehearse import shape_of
 

@@ -14,10 +14,11 @@ from statistics import median
 import click
 import jsonschema
 
-from specdemo.cli import answer_options, load_pair, main
-from specdemo.session import Session
-from specdemo.terminal import show
-from specdemo.trace import Summary, combined, summarize
+from specdemo.cli import main
+from specdemo.commands.shared import answer_options, load_pair
+from specdemo.host.terminal import show
+from specdemo.runs.session import Session
+from specdemo.runs.trace import Summary, combined, summarize
 
 FILE = Path(__file__).parents[1] / "tests" / "data" / "schemas.jsonl"
 WAYS = ["speculative", "autoregressive"]

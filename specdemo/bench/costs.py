@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from specdemo.engine.rounds import Round
-from specdemo.trace import Trace, judged, summarize
-from specdemo.verdict import counted
+from specdemo.runs.race import counted
+from specdemo.runs.trace import Trace, judged, summarize
 
 LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction
 

@@ -11,8 +11,8 @@ from plotly.offline import get_plotlyjs
 
 from specdemo.bench.lengths import chart
 from specdemo.bench.report import WAYS, tables, token_milliseconds
-from specdemo.terminal import text
-from specdemo.trace import as_json
+from specdemo.host.terminal import text
+from specdemo.runs.trace import as_json
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#888"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.trace import Summary, combined
+from specdemo.runs.trace import Summary, combined
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 """Seconds by new tokens, (autoregressive, speculative): dolly-v2-12b with the draft dolly-v2-3b,

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
-from specdemo.models.ir import SOURCE
-from specdemo.models.load import LoadedPair
-from specdemo.models.machine import available_bytes, processors
-from specdemo.settings import Settings
+from specdemo.host.hardware import available_bytes, processors
+from specdemo.pairs.loading import LoadedPair
+from specdemo.runs.settings import Settings
 
 LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
 """The draft lengths that bench tries, by mode; other modes have none, or choose their own."""

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from specdemo.errors import BadInput
-from specdemo.settings import CONFIG, SPLIT, Whole, option, sentence
+from specdemo.options import CONFIG, SPLIT, Whole, option, sentence
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")  # a few prompts of each of eight tasks
 WARM_UP = "Name three things that people take to the seaside."  # before anything is timed

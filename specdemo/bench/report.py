@@ -17,12 +17,12 @@ from specdemo.bench.lengths import by_length
 from specdemo.bench.peers import Answer, Peer
 from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
-from specdemo.models.machine import describe
-from specdemo.models.progress import Progress
-from specdemo.session import Session
-from specdemo.settings import Settings
-from specdemo.terminal import Table, where
-from specdemo.trace import (
+from specdemo.host.hardware import describe
+from specdemo.host.progress import Progress
+from specdemo.host.terminal import Table, where
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import (
     Summary,
     Trace,
     acceptance_by_position,

@@ -1,1 +1,1 @@
-"""The command `run`, and the commands about models; `specdemo.cli` lists all commands."""
+"""One file for each command: its options, and what it prints."""

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 import click
 from rich.console import Console
 
-from specdemo.cli import answer_options, load_pair, write_json
+from specdemo.commands.shared import answer_options, load_pair, write_json
 from specdemo.errors import BadInput
-from specdemo.settings import ModelChoice, Settings
-from specdemo.terminal import printable, where
-from specdemo.trace import BaselineToken, Round, Trace, summarize, to_json
+from specdemo.host.terminal import printable, where
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import BaselineToken, Round, Trace, summarize, to_json
 
 STYLES = {
     "accepted": "green",
@@ -41,7 +42,7 @@ def run(
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
 
-    from specdemo.session import Session  # imports openvino, so only after the checks
+    from specdemo.runs.session import Session  # imports openvino, so only after the checks
 
     out = sys.stderr if json_file == "-" else sys.stdout
     screen = Console(file=out, markup=False, highlight=False, emoji=False, soft_wrap=True)

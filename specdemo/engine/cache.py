@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .errors import CacheFull
+from .faults import CacheFull
 
 CACHE_TOKENS = 16_384  # by default; memory is taken only for blocks that were used
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import ModelError
+from .faults import ModelError
 
 TORCH = "torch:"  # prefix of the names of devices that run in torch, not in OpenVINO
 _DONT_NEED = 4  # MADV_DONTNEED of madvise(2)

@@ -1,5 +1,4 @@
-"""The sources of draft tokens: a draft model or head, n-gram lookup in the text so far, and a table
-of the target's n-grams.
+"""The sources of draft tokens: a draft model or head, and n-gram lookup in the text so far.
 
 Drafters run no model themselves: like decoding, they are generators that ask for forwards.
 """
@@ -12,9 +11,9 @@ import numpy as np
 
 from .cache import Sequence
 from .constraint import Allowed, Mask, forced, wait
-from .costs import LARGEST
+from .cost_model import LARGEST
+from .lookup import Lookup
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
-from .ngrams import Ngrams, NgramTable
 from .policy import LEAST_SURVIVAL, MAX_DRAFT, READING_SHARE, Policy
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
@@ -151,7 +150,7 @@ class DraftModel(LogitsDrafter):
 
 
 class AdaptiveDrafter:
-    """Proposes, token by token, the token most likely to be accepted: from `ngrams`, which cost
+    """Proposes, token by token, the token most likely to be accepted: from `lookup`, which costs
     nothing, or from the draft model (or head) where it is expected to save more time than it takes.
     Either may be None. With a constraint no token is proposed that it does not allow; one that it
     forces is proposed as it is (source "grammar"), and accepted with certainty.
@@ -162,12 +161,12 @@ class AdaptiveDrafter:
 
     def __init__(
         self,
-        ngrams: Ngrams | None,
+        lookup: Lookup | None,
         policy: Policy,
         model: DraftModel | DraftHead | None = None,
         allowed: Allowed | None = None,
     ):
-        self.ngrams = ngrams
+        self.lookup = lookup
         self.policy = policy
         self.model = model
         self.allowed = allowed
@@ -228,8 +227,8 @@ class AdaptiveDrafter:
         self, context: list[int], drafted: list[int], survival: float, free: float
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
-        n-gram proposal, accepted with chance `free` (0: none), and what it must read first may take
-        a small share of the rest of the answer, which may turn out short."""
+        proposal of n-gram lookup, accepted with chance `free` (0: none). What it must read first
+        may take a small share of the rest of the answer, which may turn out short."""
         policy, model = self.policy, self.model
         if model is None or len(drafted) >= model.depth:
             return False
@@ -253,16 +252,17 @@ class AdaptiveDrafter:
             if drafted != token:
                 break
         self._asked.clear()
-        if self.ngrams is not None:
-            self.ngrams.read(added)
+        if self.lookup is not None:
+            self.lookup.read(added)
         self._read = len(context)
 
     def _guess(self, drafted: list[int], mask: Mask) -> Proposal | None:
-        """The n-grams' proposal for the token after the text and `drafted`, or None."""
-        guess = None if self.ngrams is None else self.ngrams.guess(drafted, mask)
+        """The proposal of n-gram lookup for the token after the text and `drafted`, or None."""
+        guess = None if self.lookup is None else self.lookup.guess(drafted, mask)
         if guess is None:
             return None
-        return Proposal(*guess, self.policy.accepted(guess.source)(guess.confidence))
+        chance = self.policy.accepted("lookup")(guess.confidence)
+        return Proposal(guess.token, "lookup", guess.confidence, chance)
 
 
 def make_drafter(
@@ -272,7 +272,6 @@ def make_drafter(
     *,
     head_tokens: np.ndarray | None = None,
     sequence: Sequence | None = None,
-    table: NgramTable | None = None,
     allowed: Allowed | None = None,
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
@@ -285,5 +284,5 @@ def make_drafter(
         model = DraftHead(policy, sharper, head_tokens)
     elif sequence is not None and name != "lookup":
         model = DraftModel(sequence, policy, sampling)
-    ngrams = None if name == "model" else Ngrams(table if name == "auto" else None)
-    return AdaptiveDrafter(ngrams, policy, model, allowed)
+    lookup = None if name == "model" else Lookup()
+    return AdaptiveDrafter(lookup, policy, model, allowed)

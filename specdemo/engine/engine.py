@@ -12,9 +12,9 @@ import openvino as ov
 
 from . import numerics
 from .checkpoint import PairFiles, release_file, weights_size
-from .costs import LARGEST
-from .errors import BadInput, Busy
-from .head import Head
+from .cost_model import LARGEST
+from .draft_head import Head
+from .faults import BadInput, Busy
 from .messages import PREFILL_CHUNK, Model, ModelSettings
 from .model import PagedModel, open_model
 from .policy import MAX_DRAFT, Acceptance, Policy

@@ -10,7 +10,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from .errors import ModelError
+from .faults import ModelError
 
 FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits

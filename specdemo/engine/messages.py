@@ -12,7 +12,7 @@ import numpy as np
 
 from .cache import BlockPool, Sequence
 from .constraint import Mask, forced
-from .costs import Costs
+from .cost_model import Costs
 from .sampling import Distribution
 
 PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most

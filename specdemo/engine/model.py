@@ -14,8 +14,8 @@ import openvino as ov
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import Checkpoint
-from .costs import Costs
-from .errors import ModelError
+from .cost_model import Costs
+from .faults import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
 

@@ -15,8 +15,8 @@ import openvino as ov
 
 from . import graph
 from .checkpoint import Checkpoint, PairFiles, weights_size
-from .costs import LARGEST
-from .head import Head, fractions
+from .cost_model import LARGEST
+from .draft_head import Head, fractions
 from .messages import PREFILL_CHUNK, HeadStep, Model, ModelSettings, Run
 from .model import open_model
 from .profile import Invariance, Properties, TargetProfile

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .costs import LARGEST, Costs
+from .cost_model import LARGEST, Costs
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 

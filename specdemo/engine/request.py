@@ -11,11 +11,10 @@ from typing import Any
 from .cache import Sequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
+from .draft_head import Head
 from .drafters import make_drafter
 from .guard import Guard
-from .head import Head
 from .messages import Forward, Model, Prompt, Reply, Run, Runner
-from .ngrams import NgramTable
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
@@ -65,7 +64,6 @@ class Request:
     limits: Limits
     drafter: str
     draft_tokens: int | None = None
-    table: NgramTable | None = None
     prefill_seconds: float | None = None
     rates: dict[str, Acceptance] | None = None
     timed: bool = False
@@ -97,7 +95,6 @@ class Request:
                 self.sampling,
                 head_tokens=columns,
                 sequence=reading,
-                table=self.table,
                 allowed=allowed,
             )
             decoding = decode(

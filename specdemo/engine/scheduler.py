@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from .errors import Busy, RequestFailed
+from .faults import Busy, RequestFailed
 from .messages import Forward, Reply, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS

@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import TORCH, Checkpoint
-from .costs import Costs
-from .errors import BadInput, ModelError
+from .cost_model import Costs
+from .faults import BadInput, ModelError
 from .graph import last_line
 from .messages import Logits, ModelSettings, Run
 

@@ -18,19 +18,19 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdemo.answering import Question
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
-from specdemo.grammar import CALL
-from specdemo.metrics import Metrics, Record
+from specdemo.runs.answering import Question
+from specdemo.runs.settings import MAX_NEW_TOKENS, require_exact
+from specdemo.runs.trace import BaselineToken, Trace
+from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
-from specdemo.settings import MAX_NEW_TOKENS, require_exact
-from specdemo.trace import BaselineToken, Trace
+from specdemo.text.grammar import CALL
 
 if TYPE_CHECKING:
-    from specdemo.serving.options import ServeOptions
-    from specdemo.session import Session
+    from specdemo.runs.session import Session
+    from specdemo.serving.server_options import ServeOptions
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
-    from specdemo.models.registry import chosen_pair
-    from specdemo.session import open_session
+    from specdemo.pairs.registry import chosen_pair
+    from specdemo.runs.session import open_session
 
     session = open_session(
         chosen_pair(options),
@@ -76,7 +76,6 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
         active=options.ongoing,
         waiting=options.waiting,
         cache_mb=options.cache_mb,
-        learn=options.learn,
     )
     session.prepare()
     with suppress(SpecdemoError):

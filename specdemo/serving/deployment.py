@@ -17,12 +17,12 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
-from specdemo.metrics import log_requests
-from specdemo.serving.api import application
+from specdemo.options import parse
+from specdemo.serving.application import application
 from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
-from specdemo.serving.options import ServeOptions, key_from_environment
+from specdemo.serving.metrics import log_requests
 from specdemo.serving.schema import CommonRequest
-from specdemo.settings import parse
+from specdemo.serving.server_options import ServeOptions, key_from_environment
 
 NAME, ENGINE = "specdemo", "Engine"
 

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from specdemo.errors import BadInput
-from specdemo.grammar import Tools
-from specdemo.models.templates import Message
-from specdemo.settings import MAX_NEW_TOKENS, Settings, Whole
+from specdemo.options import Whole
+from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
+from specdemo.text.grammar import Tools
+from specdemo.text.templates import Message
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = "temperature", "top_p", "top_k", "seed"

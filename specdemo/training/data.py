@@ -27,9 +27,9 @@ from specdemo.engine.messages import Logits, Model, ModelSettings, Run
 from specdemo.engine.model import open_model
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
-from specdemo.models.load import LoadedPair
-from specdemo.models.tokenizer import Tokenizer
-from specdemo.training.settings import TrainSettings
+from specdemo.pairs.loading import LoadedPair
+from specdemo.text.tokenizer import Tokenizer
+from specdemo.training.recipe import TrainSettings
 
 _DATA = tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8"))
 _FORMS = jinja2.Environment(

@@ -12,9 +12,9 @@ from typing import Any
 import gradio as gr
 
 from specdemo.errors import RequestFailed
-from specdemo.models.progress import Progress
+from specdemo.host.progress import Progress
 from specdemo.ui import PRIVATE
-from specdemo.ui.choice import Offer
+from specdemo.ui.offers import Offer
 from specdemo.ui.service import Service
 from specdemo.ui.wording import error_sentence
 
@@ -76,7 +76,7 @@ class Arrival:
             self.start("fetching" if error else "changing")
 
     def _fetch(self) -> str:
-        from specdemo.models.load import fetch_pair
+        from specdemo.pairs.loading import fetch_pair
 
         mine = threading.current_thread()
 

@@ -1,5 +1,5 @@
-"""The benchmark tab: runs prompts, shows a live table, offers its files, compares drafts, and draws
-answers of two lengths beside the paper's."""
+"""The benchmark tab: runs prompts, shows a live table, offers its files, and draws answers of two
+lengths beside the paper's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from gradio.components.plot import PlotData
 
 from specdemo.bench.lengths import PAPER_PROMPT, chart
 from specdemo.errors import BadInput
-from specdemo.settings import ModelChoice, Settings
-from specdemo.terminal import text as shown
-from specdemo.ui import MAX_EVENTS, PRIVATE, choice
-from specdemo.ui.choice import Offer
-from specdemo.ui.runs import Running
+from specdemo.host.terminal import text as shown
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.ui import MAX_EVENTS, PRIVATE, offers
+from specdemo.ui.events import Running
+from specdemo.ui.offers import Offer
 from specdemo.ui.service import Service, Visitor, visitor_of
-from specdemo.ui.wording import error_sentence, tuned
+from specdemo.ui.wording import error_sentence
 
 MOST_PROMPTS = 32
 
@@ -40,10 +41,6 @@ href="https://arxiv.org/abs/2311.04951">arXiv 2311.04951</a></p>"""
 # The report, with its `commit`, that is shown before any run; `tools/page_record.py` makes it.
 RECORDED = Path(__file__).parent / "static" / "lengths.json"
 
-TUNE_LEAD = """<p>The same with each draft model of the pair, and with n-grams only. Drafts that
-are not here are fetched; the fastest is used from then on, unless the server was started with a
-draft.</p>"""
-
 
 def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
     """An event handler that yields what the method `work` yields; an error is shown as one sentence
@@ -56,7 +53,7 @@ def _guarded(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
         try:
             if prompts not in range(1, MOST_PROMPTS + 1):
                 raise BadInput(f"Prompts must be a whole number from 1 to {MOST_PROMPTS}.")
-            pair, settings = self._offer.resolve(choice.models_of(given)), choice.settings_of(given)
+            pair, settings = self._offer.resolve(offers.models_of(given)), offers.settings_of(given)
             visitor = visitor_of(request)
             with self._running.run(visitor.name) as stop:
                 for state in self._service.states(pair, stop):
@@ -89,8 +86,6 @@ class Tab:
         with gr.Row():
             start = gr.Button("Run the benchmark", variant="primary", **wide)
             self.stop = gr.Button("Stop the benchmark", variant="stop", **wide)
-        gr.HTML(TUNE_LEAD)
-        tune = gr.Button("Find the draft that pays here", **wide)
         self.progress, self.table = (gr.HTML(apply_default_css=False) for _ in range(2))
         with gr.Row():
             small = {"interactive": False, "size": "sm", "scale": 0, "min_width": 150}
@@ -100,7 +95,6 @@ class Tab:
         limited = {"concurrency_limit": MAX_EVENTS, "preprocess": False, **PRIVATE}
         start.click(self.run, asked, shown, **limited)
         measure.click(self.run_lengths, asked, [*shown, self.chart, self.lengths], **limited)
-        self.tuning = tune.click(self.run_tune, asked, shown, **limited)
 
     def _measured(
         self,
@@ -114,8 +108,8 @@ class Tab:
         from specdemo.bench.figures import page
         from specdemo.bench.prompts import read_prompts, spread
         from specdemo.bench.report import bench, tables
-        from specdemo.models.progress import Progress
-        from specdemo.trace import as_json
+        from specdemo.host.progress import Progress
+        from specdemo.runs.trace import as_json
 
         prompts = [PAPER_PROMPT] if lengths else spread(read_prompts(), limit)
         how = {"lengths": lengths, "repeats": 3 if lengths else 1, "stop": stop}
@@ -140,33 +134,6 @@ class Tab:
                 yield {file: gr.update(value=str(path), interactive=True)}
 
     run, run_lengths = _guarded(_measured), _guarded(partial(_measured, lengths=LENGTHS))
-
-    @_guarded
-    def run_tune(
-        self, visitor: Visitor, pair: ModelChoice, settings: Settings, limit: int, stop: Event
-    ) -> Iterator[dict[Any, Any]]:
-        from specdemo.bench import tune
-        from specdemo.models.measured import DraftResult
-
-        if self._offer.fixed:
-            raise BadInput("This server is shared: its owner chooses the draft, by `tune`.")
-        if not pair.pair:
-            raise BadInput("Drafts are raced for the pairs of the list; yours has one at most.")
-
-        def prepare(chosen: ModelChoice) -> Iterator[str]:
-            return (state.line for state in self._service.states(chosen, stop))
-
-        rows: list[DraftResult] = []
-        sessions = partial(self._service.session, visitor=visitor)
-        for event in tune.tune(pair, sessions, prepare=prepare, prompts=limit, stop=stop):
-            if isinstance(event, str):
-                yield {self.progress: progress_html(len(rows), len(rows) + 1, event)}
-            elif isinstance(event, DraftResult):
-                rows.append(event)
-                yield {self.table: table_html("Drafts", tune.table(rows))}
-        words = tuned(pair.pair, tune.named(event.winner), pair.draft and tune.named(pair.draft))
-        list(self._service.states(pair, stop))
-        yield {self.progress: progress_html(1, 1, words)}
 
 
 def drawn_lengths(report: Mapping[str, Any], when: str) -> tuple[PlotData, str]:

@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput
+from specdemo.options import sentence
 from specdemo.serving.request_guard import MAX_BODY, RequestGuard
-from specdemo.settings import sentence
 
 if TYPE_CHECKING:
     import gradio

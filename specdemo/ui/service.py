@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from specdemo.answering import Answering, Event, Question
 from specdemo.engine.scheduler import Load
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
-from specdemo.metrics import Metrics, Record
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.answering import Answering, Event, Question
+from specdemo.runs.race import ENOUGH_SECONDS
+from specdemo.runs.settings import require_exact
+from specdemo.runs.trace import Trace
+from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.request_guard import network_of
-from specdemo.settings import ModelChoice, require_exact
-from specdemo.trace import Trace
 from specdemo.ui.wording import error_sentence
-from specdemo.verdict import ENOUGH_SECONDS
 
 if TYPE_CHECKING:
     import gradio
 
-    from specdemo.session import Session
+    from specdemo.runs.session import Session
 
 Report = Callable[[str], None]
 BEGINNING = "Getting the models ready"

@@ -8,11 +8,11 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdemo import verdict as races
 from specdemo.bench.costs import Speed, measured_speed, predicted_speed, token_seconds
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
-from specdemo.terminal import where
-from specdemo.trace import Trace, summarize
+from specdemo.host.terminal import where
+from specdemo.runs import race as races
+from specdemo.runs.trace import Trace, summarize
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
@@ -149,13 +149,6 @@ def queue_place(waiting: Waiting) -> str:
         return "Compiling the models for this machine, so that both runs are timed at their best"
     line = f"In the queue, {_count(waiting.place - 1, 'request')} ahead"
     return line if waiting.seconds is None else f"{line}; about {max(1, round(waiting.seconds))} s"
-
-
-def tuned(pair: str, winner: str, chosen: str) -> str:
-    """What follows from a race of drafts: nothing where the owner has `chosen` one ("": none)."""
-    if chosen:
-        return f"{winner} is fastest for {pair}; {chosen} stays: the server was started with it."
-    return f"{pair} drafts by {winner} from now on."
 
 
 _PATH = re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+)+/([\w.@+-]+)")

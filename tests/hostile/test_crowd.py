@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
+from specdemo.bench.load_test import ask, at_rest, level, started
 from specdemo.bench.prompts import read_prompts
 from specdemo.errors import RequestFailed
-from specdemo.serving.load import ask, at_rest, level, started
 
 SECONDS = float(os.environ.get("HOSTILE_SECONDS", 120))
 PROMPTS = [prompt.instruction for prompt in read_prompts() if len(prompt.instruction) < 400]

@@ -14,8 +14,8 @@ import time
 import httpx
 import pytest
 
-from specdemo.serving.load import ROOT, ask, started
-from specdemo.trace import from_json
+from specdemo.bench.load_test import ROOT, ask, started
+from specdemo.runs.trace import from_json
 
 SERVE = "-m", "specdemo", "serve", "--no-ray", "--pair", "embedded"
 QUESTION = {

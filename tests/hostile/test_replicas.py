@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("ray")
 
 from specdemo.bench.prompts import read_prompts
-from specdemo.serving import deployment, server
-from specdemo.serving.options import ServeOptions
+from specdemo.serving import deployment, launch
 from specdemo.serving.request_guard import bound_socket
+from specdemo.serving.server_options import ServeOptions
 
 VISITORS, PATIENCE = 6, 150.0
 DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s": 5.0}
@@ -27,7 +27,7 @@ DELAYS = {"upscale_delay_s": 3.0, "downscale_delay_s": 8.0, "look_back_period_s"
 def service(**replicas):
     with bound_socket("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
-    return server.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
+    return launch.on_ray(ServeOptions("embedded", port=port, cpus_per_replica=1, **replicas))
 
 
 def wait_for(url: str, replicas: int) -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 import httpx
 from fakes import PIECES, FakeSession, page_application, running, served
 
+from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.serving.request_guard import Server
-from specdemo.settings import ModelChoice
-from specdemo.trace import PairInfo
 from specdemo.ui import routes
 from specdemo.ui.service import Limits, Service
 

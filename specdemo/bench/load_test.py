@@ -1,0 +1,147 @@
+"""Measures a page with many visitors, over its public endpoint."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+
+from specdemo.errors import RequestFailed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
+"""The other inputs of the endpoint, from the draft length to the numerics."""
+
+
+def ask(
+    client: httpx.Client, url: str, instruction: str, max_new_tokens: int
+) -> Iterator[dict[str, Any]]:
+    """Ask /generate in a session of its own. Yields its pieces. Raises RequestFailed."""
+    call = f"{url}/gradio_api/call/generate"
+    body = {"data": [instruction, max_new_tokens, *DEFAULTS], "session_hash": uuid.uuid4().hex}
+    event = ""
+    try:
+        reply = client.post(call, json=body).raise_for_status()
+        with client.stream("GET", f"{call}/{reply.json()['event_id']}") as stream:
+            for line in stream.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    event = value
+                elif name == "data" and event == "error":
+                    raise RequestFailed(value[:300])
+                elif name == "data" and event == "generating" and (data := json.loads(value)):
+                    yield data[0]
+        if event != "complete":
+            raise RequestFailed("The answer did not end.")
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise RequestFailed(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def level(
+    url: str, questions: Iterator[str], max_new_tokens: int, visitors: int, seconds: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Measures the page while `visitors` each ask question after question for `seconds`. Gives the
+    figures and the messages of all errors. Only tokens that arrive within `seconds` count."""
+    # Visitors share one client: making one takes 30 ms of processor time from the models.
+    client = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=None))
+    stop = threading.Event()
+    tokens: list[int] = []
+    firsts: list[float] = []
+    errors: list[str] = []
+
+    def visit(_: int) -> None:
+        while not stop.is_set():
+            begun, had = time.monotonic(), 0
+            try:
+                with closing(ask(client, url, next(questions), max_new_tokens)) as pieces:
+                    for piece in itertools.takewhile(lambda _: not stop.is_set(), pieces):
+                        if not had:
+                            firsts.append(time.monotonic() - begun)
+                        had = piece["tokens"]
+            except RequestFailed as error:
+                errors.append(str(error))
+                stop.wait(0.5)
+            tokens.append(had)
+
+    with client, ThreadPoolExecutor(visitors) as pool:
+        visits = pool.map(visit, range(visitors))
+        time.sleep(seconds)
+        stop.set()
+        list(visits)  # raises the error of a visitor
+    at_rest(url)  # abandoned answers must not spoil the figures of the next level
+    median, slow = np.quantile(firsts, (0.5, 0.95)).tolist() if firsts else (None, None)
+    figures = {
+        "visitors": visitors,
+        "tokens_per_s": sum(tokens) / seconds,
+        "ttft_p50_s": median,
+        "ttft_p95_s": slow,
+        "errors": len(errors),
+        "requests": len(tokens),
+        "seconds": seconds,
+    }
+    return figures, errors
+
+
+def at_rest(url: str) -> dict[str, Any]:
+    """The figures of /health once no request is active, queued or held, or after 30 s."""
+    for _ in range(300):
+        health = httpx.get(f"{url}/health", timeout=10).json()
+        if not health["active"] + health["queue"] + health["visitors"]:
+            break
+        time.sleep(0.1)
+    return health
+
+
+@contextmanager
+def started(*command: str, **environment: str) -> Iterator[SimpleNamespace]:
+    """Runs `python COMMAND --port PORT` in a process of its own on 127.0.0.1. Yields, once it is
+    ready, its `url`, its `process`, and `output`, which returns its output."""
+    from specdemo.serving.request_guard import bound_socket
+
+    with bound_socket("127.0.0.1", 0) as probe:
+        port = str(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    full = [sys.executable, *command, "--host", "127.0.0.1", "--port", port]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(full, stdout=log, stderr=log, cwd=ROOT, env=env) as process,
+    ):
+
+        def output() -> str:
+            log.seek(0)
+            return log.read()
+
+        try:
+            while not _ready(url):
+                if process.poll() is not None:
+                    last = output().splitlines()[-1:]
+                    raise RequestFailed(f"The server ended before it was ready. {' '.join(last)}")
+                time.sleep(0.25)
+            yield SimpleNamespace(url=url, process=process, output=output)
+        finally:
+            process.terminate()
+
+
+def _ready(url: str) -> bool:
+    try:
+        health = httpx.get(f"{url}/health", timeout=5).json()
+    except (httpx.HTTPError, ValueError):
+        return False
+    if health["status"] == "failed":
+        raise RequestFailed("The server could not load its models.")
+    return health["status"] == "ready" and not health.get("preparing")

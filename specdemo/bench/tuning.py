@@ -1,0 +1,77 @@
+"""Races a pair with each of its drafts and with n-grams only, and stores the results."""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+
+from specdemo.bench.prompts import WARM_UP, read_prompts, spread
+from specdemo.errors import RequestFailed
+from specdemo.host import measured
+from specdemo.host.measured import DraftResult, TuningResult
+from specdemo.host.terminal import Table
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import NO_DRAFT, chosen_pair
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import combined, over, summarize
+
+TOKENS = 64  # of the longest answer
+
+
+def tune(
+    choice: ModelChoice,
+    open_session: Callable[[ModelChoice], AbstractContextManager[Session]],
+    *,
+    drafts: Collection[str] = (),
+    prepare: Callable[[ModelChoice], Iterable[str]] = lambda choice: (),
+    prompts: int,
+    stop: threading.Event | None = None,
+) -> Iterator[str | DraftResult | TuningResult]:
+    """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
+    (as `ModelChoice.draft`) and with n-grams only, all on the processor with default settings.
+    `prepare` yields progress before a session is opened. Yields progress, a DraftResult per draft,
+    and last the TuningResult, which is stored. Raises BadInput for an unknown pair or draft before
+    the first race, RequestFailed when `stop` is set before the end."""
+    choice = ModelChoice(choice.pair, choice.target, weight_format=choice.weight_format)
+    asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
+    pair, rows = chosen_pair(choice), []
+    for draft in drafts:
+        chosen_pair(replace(choice, draft=draft), lambda field: "--assistant-model")
+    for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
+        yield f"Loading {pair.title} with {named(draft)}"
+        chosen, traces = replace(choice, draft=draft), []
+        yield from prepare(chosen)
+        with open_session(chosen) as session:
+            for at, instruction in enumerate(asked):
+                yield f"{pair.title} with {named(draft)}: prompt {at} of {prompts}"
+                settings = Settings(max_new_tokens=TOKENS)
+                if at == 0 and draft != NO_DRAFT:  # measures a step that "auto" may not take
+                    settings = replace(settings, drafter="model", draft_tokens=3)
+                *_, trace = session.race(instruction, settings, stop=stop)
+                if trace.identical is None:
+                    raise RequestFailed(f"Tuning {pair.title} was stopped; nothing of it is kept.")
+                traces.append(trace)
+        total = combined(map(summarize, traces[1:]))
+        row = DraftResult(
+            draft=draft,
+            speedup=total.speedup,
+            tokens_per_second=total.tokens_per_second,
+            acceptance_rate=total.acceptance_rate,
+            target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded),
+            draft_seconds=traces[0].costs.draft_step,
+        )
+        rows.append(row)
+        yield row
+    tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(rows))
+    measured.keep("tuned", pair.subject, tuned)
+    yield tuned
+
+
+def named(draft: str) -> str:
+    return "n-grams only" if draft == NO_DRAFT else draft
+
+
+def table(rows: list[DraftResult]) -> Table:
+    return [asdict(row) | {"draft": named(row.draft)} for row in rows]

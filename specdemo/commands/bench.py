@@ -1,0 +1,97 @@
+"""`specdemo bench`: measures prompts with and without speculative decoding, beside peers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specdemo.bench.prompts import PromptOptions
+from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.errors import RequestFailed
+from specdemo.host.progress import Progress
+from specdemo.host.terminal import printable, progress_bar, show
+from specdemo.options import CONFIG, SPLIT, Whole, option
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
+from specdemo.runs.trace import as_json
+
+if TYPE_CHECKING:
+    from specdemo.bench.peers import Peer
+    from specdemo.runs.session import Session
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class BenchOptions(PromptOptions):
+    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
+    repeats: Annotated[Whole, Field(ge=1, le=99)] = option(
+        1, "runs of each prompt; medians count", metavar="R"
+    )
+
+
+Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class BenchSettings(Settings):
+    """Settings of which the longest answer may have several values, to be measured each."""
+
+    max_new_tokens: Annotated[tuple[Limit, ...], Field(min_length=1), SPLIT] | None = option(
+        None, "longest answer, tokens; several numbers measure each", metavar="N[,N]", unset="100"
+    )
+
+    def each(self) -> tuple[Settings, tuple[int, ...]]:
+        """The settings with the longest of them, and all of them."""
+        lengths = self.max_new_tokens or (Settings().max_new_tokens,)
+        return Settings(**asdict(self) | {"max_new_tokens": max(lengths)}), lengths
+
+
+@click.command()
+@options_of(BenchOptions, "asked", variables=False)
+@partial(answer_options, kind=BenchSettings)
+def bench(
+    asked: BenchOptions, json_file: str | None, choice: ModelChoice, settings: BenchSettings
+) -> None:
+    check_output(asked.html, "--html")
+    from specdemo.bench import report
+
+    out = sys.stderr if json_file == "-" else sys.stdout
+    prompts = asked.read()
+    longest, lengths = settings.each()
+    with session_with_peers(asked, choice, longest) as (session, peers), progress_bar() as bar:
+        how = {"lengths": lengths, "repeats": asked.repeats, "peers": peers}
+        for event in report.bench(session, prompts, longest, **how):
+            if isinstance(event, Progress):
+                bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
+    for title, table in reversed(report.tables(event).items()):
+        show(title, table, out)
+    if not event["rows"]:
+        raise RequestFailed("None of the prompts could be run.")
+    if asked.html:
+        from specdemo.bench.figures import page  # imports plotly
+
+        Path(asked.html).write_text(page(event), encoding="utf-8")
+    if json_file:
+        write_json(as_json(event), json_file)
+
+
+@contextmanager
+def session_with_peers(
+    asked: PromptOptions, choice: ModelChoice, settings: Settings
+) -> Iterator[tuple[Session, list[Peer]]]:
+    from specdemo.bench.peers import peers_of
+    from specdemo.runs.session import Session
+
+    loaded = load_pair(choice)
+    with Session(loaded) as session:
+        loaded.check.require()
+        properties = session.target_properties(settings.numerics)
+        yield session, list(peers_of(asked.peers or (), loaded, properties))

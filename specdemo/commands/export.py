@@ -1,0 +1,22 @@
+"""`specdemo export`: makes IR of a PyTorch checkpoint."""
+
+from pathlib import Path
+
+import click
+
+from specdemo.host.terminal import progress_bar
+
+
+@click.command()
+@click.argument("source", metavar="REPO_OR_DIR", help="Where the PyTorch checkpoint is.")
+@click.argument("out", type=click.Path(path_type=Path), help="The folder to make.")
+@click.option("--weight-format", type=click.Choice(("int8", "int4", "fp16")), default="int8")
+def export(source: str, out: Path, weight_format: str) -> None:
+    from specdemo.convert.exporting import export
+    from specdemo.pairs import sources
+
+    model = sources.source_of(source, "REPO_OR_DIR", sources.AS_IT_IS)
+    with progress_bar() as bar:
+        [found] = sources.prepare([model], bar, to_run=False)
+        export(found.folder, out, weight_format, bar, name=model.name)
+    click.echo(f"{out} holds the IR of {model.name} ({weight_format})")

@@ -1,0 +1,50 @@
+"""`specdemo load`: measures a server of its own under load."""
+
+import itertools
+import json
+import sys
+from typing import Any
+
+import click
+
+from specdemo.bench.load_test import level, started
+from specdemo.commands.shared import json_option, write_json
+from specdemo.errors import RequestFailed
+from specdemo.host.terminal import show
+
+
+@click.command()
+@click.option("--visitors", type=click.IntRange(1, 64), default=16, help="Most at a time.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=30, help="Of each level.")
+@click.option("--pair", default="embedded", help="What the server loads.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 2000), default=100)
+@json_option
+def load(
+    visitors: int, seconds: float, pair: str, max_new_tokens: int, json_file: str | None
+) -> None:
+    from specdemo.bench.prompts import read_prompts, spread
+    from specdemo.pairs.registry import find_pair
+
+    find_pair(pair)
+    prompts = [one.instruction for one in spread(read_prompts(), None)]
+    prompts = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
+    # Each question ends in its own number, so that none is wholly in the server's prefix cache.
+    questions = map("{} ({})".format, prompts, itertools.count())
+    out = sys.stderr if json_file == "-" else sys.stdout
+    levels: dict[int, dict[str, Any]] = {}
+    errors: list[str] = []
+    command = "-m", "specdemo", "page", "--pair", pair
+    fewer = [at for at in (1, 4, 8, 16, 32) if at < visitors]
+    with started(*command, SPECDEMO_LOG="WARNING") as server:
+        for at in (*fewer, visitors):
+            levels[at], wrong = level(server.url, questions, max_new_tokens, at, seconds)
+            errors += wrong
+            show(None, [levels[at]], out)
+    one = levels[1]["tokens_per_s"]
+    gain = levels[8]["tokens_per_s"] / one if 8 in levels and one else None
+    figures = {"one_at_a_time_tokens_per_s": one, "aggregate_gain": gain}
+    show(None, [figures], out)
+    if json_file:
+        write_json(json.dumps({"levels": list(levels.values()), **figures}, indent=2), json_file)
+    if errors:
+        raise RequestFailed(f"{len(errors)} questions failed, the first with: {errors[0]}")

@@ -1,0 +1,102 @@
+"""`specdemo page`, which `app.py` is too: serves the page, and loads the models meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from dataclasses import fields, replace
+from functools import partial
+from typing import Annotated
+
+import click
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specdemo.commands.shared import CONTEXT, option_name, options_of
+from specdemo.options import CONFIG, Line, Whole, option
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.registry import chosen_pair
+from specdemo.runs.race import ENOUGH_SECONDS
+from specdemo.serving import metrics
+from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
+from specdemo.serving.server_options import Port, ServerOptions, key_from_environment
+from specdemo.ui import offers
+from specdemo.ui.routes import PageGuard
+
+ON_SPACE = "SPACE_ID" in os.environ
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class PageOptions(ServerOptions):
+    no_fetch: bool = option(
+        False, "answer with a pair that is here; without this a Dolly pair is fetched meanwhile"
+    )
+    host: Line = option("0.0.0.0" if ON_SPACE else "127.0.0.1", "address to listen on")
+    port: Port = option(7860, "port to listen on")
+    share: bool = option(False, "also print a public link through Gradio's tunnel")
+    trusted_proxy: tuple[str, ...] = option(
+        (),
+        "a proxy in front, whose X-Forwarded-For says who asks",
+        metavar="ADDRESS",
+        unset="a Space's own",
+    )
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = option(
+        20, "how long answers that have begun may take to finish when the server is stopped"
+    )
+    visitors: Annotated[Whole, Field(ge=1, le=64)] = option(
+        16, "requests that share the models at once; more wait"
+    )
+    race_seconds: Annotated[float, Field(ge=0, le=60)] = option(
+        ENOUGH_SECONDS, "a race of fewer seconds is repeated until it has so many; 0: raced once"
+    )
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=2000)] = option(
+        100, "where the page's setting of that name starts"
+    )
+
+
+@click.command(context_settings=CONTEXT)
+@options_of(PageOptions, "options")
+def page(options: PageOptions) -> None:
+    """Serve the page: a question, both runs against the clock, the verdict."""
+    listening = bound_socket(options.host, options.port)
+    chosen_pair(options, partial(option_name, ModelChoice), default=lambda: None)
+
+    from huggingface_hub import constants
+
+    from specdemo.ui.service import Limits, Service
+
+    first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
+    if not (first.pair or first.target):
+        first = replace(first, pair=offers.AUTO)
+    capacity = {"cache_mb": options.cache_mb, "active": options.visitors}
+    offer = offers.Offer(first, options.strangers, **capacity)
+    limits = Limits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
+    service = Service(offer.first, offer.open_session, limits, offer.fetch)
+    metrics.log_requests()
+    service.start()
+
+    gc.disable()  # garbage collections take 0.4 s of the 2.6 s in which Gradio is imported
+    from specdemo.ui.arrival import Arrival
+    from specdemo.ui.layout import build
+    from specdemo.ui.web_app import finish, page_app, public_name
+
+    gc.enable()
+    arrival = None
+    if offer.later and not options.no_fetch and not constants.is_offline_mode():
+        arrival = Arrival(service, offer)
+        arrival.start()
+
+    with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
+        os.environ["GRADIO_TEMP_DIR"] = files
+        blocks, looks = build(service, offer, options.max_new_tokens, arrival)
+        names, key = (options.host, *options.allowed_host), key_from_environment()
+        guard = PageGuard(names, options.allow_origin, key)
+        app = page_app(blocks, looks, service, guard)
+        if options.share:
+            guard.hosts.add(public_name(options.host, options.port))
+        print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
+
+        proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
+        ends = {"trusted_proxies": proxies, "finish": partial(finish, app, service)}
+        Server(app, guard, options.drain_seconds, **ends).run([listening])

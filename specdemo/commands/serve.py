@@ -1,0 +1,41 @@
+"""`specdemo serve`: an OpenAI-compatible API, in this process or on replicas."""
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+
+import click
+
+from specdemo.commands.shared import chosen_pair, options_of
+from specdemo.errors import MissingPackage
+from specdemo.serving.launch import on_ray, serve_locally
+from specdemo.serving.server_options import ServeOptions
+
+
+@click.command()
+@options_of(ServeOptions, "options")
+def serve(options: ServeOptions) -> None:
+    if not options.target:
+        options = replace(options, pair=chosen_pair(options).name)
+    if options.no_ray:
+        serve_locally(options)
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise MissingPackage(
+            "serve runs its replicas on Ray Serve, which is not installed: run "
+            "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
+        )
+    # Replicas run in other folders, so paths are made absolute.
+    folders = {"target": options.target, "draft": options.draft}
+    whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
+    ended = threading.Event()
+    print("Starting Ray and the replicas.", flush=True)
+    with on_ray(replace(options, **whole)) as url:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        print(f"Ready: {url}/v1", flush=True)
+        ended.wait()
+        print("Finishing what has begun.", file=sys.stderr)

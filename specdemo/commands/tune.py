@@ -1,0 +1,53 @@
+"""`specdemo tune`: which draft pays here."""
+
+import dataclasses
+import os
+from typing import get_args
+
+import click
+
+from specdemo.commands.shared import json_option, load_pair, write_report
+from specdemo.host.progress import Progress
+from specdemo.host.terminal import progress_bar
+from specdemo.pairs.choice import ModelChoice, WeightFormat
+
+
+@click.command()
+@click.argument("pair", metavar="PAIR_OR_MODEL", help="A pair, or a model as `run` takes it.")
+@click.option(
+    "--assistant-model",
+    "drafts",
+    multiple=True,
+    metavar="DIR_OR_REPO",
+    help="A further draft to race, such as one that `train-draft` made; may be repeated.",
+)
+@click.option("--weight-format", type=click.Choice(get_args(WeightFormat)), default="auto")
+@click.option("--limit", type=click.IntRange(1), default=8, help="Built-in prompts to race.")
+@json_option
+def tune(
+    pair: str,
+    drafts: tuple[str, ...],
+    weight_format: WeightFormat,
+    limit: int,
+    json_file: str | None,
+) -> None:
+    from specdemo.bench import tuning as tuning
+    from specdemo.host import hardware
+    from specdemo.pairs.registry import choice_of
+    from specdemo.runs.session import Session
+
+    def session(chosen: ModelChoice) -> Session:
+        return Session(load_pair(chosen))
+
+    choice = choice_of(pair, weight_format)
+    drafts = tuple(os.path.abspath(one) if os.path.exists(one) else one for one in drafts)
+    with progress_bar() as bar:
+        for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
+            if isinstance(event, str):
+                bar(Progress(event))
+    figures = {"machine": hardware.describe(), "pair": pair, "winner": event.winner}
+    tables = {
+        f"{pair} on {hardware.describe()}": tuning.table(event.rows),
+        f"{pair} drafts by {tuning.named(event.winner)} from now on.": [],
+    }
+    write_report(figures | dataclasses.asdict(event), json_file, tables)

@@ -1,0 +1,1 @@
+"""Files of models to OpenVINO IR: GGUF, checkpoints, draft heads."""

@@ -1,0 +1,251 @@
+"""The graph of a decoder as stateful OpenVINO IR, without torch: Llama, Qwen2, Qwen3, GPT-NeoX and
+GPT-2. It has the inputs, state and operations of optimum-intel's exports, so that the engine and
+other programs treat both alike."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from specdemo.convert import ir
+from specdemo.convert.weights import GROUP, FileWeights
+
+BITS = {"int4": 4, "int8": 8, "fp16": 16}
+_LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+_MASKED = np.float32(-65504)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What decoders of a family have in common. `name`: in GGUF files. `gelu`: its approximation in
+    a feed-forward part of two matrices; "" for one of three with a SiLU gate. `biases`: matrices of
+    a layer with a bias. `rms`: RMSNorm, else LayerNorm with biases. `parallel`: attention and
+    feed-forward part read the same state. `head_norms`: queries and keys are normalised.
+    `positions`: learned ones are added to the embedding, nothing is rotated."""
+
+    name: str
+    gelu: str = ""
+    biases: tuple[str, ...] = ()
+    rms: bool = True
+    parallel: bool = False
+    head_norms: bool = False
+    positions: bool = False
+
+
+_ALL = (
+    Family("llama"),  # SmolLM2, Mistral and TinyLlama too
+    Family("qwen2", biases=("attn_q", "attn_k", "attn_v")),
+    Family("qwen3", head_norms=True),
+    Family("gptneox", gelu="erf", biases=_LAYER, rms=False, parallel=True),
+    Family("gpt2", gelu="tanh", biases=_LAYER, rms=False, positions=True),
+)
+FAMILIES = {family.name: family for family in _ALL}
+
+
+def with_biases(family: Family, names: Collection[str]) -> Family:
+    """`family` with the biases that a model of these tensors has beyond those of all."""
+    own = (matrix for matrix in _LAYER if f"blk.0.{matrix}.bias" in names)
+    return replace(family, biases=tuple({*family.biases, *own}))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a decoder. `inner`: width of the feed-forward part. `kv_heads`: heads of keys and
+    values. `width`: of a head. `rotary`: share of a head's width that is rotated, by frequencies
+    with this `rope_base`, divided by `rope_factors`. `context`: tokens, for learned positions."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    inner: int
+    kv_heads: int
+    width: int
+    rotary: float = 1.0
+    rope_base: float = 10_000
+    rope_factors: tuple[float, ...] = ()
+    epsilon: float = 1e-5
+    context: int = 0
+    tied: bool = False
+    family: Family = FAMILIES["llama"]
+
+    @property
+    def rotated(self) -> int:
+        return int(self.width * self.rotary)
+
+    def bytes(self, bits: int) -> int:
+        """Bytes of the weight matrices. 4 bits: with scales; embedding and output matrix have 8."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        feed_forward = (2 if self.family.gelu else 3) * self.inner
+        attention = 2 * (self.heads + self.kv_heads) * self.width
+        weights = self.layers * self.hidden * (attention + feed_forward)
+        if bits == 4:
+            return embeddings + weights // 2 + weights // GROUP * 2
+        return (embeddings + weights) * bits // 8
+
+
+def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
+    """Write IR of `shape` with `weights` of `bits` (16, 8 or 4) into `folder`. Takes as much memory
+    as the IR. Raises FetchError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = _Decoder(shape, bits, weights).build()
+    ov.save_model(model, folder / ir.MODEL, compress_to_fp16=False)
+    if bits == 16:  # plugins keep 16-bit weights as they are if their conversion has this mark
+        text = (folder / ir.MODEL).read_text(encoding="utf-8")
+        converted = r'(name="[^"]*/half" type="Convert"[^>]*>\s*<data [^>]*/>)'
+        mark = '<rt_info><attribute name="decompression" version="0" /></rt_info>'
+        text = re.sub(converted, rf"\1{mark}", text)
+        (folder / ir.MODEL).write_text(text, encoding="utf-8")
+
+
+class _Decoder:
+    def __init__(self, shape: Shape, bits: int, weights: FileWeights) -> None:
+        self._shape, self._bits, self._weights = shape, bits, weights
+        self._inputs = {}
+        for name in ("input_ids", "attention_mask", "position_ids", "beam_idx"):
+            rank, kind = (1, ov.Type.i32) if name == "beam_idx" else (2, ov.Type.i64)
+            self._inputs[name] = ops.parameter([-1] * rank, kind, name=name)
+            self._inputs[name].output(0).get_tensor().set_names({name})
+        self._sinks: list[ov.Node] = []
+
+    def build(self) -> ov.Model:
+        shape, family = self._shape, self._shape.family
+        embedding = self._matrix("token_embd", shape.vocabulary, shape.hidden)
+        state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
+        if family.positions:
+            positions = self._weights.vector("position_embd.weight", shape.context, shape.hidden)
+            given = ops.convert(self._inputs["position_ids"], "i32")
+            state = ops.add(state, ops.gather(positions, given, 0))
+        mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
+        for at in range(shape.layers):
+            layer = f"blk.{at}."
+            attended = self._attention(at, self._norm(f"{layer}attn_norm", state), mask, rotary)
+            before = state if family.parallel else ops.add(attended, state)
+            narrowed = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", before))
+            if family.parallel:
+                narrowed = ops.add(narrowed, attended)
+            state = ops.add(narrowed, before)
+        state = self._norm("output_norm", state)
+        head = embedding if shape.tied else self._matrix("output", shape.vocabulary, shape.hidden)
+        logits = ops.matmul(state, head, False, True)
+        logits.output(0).get_tensor().set_names({"logits"})
+        inputs = list(self._inputs.values())
+        return ov.Model([ops.result(logits)], self._sinks, inputs, "decoder")
+
+    def _feed_forward(self, layer: str, state) -> ov.Node:
+        shape = self._shape
+        up = self._linear(f"{layer}ffn_up", state, shape.inner)
+        if shape.family.gelu:
+            active = ops.gelu(up, shape.family.gelu)
+        else:
+            gate = self._linear(f"{layer}ffn_gate", state, shape.inner)
+            active = ops.multiply(ops.swish(gate), up)
+        return self._linear(f"{layer}ffn_down", active, shape.hidden)
+
+    def _heads(self, name: str, state, heads: int, rotary=None) -> ov.Node:
+        """A matrix's product as [batch, heads, tokens, width]; normalised, if it is rotated."""
+        width = self._shape.width
+        split = ops.reshape(self._linear(name, state, heads * width), [0, 0, heads, width], True)
+        if rotary and self._shape.family.head_norms:
+            split = self._norm(f"{name}_norm", split)
+        turned = ops.transpose(split, [0, 2, 1, 3])
+        return self._rotated(turned, rotary) if rotary else turned
+
+    def _attention(self, at: int, state, mask, rotary) -> ov.Node:
+        shape, width = self._shape, self._shape.width
+        query = self._heads(f"blk.{at}.attn_q", state, shape.heads, rotary)
+        key = self._heads(f"blk.{at}.attn_k", state, shape.kv_heads, rotary)
+        value = self._heads(f"blk.{at}.attn_v", state, shape.kv_heads)
+        batch = ops.gather(ops.shape_of(self._inputs["input_ids"]), [0], 0)
+        empty = ops.concat([batch, np.array([shape.kv_heads, 0, width], np.int64)], 0)
+        seen = []
+        for kind, new in (("key", key), ("value", value)):
+            variable = f"past_key_values.{at}.{kind}present.{at}.{kind}"
+            past = ops.read_value(
+                ops.broadcast(np.float32(0), empty),
+                variable,
+                variable_type=ov.Type.f32,
+                variable_shape=ov.PartialShape([-1, shape.kv_heads, -1, width]),
+            )
+            whole = ops.concat([ops.gather(past, self._inputs["beam_idx"], 0), new], 2)
+            self._sinks.append(ops.assign(whole, variable))
+            seen.append(self._shared(whole, batch))
+        attended = ops.scaled_dot_product_attention(query, *seen, mask)
+        turned = ops.transpose(attended, [0, 2, 1, 3])
+        joined = ops.reshape(turned, [0, 0, shape.heads * width], True)
+        return self._linear(f"blk.{at}.attn_output", joined, shape.hidden)
+
+    def _shared(self, whole: ov.Node, batch: ov.Node) -> ov.Node:
+        """Keys or values, repeated for the queries that share them, as paged attention expects."""
+        shape = self._shape
+        if shape.kv_heads == shape.heads:
+            return whole
+        length = ops.gather(ops.shape_of(whole), [2], 0)
+        groups = np.array([shape.kv_heads, shape.heads // shape.kv_heads], np.int64)
+        target = ops.concat([batch, groups, length, np.array([shape.width], np.int64)], 0)
+        repeated = ops.broadcast(ops.unsqueeze(whole, 2), target, "BIDIRECTIONAL")
+        return ops.reshape(repeated, [0, shape.heads, -1, shape.width], True)
+
+    def _mask(self) -> ov.Node:
+        """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""
+        given = self._inputs["attention_mask"]
+        count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
+        total = ops.gather(ops.shape_of(given), 1, 0)
+        every = ops.range(np.int64(0), total, np.int64(1), "i64")
+        own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
+        earlier = ops.less_equal(ops.unsqueeze(every, 0), ops.unsqueeze(own, 1))
+        seen = ops.logical_and(ops.unsqueeze(ops.convert(given, "boolean"), [1, 2]), earlier)
+        return ops.select(seen, np.float32(0), _MASKED)
+
+    def _rotary_tables(self) -> tuple[ov.Node, ov.Node]:
+        """Cosines and sines, each [batch, 1, tokens, rotated width]."""
+        shape = self._shape
+        turned = shape.rotated
+        powers = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
+        speeds = 1 / np.float32(shape.rope_base) ** powers
+        if shape.rope_factors:
+            speeds /= np.array(shape.rope_factors, np.float32)
+        positions = ops.convert(self._inputs["position_ids"], "f32")
+        angles = ops.multiply(ops.unsqueeze(positions, [1, 3]), speeds)
+        both = ops.concat([angles, angles], -1)
+        return ops.cos(both), ops.sin(both)
+
+    def _rotated(self, heads: ov.Node, rotary: Sequence[ov.Node]) -> ov.Node:
+        """Rotary embedding as the CPU plugin's fusion expects it: split along axis 3, times -1."""
+        width = self._shape.width
+        # An odd number of rotated dimensions is rounded up, as in transformers.
+        half = (self._shape.rotated + 1) // 2
+        still = None
+        if 2 * half < width:
+            heads, still = ops.variadic_split(heads, 3, [2 * half, width - 2 * half]).outputs()
+        first, second = ops.variadic_split(heads, 3, [half, half]).outputs()
+        crossed = ops.concat([ops.multiply(second, np.float32(-1)), first], -1)
+        cosine, sine = rotary
+        new = ops.add(ops.multiply(heads, cosine), ops.multiply(crossed, sine))
+        return new if still is None else ops.concat([new, still], -1)
+
+    def _norm(self, name: str, state) -> ov.Node:
+        size = state.get_output_partial_shape(0)[-1].get_length()
+        weight = self._weights.vector(f"{name}.weight", size)
+        if self._shape.family.rms:  # written as the CPU plugin's RMS fusion expects it
+            mean = ops.reduce_mean(ops.power(state, np.float32(2)), [-1], True)
+            root = ops.sqrt(ops.add(mean, np.float32(self._shape.epsilon)))
+            return ops.multiply(ops.multiply(state, ops.divide(np.float32(1), root)), weight)
+        centred = ops.mvn(state, [-1], True, self._shape.epsilon, "inside_sqrt")
+        return ops.add(ops.multiply(centred, weight), self._weights.vector(f"{name}.bias", size))
+
+    def _linear(self, name: str, state, rows: int) -> ov.Node:
+        columns = state.get_output_partial_shape(0)[2].get_length()
+        product = ops.matmul(state, self._matrix(name, rows, columns), False, True)
+        if name.rpartition(".")[2] not in self._shape.family.biases:
+            return product
+        return ops.add(product, self._weights.vector(f"{name}.bias", rows))
+
+    def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
+        """The matrix `name`; embedding and output matrix have at least 8 bits."""
+        bits = self._bits if name.startswith("blk.") else max(self._bits, 8)
+        return self._weights.matrix(f"{name}.weight", rows, columns, bits)

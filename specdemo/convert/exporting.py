@@ -1,0 +1,137 @@
+"""Exports PyTorch checkpoints and GGUF files to OpenVINO IR. `decoder` builds what it has a family
+for; optimum-intel exports other checkpoints in a child process, which may crash."""
+
+import importlib.util
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from specdemo.convert import ir
+from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
+from specdemo.host.disk import file_size, require_space
+from specdemo.host.hardware import memory_bytes
+from specdemo.host.progress import Progress, Report, silent
+
+FULL_BYTES = 1_000_000  # with fewer left the disk is full, and the log may not say so
+_NEEDED = ("torch", "transformers", "optimum", "nncf")
+
+
+def export(
+    source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
+) -> None:
+    """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
+    folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
+    int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
+    model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
+    from specdemo.convert import checkpoints, decoder, gguf_file, vocabulary
+    from specdemo.convert.weights import FileWeights
+
+    if out.exists():
+        raise BadInput(f"{out} exists already; name a folder that is not there yet.")
+    name, before = name or str(source), ir.fingerprint(source)
+    if source.is_file():
+        file = gguf_file.read(source)
+        shape, tensors = gguf_file.decoder(file)
+    else:
+        require_checkpoint(source)
+        if shape := checkpoints.shape_of(ir.read_json(source / "config.json")):
+            shape, tensors = checkpoints.decoder(source, shape)
+    if weight_format == "auto":
+        large = shape and 2 * shape.bytes(8) > memory_bytes()
+        weight_format = "int4" if large else "int8"
+    bits = decoder.BITS[weight_format]
+    missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
+    if missing and not shape:
+        raise MissingPackage(f"Exporting needs {', '.join(missing)}: `pip install -e .[export]`.")
+    # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
+    needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    require_space(out.parent, int(needed) + 100_000_000, f"Exporting {name}")
+    report(Progress(f"Exporting {name} to OpenVINO IR ({weight_format})"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=out.parent) as scratch:
+            made = Path(scratch) / "ir"
+            if source.is_file():  # first, since it may be refused
+                made.mkdir()
+                vocabulary.write(file, made)
+                (made / ir.SOURCE).symlink_to(source.absolute())
+            if shape:
+                weights = FileWeights(tensors, report, name)
+                decoder.write(shape, bits, weights, made)
+                if left := weights.unused():
+                    raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
+            else:
+                arguments = optimum_arguments(source, made, weight_format)
+                if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
+                    raise FetchError(f"optimum-intel could not export {name}: {why}")
+            # The exporters do not write these files, or write them in another form.
+            for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
+                shutil.copyfile(kept, made / kept.name)
+            if ir.fingerprint(source) != before:
+                raise FetchError(f"{source} was replaced while it was read; try again.")
+            os.replace(made, out)
+    except SpecdemoError:
+        raise
+    except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
+        why = getattr(error, "strerror", None) or "is the disk full?"
+        raise FetchError(
+            f"The IR of {name} could not be written to {out.parent} ({why}); free some disk space."
+        ) from error
+
+
+def optimum_arguments(source: Path, out: Path, weight_format: str) -> list[str]:
+    """Arguments of optimum-cli. With int4, 128, 64 or 32 weights share a scale, whichever divides
+    all of the model's widths, or a whole row (-1)."""
+    arguments = ["export", "openvino", "--model", str(source), "--library", "transformers"]
+    arguments += ["--task", "text-generation-with-past", "--weight-format", weight_format]
+    if weight_format != "fp16":
+        arguments.append("--sym")
+    if weight_format == "int4":
+        config = ir.read_json(source / "config.json")
+        names = ("hidden_size", "intermediate_size", "n_embd", "n_inner")
+        widths = [config[name] for name in names if isinstance(config.get(name), int)]
+        group = math.gcd(128, *widths) if widths else 1
+        arguments += ["--group-size", str(group if group >= 32 else -1), "--ratio", "1.0"]
+    return [*arguments, str(out)]
+
+
+def require_checkpoint(folder: Path) -> None:
+    """Raise BadInput if `folder` holds no PyTorch checkpoint with its configuration."""
+    if not any(folder.glob("*.safetensors")) or not (folder / "config.json").is_file():
+        raise BadInput(
+            f"{folder} holds no PyTorch checkpoint (config.json, *.safetensors), nor OpenVINO IR "
+            f"({ir.MODEL}) where that would do."
+        )
+
+
+def run_module(
+    module: str, arguments: list[str], work: Path, watch: Callable[[], None] = lambda: None
+) -> str:
+    """Run `python -m module arguments` with temporary files in `work`. Returns "" on success, else
+    the reason: the signal that ended it, or its last line of output. `watch` is called twice a
+    second; an exception in it kills the process."""
+    variables = {"TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
+    variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [sys.executable, "-m", module, *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    output = None
+    with subprocess.Popen(command, **pipes, env=os.environ | variables) as child:
+        try:
+            while output is None:
+                with suppress(subprocess.TimeoutExpired):
+                    output, _ = child.communicate(timeout=0.5)
+                watch()
+        finally:
+            child.kill()
+    code, text = child.returncode, output.decode(errors="replace").strip()
+    if code < 0:
+        return f"the process was killed (signal {-code}), which usually means that memory ran out."
+    if code and ("No space left" in text or shutil.disk_usage(work).free < FULL_BYTES):
+        return f"the disk of {work.parent} is full; free some space and try again."
+    return (text or f"exit code {code}.").splitlines()[-1][:300] if code else ""

@@ -1,0 +1,189 @@
+"""Draft heads as OpenVINO IR: a recurrent network over a target's hidden states (Hydra, arXiv
+2402.05109), without attention, so without a cache.
+
+With x = [norm(hidden), norm(state), norm(embedding(token))], where norm divides by the root of the
+mean square, a step is
+
+    s = mix x
+    next_state = s + down (silu(gate norm(s)) * (up norm(s)))
+    logits = rows (out norm(next_state))
+
+`embedding` and `rows` are the target's; the other matrices are the head's. Between two forwards of
+the target, a step takes as long as reading the matrices from memory, so they have 4 bits. Needs
+numpy and OpenVINO, not torch.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from specdemo.convert import ir
+from specdemo.convert.weights import compressed
+from specdemo.engine.graph import raw_bytes
+
+TOKENS = "head_tokens.npy"
+MATRICES = ("mix", "gate_up", "down", "out", "rows")
+EPSILON = 1e-6
+GROUP = 64  # weights that share a scale
+DAMPING = 0.01  # relative to the mean of the squares
+SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # scales, relative to the one that cuts nothing
+
+
+class Quantized(NamedTuple):
+    """A matrix in int4. `values`: uint8 [rows, columns / 2], two per byte, the first in the lower
+    bits. `scales`: float16 [rows, groups]."""
+
+    values: np.ndarray
+    scales: np.ndarray
+
+    def floats(self) -> np.ndarray:
+        """The matrix, float32 [rows, columns]."""
+        bits = np.stack([self.values & 15, self.values >> 4], -1).astype(np.int8)
+        signed = ((bits ^ 8) - 8).reshape(*self.scales.shape, -1)
+        return (signed * self.scales[:, :, None].astype(np.float32)).reshape(len(bits), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`weights`: a head's matrices by name (`gate_up` is `gate` stacked on `up`). `tokens`: the
+    token ids of its logits, int64 [V']. `fractions`: depths in the target, from 0 to 1, where the
+    head reads the residual stream beside the input of the target's output matrix."""
+
+    weights: dict[str, Quantized]
+    tokens: np.ndarray
+    fractions: tuple[float, ...] = ()
+
+    def save(self, path: Path) -> None:
+        """Write an .npz."""
+        parts = {
+            f"{name}.{part}": array
+            for name, one in self.weights.items()
+            for part, array in one._asdict().items()
+        }
+        np.savez(path, tokens=self.tokens, fractions=self.fractions, **parts)
+
+
+def load(path: Path) -> Head:
+    """Read a head that `Head.save` wrote."""
+    with np.load(path) as held:
+        weights = {
+            name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES
+        }
+        return Head(weights, held["tokens"], tuple(held["fractions"].tolist()))
+
+
+def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
+    """Round `matrix` [rows, columns] to int4; later columns compensate for the error of earlier
+    ones (GPTQ, arXiv 2210.17323). `squares` [columns, columns]: the inputs' sums of products."""
+    rows, columns = matrix.shape
+    group = math.gcd(GROUP, columns)
+    damping = DAMPING * np.trace(squares) / columns + 1e-9
+    spread = np.linalg.inv(squares + damping * np.eye(columns))
+    spread = np.linalg.cholesky(spread).T.astype(np.float32)
+    left = matrix.astype(np.float32)
+    values = np.zeros((rows, columns), np.int8)
+    scales = np.zeros((rows, columns // group), np.float16)
+    for at in range(columns):
+        if at % group == 0:
+            weights = np.diag(squares)[at : at + group]
+            scales[:, at // group] = _scales(left[:, at : at + group], weights)
+        scale = scales[:, at // group].astype(np.float32)
+        values[:, at] = np.rint(left[:, at] / scale).clip(-8, 7)
+        error = (left[:, at] - values[:, at] * scale) / spread[at, at]
+        left[:, at:] -= np.outer(error, spread[at, at:])
+    bits = values.view(np.uint8) & 15
+    return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, scales)
+
+
+def _scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The scale of each row of `part`, float32 [rows], of those in SHRUNK that rounds it best, with
+    squares of errors times `weights`."""
+    largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)[:, 0]
+    widest = np.where(np.abs(largest) < 1e-6, 1e-6, -largest / 8).astype(np.float32)
+    errors = []
+    for share in SHRUNK:
+        scale = share * widest[:, None]
+        errors.append((part - np.rint(part / scale).clip(-8, 7) * scale) ** 2 @ weights)
+    return widest * np.array(SHRUNK, np.float32)[np.argmin(errors, 0)]
+
+
+def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The embedding and the output matrix of a decoder IR, float32 [vocabulary, width] each."""
+    model = ov.Core().read_model(str(xml))
+    head = model.get_results()[0].input_value(0).get_node()
+    while head.get_type_name() != "MatMul":
+        head = head.input_value(0).get_node()
+    lookup = next(
+        node
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Gather"
+        and len(node.get_input_partial_shape(0)) == 2
+        and node.get_input_partial_shape(0).is_static
+        and node.get_output_partial_shape(0).rank.get_length() == 3
+    )
+    results = [ops.result(value) for value in (lookup.input_value(0), head.input_value(1))]
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    found = ov.Core().compile_model(ov.Model(results, []), "CPU", exact)([])
+    return found[0].copy(), found[1].copy()
+
+
+def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
+    """Write the head's IR and TOKENS into `folder`. Inputs: hidden [n, H] and state [n, S],
+    float32; token [n], int64. Outputs: logits [n, V'] and next_state [n, S], float32.
+
+    `embedding`: the target's, float32 [vocabulary, E]. The IR's runtime information holds the
+    fractions.
+    """
+    width, parts = embedding.shape[1], 1 + len(head.fractions)
+    state_size = 2 * head.weights["mix"].values.shape[1] - (parts + 1) * width
+    hidden = _input("hidden", [-1, parts * width], ov.Type.f32)
+    state = _input("state", [-1, state_size], ov.Type.f32)
+    token = _input("token", [-1], ov.Type.i64)
+    pieces = ops.reshape(hidden, ops.constant([0, parts, width]), True)
+    read = ops.reshape(_norm(pieces.output(0)), ops.constant([0, -1]), True)
+    x = ops.concat([read, _norm(state.output(0)), _norm(_embedded(embedding, token))], -1)
+    s = _product(x, head.weights["mix"])
+    gate_up = _product(_norm(s.output(0)), head.weights["gate_up"])
+    gate, up = ops.split(gate_up, ops.constant(-1), 2).outputs()
+    s = ops.add(s, _product(ops.multiply(ops.swish(gate), up), head.weights["down"]))
+    out = _product(_norm(s.output(0)), head.weights["out"])
+    results = []
+    for name, output in (("logits", _product(out, head.weights["rows"])), ("next_state", s)):
+        output.output(0).get_tensor().set_names({name})
+        results.append(ops.result(output.output(0)))
+    model = ov.Model(results, [hidden, state, token], "draft_head")
+    model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
+    ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
+    np.save(folder / TOKENS, head.tokens.astype(np.int64))
+
+
+def _embedded(embedding: np.ndarray, token: ov.Node) -> ov.Output:
+    """Embedding rows of `token` up to their scales, float32 [n, E]; stored in int8."""
+    values = np.rint(embedding * (127 / np.abs(embedding).max(1, keepdims=True).clip(1e-7)))
+    table = ops.constant(values.astype(np.int8))
+    return ops.convert(ops.gather(table, token, ops.constant(0)), "f32").output(0)
+
+
+def _input(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def _norm(rows: ov.Output) -> ov.Node:
+    """Rows [n, size], each divided by the root of its mean square."""
+    square = ops.reduce_mean(ops.multiply(rows, rows), ops.constant([-1]), True)
+    return ops.divide(rows, ops.sqrt(ops.add(square, ops.constant(np.float32(EPSILON)))))
+
+
+def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
+    outputs, groups = weights.scales.shape
+    columns = 2 * weights.values.shape[1]
+    integers = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
+    raw_bytes(integers)[:] = weights.values.reshape(-1)
+    return ops.matmul(rows, compressed(integers, weights.scales[:, :, None]), False, True)

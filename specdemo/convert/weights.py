@@ -1,0 +1,169 @@
+"""Weights for `decoder`: tensors of files, read and quantized in pieces on all processors."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import openvino as ov
+from gguf import GGMLQuantizationType
+from openvino import opset13 as ops
+
+from specdemo.engine.graph import raw_bytes
+from specdemo.errors import FetchError
+from specdemo.host.hardware import processors
+from specdemo.host.progress import Meter, Report
+
+GROUP = 128  # weights that share a scale, for 4 bits
+_PIECE = 1 << 18  # weights that a thread converts at once
+_SMALLEST = np.finfo(np.float32).eps  # scale
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor [rows, columns] or [rows] in a file, from the byte `begin`. `order`: which of the
+    file's rows these are, None for all. `swapped`: if the file has columns as rows, their width."""
+
+    path: Path
+    begin: int
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    order: np.ndarray | None = None
+    swapped: int = 0
+
+    def rows(self, order: np.ndarray) -> Tensor:
+        return replace(self, shape=(len(order), *self.shape[1:]), order=order)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in the file, of all rows. Raises ValueError for sizes that the type cannot have."""
+        return math.prod(gguf.quant_shape_to_byte_shape(self.shape, self.type))
+
+    def read(self, first: int, end: int) -> np.ndarray:
+        """The rows `first` to `end`, float32 [end - first, columns]. Raises FetchError."""
+        order = np.arange(first, end) if self.order is None else self.order[first:end]
+        low, high = int(order.min()), int(order.max()) + 1
+        width = math.prod(self.shape[1:])
+        if self.swapped:
+            low, high, width = 0, width, self.swapped
+        [size] = gguf.quant_shape_to_byte_shape((width,), self.type)
+        with open(self.path, "rb", buffering=0) as file:
+            raw = os.pread(file.fileno(), (high - low) * size, self.begin + low * size)
+        if len(raw) != (high - low) * size:
+            raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
+        stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
+        if self.swapped:
+            return gguf.dequantize(stored, self.type)[:, order].T
+        return gguf.dequantize(stored if self.order is None else stored[order - low], self.type)
+
+
+def weight_group(columns: int) -> int:
+    """4-bit weights that share a scale: the largest of 128, 64 and 32 of a row, or the row."""
+    group = math.gcd(GROUP, columns)
+    return group if group >= 32 else columns
+
+
+class FileWeights:
+    """The weights of a graph: tensors of a model's files, by name. Raises FetchError."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
+        self._tensors = dict(tensors)
+        total = sum(math.prod(tensor.shape) for tensor in tensors.values())
+        self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
+        self._pool = ThreadPoolExecutor(processors())
+
+    def unused(self) -> list[str]:
+        """Names of the tensors that no vector or matrix was made of."""
+        return list(self._tensors)
+
+    def vector(self, name: str, *shape: int) -> np.ndarray:
+        return self._taken(name, shape).read(0, shape[0]).reshape(shape)
+
+    def matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
+        """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
+        tensor = self._taken(name, (rows, columns))
+        group = weight_group(columns) if bits == 4 else columns
+        kind = {4: ov.Type.u4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
+        flat = raw_bytes(stored)
+        scales = np.empty((rows, columns // group, 1), np.float16)
+        zeros = np.empty(scales.shape, np.uint8)
+        # Pieces end at whole bytes: a row of 4-bit weights may not.
+        step = max(_PIECE // columns // 2 * 2, 2)
+
+        def convert(first: int) -> int:
+            end = min(first + step, rows)
+            weights = tensor.read(first, end)
+            begin, size = first * columns * bits // 8, -(-weights.size * bits // 8)
+            if bits == 16:
+                packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
+            else:
+                groups = weights.reshape(end - first, -1, group)
+                packed, scales[first:end], zeros[first:end] = quantized(groups, bits)
+            flat[begin : begin + size] = packed
+            return weights.size
+
+        for count in self._pool.map(convert, range(0, rows, step)):
+            self._meter.update(count)
+        if bits == 16:
+            stored.shape = ov.Shape([rows, columns])
+            half = ov.op.Constant(stored, shared_memory=True)
+            return ops.convert(half, "f32", name=f"{name}/half").output(0)
+        return compressed(stored, scales, zeros if bits == 4 else None)
+
+    def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._tensors.pop(name, None)
+        if tensor is None or tensor.shape != shape:
+            found = f"it is {list(tensor.shape)}" if tensor else "there is none"
+            raise FetchError(
+                f"The model's tensors do not go with its configuration: {name} should be "
+                f"{list(shape)}, and {found}."
+            )
+        return tensor
+
+
+def compressed(
+    integers: ov.Tensor, scales: np.ndarray, zeros: np.ndarray | None = None
+) -> ov.Output:
+    """A float32 matrix [rows, columns] from integers [rows, groups, group], float16 `scales` [rows,
+    groups, 1] and uint8 zero points like them (None: 0); a single group is a whole row. Does not
+    copy the integers."""
+    rows, groups, group = integers.shape
+    row = [groups] if groups > 1 else []
+    integers.shape = ov.Shape([rows, *row, group])
+    values = ops.convert(ov.op.Constant(integers, shared_memory=True), "f16")
+    if zeros is not None:
+        points = ops.constant(zeros.reshape(rows, *row, 1))
+        values = ops.subtract(values, ops.convert(points, "f16"))
+    weights = ops.multiply(values, ops.constant(scales.reshape(rows, *row, 1)))
+    if groups > 1:
+        weights = ops.reshape(weights, [rows, groups * group], False)
+    return ops.convert(weights, "f32").output(0)
+
+
+def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integers of `bits` (flat uint8), scales (float16) and zero points (uint8), [rows, groups, 1]
+    both, of float32 weights [rows, groups, group]. 8 bits: signed, around 0; as in nncf, the weight
+    of largest magnitude becomes -128. 4 bits: unsigned, two in a byte."""
+    lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
+    if bits == 8:
+        scales, least, zeros = np.where(-lowest >= highest, -lowest, -highest) / 128, -128, 0
+    else:
+        lowest = np.minimum(lowest, 0)
+        scales, least = (np.maximum(highest, 0) - lowest) / 15, 0
+        scales = np.maximum(scales, _SMALLEST).astype(np.float16)
+        zeros = np.rint(-lowest / scales).clip(0, 15)
+    values = np.divide(weights, np.where(np.abs(scales) < _SMALLEST, _SMALLEST, scales))
+    values += zeros
+    np.rint(values, out=values)
+    np.clip(values, least, least + 2**bits - 1, out=values)
+    packed = values.astype(np.int8).reshape(-1).view(np.uint8)
+    if bits == 4:
+        packed = packed[::2] | packed[1::2] << 4
+    return packed, scales.astype(np.float16), np.broadcast_to(np.uint8(zeros), scales.shape)

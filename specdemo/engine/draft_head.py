@@ -1,0 +1,100 @@
+"""A compiled draft head (Hydra, arXiv 2402.05109): computes logits of the next token from a hidden
+state of the target model and the tokens after it.
+
+It has no attention and so no cache: its state carries the draft tokens read so far.
+"""
+
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import openvino as ov
+
+from .cost_model import Costs
+from .faults import ModelError
+from .graph import HIDDEN, add_log_sums, last_line
+from .messages import HeadStep, Logits
+
+_FRACTIONS = ["specdemo", "fractions"]
+_STATES = (HIDDEN, "state")
+
+_PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32"}
+"""Not bf16, the default of a Xeon with AMX: a step mostly reads the weights, which the target model
+has evicted from the processor's caches."""
+
+
+class Head:
+    """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
+    [V']). Raises ModelError for any other file."""
+
+    def __init__(self, xml: Path, core: ov.Core):
+        try:
+            model = core.read_model(xml)
+            self.head_tokens = np.load(xml.with_name("head_tokens.npy")).astype(np.int64)
+            self.widths = [model.input(name).partial_shape[-1].get_length() for name in _STATES]
+            add_log_sums(model)
+            several = core.compile_model(model, "CPU", _PROPERTIES)
+            # With a fixed shape the plugin does less: 0.46 instead of 0.58 ms while decoding.
+            model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
+            single = core.compile_model(model, "CPU", _PROPERTIES)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise _unusable(xml, error) from error
+        self._single, self._several = single.create_infer_request(), several.create_infer_request()
+        self._bound = {1: self._bind(self._single, 1)}
+        self.seconds = 0.0
+        self.size = 0
+        self.costs = Costs()
+
+    def forward(self, batch: list[HeadStep]) -> list[Logits]:
+        """Gives one row of logits with the next state for each step, valid until the next forward.
+        Raises ModelError when the inference fails."""
+        count = len(batch)
+        request = self._single if count == 1 else self._several
+        if count not in self._bound:
+            self._bound = {1: self._bound[1], count: self._bind(request, count)}
+        (hidden, state, token), logits = self._bound[count]
+        for at, step in enumerate(batch):
+            hidden[at] = step.hidden
+            state[at] = 0 if step.state is None else step.state
+            token[at] = step.tokens[0]
+        before = perf_counter()
+        try:
+            request.infer(share_outputs=True)
+        except RuntimeError as error:
+            raise ModelError(f"The inference failed: {last_line(error)}") from error
+        seconds = perf_counter() - before
+        self.seconds += seconds
+        self.size = count
+        self.costs.record(count, seconds)
+        return [logits.part(at, at + 1) for at in range(count)]
+
+    def _bind(self, request: ov.InferRequest, count: int) -> tuple[list[np.ndarray], Logits]:
+        """Bind tensors of `count` steps: passing arrays and asking for them costs more than a copy.
+        Gives views of the inputs, and of the outputs, which every inference overwrites."""
+        inputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self.widths]
+        inputs.append(ov.Tensor(ov.Type.i64, ov.Shape([count])))
+        for name, tensor in zip((*_STATES, "token"), inputs, strict=True):
+            request.set_tensor(name, tensor)
+        widths = (len(self.head_tokens), self.widths[1], 1)
+        outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
+        for at, tensor in enumerate(outputs):
+            request.set_output_tensor(at, tensor)
+        rows, state, log_sums = (tensor.data for tensor in outputs)
+        return [tensor.data for tensor in inputs], Logits(rows, log_sums.reshape(-1), state)
+
+
+def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
+    """The fractions of the residual stream that the head in `xml` reads (`graph.add_hidden`),
+    beside the input of the target's own head. Raises ModelError."""
+    try:
+        model = core.read_model(xml)
+    except RuntimeError as error:
+        raise _unusable(xml, error) from error
+    if not model.has_rt_info(_FRACTIONS):
+        return ()
+    listed = model.get_rt_info(_FRACTIONS).astype(str)
+    return tuple(float(share) for share in listed.split(",") if share)
+
+
+def _unusable(xml: Path, error: Exception) -> ModelError:
+    return ModelError(f"{xml.name} is not a usable draft head: {last_line(error)}")

@@ -1,0 +1,1 @@
+"""This machine: memory, disk, processors, what was measured, progress."""

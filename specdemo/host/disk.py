@@ -1,0 +1,76 @@
+"""The files of this program on this machine: their folder, free space, whole writes."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from specdemo.errors import FetchError
+from specdemo.host.progress import size
+
+
+def cache_home() -> Path:
+    """The folder for all files of this program: SPECDEMO_HOME, else `specdemo` in HF_HOME, else
+    in the user's cache folder. It may not exist yet."""
+    caches = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    chosen = os.environ.get("SPECDEMO_HOME", "").strip() or Path(caches, "specdemo")
+    return Path(chosen).expanduser().absolute()
+
+
+def measured_folder() -> Path:
+    return cache_home() / "profiles"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write the file in one step: readers find the old or the new content, also after a kill. Does
+    nothing if the disk is full or read-only."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            made = Path(scratch, path.name)
+            made.write_bytes(content)
+            made.replace(path)
+
+
+def require_space(folder: Path, needed: int, what: str) -> None:
+    """Raise FetchError if the disk of `folder` has fewer than `needed` bytes free for `what`."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise FetchError(
+            f"{what} needs {size(needed)} of disk in {there} and {size(free)} are free; free some "
+            "space, or set HF_HOME to a folder on a larger disk."
+        )
+
+
+@contextmanager
+def exclusive_scratch(home: Path) -> Iterator[Path]:
+    """Lock `home` and yield a scratch folder in it. Removes it at the end, and those that killed
+    processes left. Raises FetchError if a file cannot be written."""
+    import filelock
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(home / "lock"):
+            for leftover in home.glob("scratch-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(
+                prefix="scratch-", dir=home, ignore_cleanup_errors=True
+            ) as scratch:
+                yield Path(scratch)
+    except OSError as error:
+        space = "free some disk space or " if error.errno == errno.ENOSPC else ""
+        raise FetchError(
+            f"The folder {home} could not be written ({error.strerror or error}); {space}set "
+            "HF_HOME to another folder, then start again."
+        ) from error
+
+
+def file_size(path: Path) -> int:
+    """Size of the file at `path` in bytes, 0 if there is none."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0

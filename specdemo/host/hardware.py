@@ -1,0 +1,109 @@
+"""This machine: memory, processors, devices."""
+
+import importlib
+import os
+import platform
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from specdemo.engine.checkpoint import TORCH
+from specdemo.engine.constraint import yield_to_models
+from specdemo.errors import BadInput, FetchError, MissingPackage
+from specdemo.host.progress import size
+
+Result = TypeVar("Result")
+TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's limit."""
+    total = psutil.virtual_memory().total
+    for path in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such control group, or "max"
+            total = min(total, int(Path("/sys/fs/cgroup", path).read_text()))
+    return total
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`."""
+    if needed > memory_bytes():
+        raise FetchError(
+            f"{what} needs {size(needed)} of memory and this machine has {size(memory_bytes())}; "
+            "choose a smaller pair (`specdemo pairs` lists them)."
+        )
+
+
+def available_bytes() -> int:
+    """Bytes of memory that this process could still allocate now."""
+    return max(min(psutil.virtual_memory().available, memory_bytes() - own_bytes()), 0)
+
+
+def own_bytes() -> int:
+    """Resident bytes of this process, without mapped files where the system counts them."""
+    memory = psutil.Process().memory_info()
+    return memory.rss - getattr(memory, "shared", 0)
+
+
+def processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def in_background(work: Callable[[], Result]) -> Future[Result]:
+    """Run `work` in a thread, on Linux at the lowest priority; the future has its result or error.
+    Not for work that starts threads: they would inherit the priority."""
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        yield_to_models()
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def on_torch(device: str) -> bool:
+    return device.startswith(TORCH)
+
+
+def require_device(name: str, option: str) -> None:
+    """Raise unless the device `name`, CPU or one of torch's, exists here: BadInput, which names the
+    `option`, or MissingPackage, which says what to install."""
+    if name == "CPU":
+        return
+    kind, _, number = name.removeprefix(TORCH).partition(":")
+    if not on_torch(name) or kind not in TORCH_KINDS or (number and not number.isdecimal()):
+        known = ", ".join(TORCH + kind for kind in TORCH_KINDS)
+        raise BadInput(f"{option} {name!r} is not a device; choose CPU or one of {known}.")
+    package, install = "torch", "run `pip install -e .[torch]`"
+    if kind == "hpu":
+        package = "habana_frameworks"
+        install = "install Intel's Gaudi software, then `pip install optimum-habana`"
+    if find_spec(package) is None:
+        raise MissingPackage(f"{option} {name} needs {package}, not installed here; {install}.")
+    if kind == "hpu":  # this import adds torch.hpu
+        importlib.import_module("habana_frameworks.torch")
+    import torch
+
+    devices = getattr(torch, kind, None)
+    if kind != "cpu" and (devices is None or int(number or 0) >= devices.device_count()):
+        raise BadInput(f"{option} {name}: torch {torch.__version__} finds no such device here.")
+
+
+def describe() -> str:
+    """The machine in one line: processor, count, memory."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):  # Linux says more in this file
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return f"{name}, {processors()} processors, {memory_bytes() / 1e9:.0f} GB"

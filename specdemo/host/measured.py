@@ -1,0 +1,119 @@
+"""Keeps measurements of this machine, one small JSON file per kind and subject. A file that is
+broken, or of another machine or version of OpenVINO, counts as missing."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
+from specdemo.engine.profile import Profile
+from specdemo.host import disk, hardware
+
+# {"pair": NAME}, {"target": PATH_OR_REPO, "weight_format": FORMAT}, {"model": NAME}, or of
+# `about_files`
+About = Mapping[str, str | int]
+VERSION = 10  # changes when figures get another meaning, such as the confidence of a source
+
+
+@dataclass(frozen=True, slots=True)
+class DraftResult:
+    """Figures of a pair with one draft ("none": n-grams only). `target_seconds`: of a token of
+    autoregressive decoding. `draft_seconds`: of a step of the draft model."""
+
+    draft: str
+    speedup: float
+    tokens_per_second: float
+    acceptance_rate: float | None
+    target_seconds: float
+    draft_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TuningResult:
+    """The figures of all drafts of a pair, and their date (ISO 8601)."""
+
+    date: str
+    rows: tuple[DraftResult, ...]
+
+    @property
+    def winner(self) -> str:
+        return max(self.rows, key=lambda row: row.speedup).draft
+
+
+_KINDS = {
+    "profile": TypeAdapter(Profile),
+    "tuned": TypeAdapter(TuningResult),  # of a pair
+    "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
+    "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another pair, share of equal choices
+}
+
+
+def read(kind: str, about: About) -> Any:
+    """The stored value of this kind, a key of _KINDS, about this subject; None without one."""
+    found = _read(kind, _path(kind, about))
+    return found and found[1]
+
+
+def keep(kind: str, about: About, value: object) -> None:
+    content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
+    disk.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
+
+
+def profiles() -> Iterator[tuple[About, Profile]]:
+    """All stored profiles, each with its subject."""
+    paths = sorted(disk.measured_folder().glob("*.json"))
+    return filter(None, (_read("profile", path) for path in paths))
+
+
+def forget() -> int:
+    """Delete all measurements and n-gram tables of this machine; gives their number."""
+    paths = list(disk.measured_folder().glob("*.*"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return len(paths)
+
+
+def about_files(files: PairFiles, threads: int | None) -> About:
+    """The subject of the profile of `files` on `threads` threads (None: one per processor)."""
+    draft = files.head or files.draft
+    return {
+        "machine": hardware.describe(),
+        "threads": threads or hardware.processors(),
+        "target": _graph(files.target),
+        "draft": _graph(draft) if draft else "",
+        "devices": f"{files.device}, {files.draft_device}",
+        "kv_cache": files.kv_cache,
+    }
+
+
+def _path(kind: str, about: About) -> Path:
+    here = hardware.describe(), version("openvino"), VERSION
+    key = hashlib.sha256(json.dumps([kind, here, about]).encode()).hexdigest()[:16]
+    return disk.measured_folder() / f"{key}.json"
+
+
+def _read(kind: str, path: Path) -> tuple[About, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+        return content["about"], _KINDS[kind].validate_python(content[kind])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _graph(model: Path | Checkpoint) -> str:
+    """The folder's name, a hash of the graph (for a checkpoint, of its configuration) and the size
+    of the weights, whose values hardly affect measurements."""
+    file, versions = model, ""
+    if isinstance(model, Checkpoint):
+        file = model.path / "config.json"
+        versions = "".join(f", {one} {version(one)}" for one in ("torch", "transformers"))
+    content = file.read_bytes() if file.is_file() else b""
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    size = disk.file_size(model.with_suffix(".bin")) if file is model else weights_size(model)
+    return f"{file.parent.name} {digest}-{size}{versions}"

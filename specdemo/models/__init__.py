@@ -1,1 +1,0 @@
-"""Finds, fetches and exports models: pairs, downloads, embedded pair, tokenizers. Runs none."""

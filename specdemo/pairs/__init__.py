@@ -1,0 +1,1 @@
+"""Which pairs of models there are, and how they come to this machine."""

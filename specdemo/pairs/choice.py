@@ -1,0 +1,61 @@
+"""Which models a user chose, and which were loaded."""
+
+import dataclasses
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from specdemo.options import CONFIG, Line, option
+
+WeightFormat = Literal["auto", "int8", "int4", "fp16"]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ModelChoice:
+    """Which models, and where they run. `target` and `draft` name the user's own pair (folders,
+    GGUF files or Hub repositories); `weight_format` is for converting checkpoints and GGUF
+    files."""
+
+    pair: Line = option(
+        "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
+    )
+    target: Line = option(
+        "",
+        "your own target model: a folder, a GGUF file or a Hub repository (for a GGUF file there "
+        "OWNER/NAME:FILE.gguf or OWNER/NAME:Q4_K_M)",
+        name="model",
+        metavar="DIR_OR_REPO",
+    )
+    draft: Line = option(
+        "",
+        "the draft model that goes with it, or one of a pair's",
+        name="assistant_model",
+        metavar="DIR_OR_REPO",
+    )
+    weight_format: WeightFormat = option(
+        "auto",
+        "precision that a PyTorch checkpoint or a GGUF file is converted to; auto: int8, or int4 "
+        "if that takes more than half of the memory",
+    )
+    thinking: bool = option(False, "let a model that can (Qwen3) think before it answers")
+    device: Line = option(
+        "CPU",
+        "device of the target model: CPU (OpenVINO), or one of PyTorch's (torch:cpu, torch:cuda, "
+        "torch:xpu, torch:mps, torch:hpu)",
+    )
+    draft_device: Line = option("CPU", "device of the draft model, likewise")
+    kv_cache: Literal["auto", "f32", "f16", "u8"] = option(
+        "auto", "precision of the KV cache; what it does to exactness is measured and reported"
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PairInfo:
+    """The models of a run: names, loaded revisions, and the numerics found on this machine."""
+
+    name: str
+    target: str
+    draft: str | None
+    target_revision: str = ""
+    draft_revision: str = ""
+    numerics_found: str = ""

@@ -1,0 +1,227 @@
+"""Downloads from the Hugging Face Hub: checks disk space first, resumes, and verifies hashes.
+
+The files go to huggingface_hub's cache, where other programs find them. After a kill its client
+starts a file again; so this module keeps partial files and renames them when the hash is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub import constants
+
+from specdemo.convert import ir
+from specdemo.errors import BadInput, FetchError, SpecdemoError
+from specdemo.host.disk import file_size, require_space
+from specdemo.host.hardware import require_memory
+from specdemo.host.progress import Meter, Report, silent
+from specdemo.pairs import integrity
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo, RepoSibling
+
+WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
+PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
+REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
+_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
+_SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
+"""Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The folder of a model, or its (first) GGUF file. `revision`: a commit or a fingerprint."""
+
+    folder: Path
+    revision: str
+
+
+def cached(repo: str) -> Snapshot | None:
+    """The snapshot of `repo` in the Hub's cache, or None if it is absent or incomplete. A Space's
+    preload goes to PRELOADED, wherever HF_HOME points to. Uses no network."""
+    name, revision, gguf = split(repo)
+    for cache in (constants.HF_HUB_CACHE, PRELOADED):
+        storage, commit = _storage(name, cache), revision
+        with suppress(OSError, SpecdemoError):
+            if not re.fullmatch("[0-9a-f]{40}", commit):
+                commit = (storage / "refs" / commit).read_text(encoding="utf-8").strip()
+            folder = storage / "snapshots" / commit
+            files = (path for path in folder.rglob("*") if path.is_file())
+            names = {path.relative_to(folder).as_posix() for path in files}
+            first = _choose(names, repo)[0]
+            if gguf:
+                return Snapshot(ir.gguf_parts(folder / first)[0], commit)
+            shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+            if names.issuperset(shards.values()):
+                return Snapshot(folder, commit)
+    return None
+
+
+def split(repo: str) -> tuple[str, str, str]:
+    """`owner/name@revision:gguf` as its three parts; the last two are "main" and "" by default."""
+    place, _, gguf = repo.partition(":")
+    name, _, revision = place.partition("@")
+    return name, revision or "main", gguf
+
+
+def download(
+    repos: Sequence[str], report: Report = silent, *, to_run: bool = True
+) -> list[Snapshot]:
+    """Fetch and verify the missing files of `repos`. Checks disk space and, with `to_run`, memory
+    before the first byte. An exception in `report` stops the download; a later call resumes it.
+    Raises FetchError or BadInput."""
+    listings = {repo: _listing(repo) for repo in repos}
+    size = missing = 0
+    for repo, listing in listings.items():
+        for file in listing.siblings:
+            blob, part = _places(split(repo)[0], file)
+            size += file.size
+            missing += 0 if file_size(blob) == file.size else file.size - file_size(part)
+    names = " and ".join(repos)
+    if to_run:  # weights must fit into memory once, or each token would read them from disk
+        require_memory(size + WORKING_BYTES, f"Running {names}")
+    if missing:
+        require_space(Path(constants.HF_HUB_CACHE), missing + 50_000_000, f"Downloading {names}")
+    meter = Meter(report, f"Downloading {names}", size, size - missing)
+    return [_fetched(repo, listing, meter) for repo, listing in listings.items()]
+
+
+def _listing(repo: str) -> ModelInfo:
+    """The Hub's metadata of `repo`, with the needed files only, sorted by size."""
+    from huggingface_hub import HfApi
+
+    name, revision, _ = split(repo)
+    with _explaining(repo):
+        info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
+    wanted = _choose([sibling.rfilename for sibling in info.siblings or []], repo)
+    info.siblings = [sibling for sibling in info.siblings if sibling.rfilename in wanted]
+    info.siblings.sort(key=lambda one: one.size)
+    return info
+
+
+def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
+    from huggingface_hub import hf_hub_download
+
+    name, revision, gguf = split(repo)
+    storage = _storage(name)
+    with _explaining(f"{name}@{listing.sha}"):
+        for file in listing.siblings:
+            _receive(name, listing.sha, file, meter)
+            # The blob is there: this only fetches metadata and links the blob into the snapshot.
+            hf_hub_download(name, file.rfilename, revision=listing.sha)
+        reference = storage / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(listing.sha, encoding="utf-8")
+    folder = storage / "snapshots" / listing.sha
+    first = min(file.rfilename for file in listing.siblings)
+    return Snapshot(folder / first if gguf else folder, listing.sha)
+
+
+def _choose(names: Collection[str], repo: str) -> list[str]:
+    """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with its
+    tokenizer, else the PyTorch checkpoint. Raises BadInput if it is missing or incomplete."""
+    if kind := split(repo)[2]:
+        return _choose_gguf(names, kind, repo)
+    weights = [ir.MODEL, ir.WEIGHTS]
+    if ir.MODEL not in names:
+        weights = [name for name in names if re.fullmatch(r"[^/]+\.safetensors", name)]
+    if not weights:
+        has_gguf = any(name.endswith(".gguf") for name in names)
+        gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
+        raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
+    required = [*weights, "config.json", "tokenizer.json"]
+    if lacking := [name for name in required if name not in names]:
+        raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
+    return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
+
+
+def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
+    """The parts of the GGUF file `kind` (FILE.gguf, or what its name ends with, such as Q4_K_M).
+    Raises BadInput unless there is exactly one."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(name for name in names if name.endswith(".gguf")):
+        models.setdefault(_PART.sub("", name), []).append(name)
+    if (named := _PART.sub("", kind)) in models:
+        return models[named]
+    ending = re.compile(rf"(.*[-._/])?{re.escape(kind)}", re.I)
+    found = list(filter(ending.fullmatch, models))
+    if len(found) != 1:
+        raise BadInput(
+            f"{repo} names {len(found) or 'none'} of the GGUF files of this repository on the "
+            f"Hub: {', '.join(models) or 'there are none'}."
+        )
+    return models[found[0]]
+
+
+@contextmanager
+def _explaining(repo: str) -> Iterator[None]:
+    """Turn errors of the Hub's client into FetchError or BadInput, one sentence with advice."""
+    from huggingface_hub import errors
+
+    name, revision, _ = split(repo)
+    page = f"{constants.ENDPOINT}/{name}"
+    try:
+        yield
+    except SpecdemoError:
+        raise
+    except errors.RevisionNotFoundError as error:
+        raise BadInput(f"{name} has no revision {revision!r} any more; see {page}.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise BadInput(
+            f"There is no model at {page} (check the spelling), or it is private or is gated: ask "
+            "for access there, then set HF_TOKEN to a token that may read it."
+        ) from error
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+        raise FetchError(
+            f"{name} is not in the cache, and {constants.ENDPOINT} cannot be reached or broke off, "
+            f"or the disk is full ({why}); run the same again, it goes on where it stopped."
+        ) from error
+
+
+def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
+    """Download one file into the Hub's cache, resuming an earlier partial file."""
+    import filelock
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils.sha import git_hash
+
+    blob, part = _places(name, file)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(part.with_suffix(".lock")):
+        if file_size(blob) == file.size:
+            return
+        # A part that is too long can never become the file: it starts anew.
+        with open(part, "ab" if file_size(part) <= file.size else "wb") as output:
+            http_get(
+                hf_hub_url(name, file.rfilename, revision=commit),
+                output,
+                resume_size=output.tell(),
+                headers=build_hf_headers(),
+                expected_size=file.size,
+                tqdm_class=lambda **_: nullcontext(meter),
+            )
+        digest = integrity.sha256(part) if file.lfs else git_hash(part.read_bytes())
+        if digest != blob.name:
+            part.unlink()
+            raise FetchError(
+                f"{file.rfilename} of {name} arrived damaged (its hash is not the one that the Hub "
+                "lists) and was deleted; run the same again."
+            )
+        part.replace(blob)
+
+
+def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
+    """Paths in the cache of a file's content, named by its hash, and of its partial download."""
+    digest = file.lfs.sha256 if file.lfs else file.blob_id
+    blobs = _storage(name) / "blobs"
+    return blobs / digest, blobs / f"{digest}.part"
+
+
+def _storage(repo: str, cache: str | Path = "") -> Path:
+    return Path(cache or constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"

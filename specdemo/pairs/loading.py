@@ -1,0 +1,161 @@
+"""Loads a pair: files on this disk, tokenizer and chat template. Compiles nothing."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from specdemo.convert import ir
+from specdemo.engine.checkpoint import Checkpoint, PairFiles
+from specdemo.engine.profile import Profile
+from specdemo.errors import BadInput, FetchError
+from specdemo.host import measured
+from specdemo.host.disk import file_size
+from specdemo.host.hardware import on_torch, require_memory
+from specdemo.host.progress import Report, silent
+from specdemo.pairs import embedded, sources
+from specdemo.pairs.choice import ModelChoice, PairInfo
+from specdemo.pairs.hub import WORKING_BYTES, Snapshot
+from specdemo.pairs.integrity import Check
+from specdemo.pairs.registry import NO_DRAFT, Pair
+from specdemo.pairs.sources import Source
+from specdemo.text.templates import DOLLY, RAW, Template, chat_template
+from specdemo.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPair(PairFiles):
+    """A pair ready to compile: IR, or checkpoints for torch devices. Without a draft model and a
+    draft `head`, n-gram lookup drafts. `context_limit` is in tokens. `typical_profile` serves until
+    this machine has measured. `check` finds damaged files."""
+
+    info: PairInfo
+    tokenizer: Tokenizer
+    template: Template
+    stop_ids: frozenset[int]
+    context_limit: int
+    typical_profile: Profile | None = None
+    check: Check = field(default_factory=Check)
+
+
+def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
+    """The draft of `pair` to use; empty for n-grams only. Without `choice.draft`, drafts on this
+    disk come before others, then the fastest by `tune`, which raced on the processor and counts for
+    it only, then the order of `pair.drafts`."""
+    if choice.draft:
+        return pair.drafts
+    on_cpu = choice.device == choice.draft_device == "CPU"
+    tuned = measured.read("tuned", pair.subject) if on_cpu else None
+    winner = tuned.winner if tuned else ""
+    if winner == NO_DRAFT:
+        return ()
+    if winner:
+        # A draft that the user named, and may have deleted.
+        with suppress(BadInput):
+            drafts = pair.with_draft(winner, "tune", choice.weight_format).drafts
+            if sources.here(drafts[0]):
+                return drafts
+    by_rank = sorted(pair.drafts, key=lambda one: (not sources.here(one), one.name != winner))
+    return tuple(by_rank[:1])
+
+
+def load_pair(
+    pair: Pair, *, choice: ModelChoice | None = None, progress: Report = silent
+) -> LoadedPair:
+    """Fetch missing files of `pair` and open its tokenizer; `choice` names draft and devices.
+    Raises FetchError, DamagedModel, or BadInput for models that cannot be used."""
+    choice = choice or ModelChoice()
+    pair = replace(pair, drafts=chosen_draft(pair, choice))
+    models = fetch_pair(pair, choice, progress)
+    weights = sum(file_size(model.folder / ir.WEIGHTS) for model in models)
+    require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
+    check = Check([model.folder for model in models])
+    try:
+        return _opened(pair, choice, check, *models)
+    except FetchError:
+        check.require()  # the reason may be a damaged file, which the check removes
+        raise
+
+
+def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
+    """Fetch target and draft, if any, in the format that the devices of `choice` run. Raises as
+    `load_pair`. An exception in `progress` stops the download; a later call resumes it."""
+    models = pair.target, *chosen_draft(pair, choice)
+    if pair.embedded:
+        return list(embedded.fetch(progress)[: len(models)])
+    wanted = [
+        replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
+        for source, device in zip(models, (choice.device, choice.draft_device), strict=False)
+    ]
+    return sources.prepare(wanted, progress)
+
+
+def _opened(
+    pair: Pair, choice: ModelChoice, check: Check, target: Snapshot, draft: Snapshot | None = None
+) -> LoadedPair:
+    tokenizer = Tokenizer(target.folder / "tokenizer.json")
+    has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
+    # A folder may hold nothing but a draft head.
+    model = None if has_head and not (draft.folder / ir.MODEL).is_file() else draft
+    ids, *limits = ir.read_config(target.folder)
+    if model:
+        draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
+        require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
+        limits.append(ir.read_config(model.folder)[1])
+    end = tokenizer.token_id("### End")  # only Dolly has this token
+    template = chat_template(target.folder) or (RAW if end is None else DOLLY)
+    template = replace(template, thinking=choice.thinking)
+    typical = pair.embedded and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
+    return LoadedPair(
+        target=_model(target, choice.device),
+        draft=_model(model, choice.draft_device) if model else None,
+        device=choice.device,
+        draft_device=choice.draft_device,
+        kv_cache=choice.kv_cache,
+        template_prefix=template.prefix(tokenizer),
+        draft_later=has_head,
+        head=draft.folder / ir.HEAD if has_head else None,
+        info=PairInfo(
+            name=pair.name,
+            target=pair.target.name,
+            draft=pair.draft.name if pair.draft else None,
+            target_revision=target.revision,
+            draft_revision=draft.revision if draft else "",
+        ),
+        tokenizer=tokenizer,
+        template=template,
+        stop_ids=ids | ({end} - {None}),
+        # Beyond the context of either model, learned positions fail and rotary ones are untrained.
+        context_limit=min(filter(None, limits), default=2048),
+        typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
+        check=check,
+    )
+
+
+def _model(model: Snapshot, device: str) -> Path | Checkpoint:
+    """The IR or checkpoint for the engine. A GGUF file is a checkpoint too."""
+    if not on_torch(device):
+        return model.folder / ir.MODEL
+    # Only the operator can set this, no request.
+    variable = os.environ.get("SPECDEMO_TRUST_REMOTE_CODE", "")
+    trusted = variable.strip().lower() in ("1", "true", "yes")
+    gguf = model.folder / ir.SOURCE
+    return Checkpoint(gguf if gguf.is_file() else model.folder, trusted)
+
+
+def require_same_vocabulary(
+    target: Tokenizer, draft: Tokenizer, target_name: str, draft_name: str
+) -> None:
+    """Raise BadInput if a token id means different strings in both. Ids that only one of them has
+    are allowed: the engine masks those that the target lacks."""
+    known = {id: string for string, id in target.vocabulary().items()}
+    for string, id in sorted(draft.vocabulary().items(), key=itemgetter(1)):
+        if known.get(id, string) != string:
+            raise BadInput(
+                f"{draft_name} cannot draft for {target_name}, their vocabularies differ: token "
+                f"{id} is {known[id]!r} in the target and {string!r} in the draft; choose a draft "
+                "of the same tokenizer family."
+            )

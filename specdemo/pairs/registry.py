@@ -1,0 +1,257 @@
+"""The known pairs: repositories, sizes, drafts, and whether they are on this disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specdemo.errors import BadInput
+from specdemo.host import hardware, measured
+from specdemo.host.hardware import on_torch, require_device
+from specdemo.pairs import embedded, sources
+from specdemo.pairs.choice import ModelChoice, WeightFormat
+from specdemo.pairs.sources import EMBEDDED_TARGET, Source
+
+MB = 1_000_000
+OWN = "own"  # name of a pair that the list does not hold
+NO_DRAFT = "none"  # in place of a draft's name: n-grams only
+EMBEDDED_TOKENS = 3.5  # in the time of a GB of weights: 2.9 to 4.1 in docs/results/rehearsals.md
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target model and the models that can draft for it. If none of `drafts` is here, the first
+    is fetched; without `drafts`, n-grams draft. `memory_bytes`: weights, caches, working space.
+    `use`: what its answers are good for."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    target: Source
+    drafts: tuple[Source, ...] = ()
+    use: str = ""
+
+    @property
+    def embedded(self) -> bool:
+        return not self.target.repo
+
+    @property
+    def subject(self) -> dict[str, str]:
+        """What measurements of this pair are kept under."""
+        if self.name != OWN:
+            return {"pair": self.name}
+        return {"target": self.target.repo, "weight_format": self.target.export}
+
+    @property
+    def draft(self) -> Source | None:
+        return self.drafts[0] if self.drafts else None
+
+    @property
+    def download_bytes(self) -> int:
+        return sum(source.download_bytes for source in (self.target, *self.drafts[:1]))
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= hardware.memory_bytes()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the target and one of the drafts are on this disk."""
+        drafts_here = not self.drafts or any(map(sources.here, self.drafts))
+        return drafts_here and sources.here(self.target)
+
+    @property
+    def facts(self) -> str:
+        """Measured here, as text: time of a baseline token, agreement with another pair."""
+        tuned = measured.read("tuned", self.subject)
+        steps = measured.read("steps", {"model": self.target.name})
+        found = []
+        if seconds := tuned.rows[0].target_seconds if tuned else steps and steps[0]:
+            found.append(f"{seconds * 1000:.0f} ms a token")
+        if agreement := measured.read("agreement", {"pair": self.name}):
+            other, share = agreement
+            found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
+        return ", ".join(found)
+
+    @property
+    def expected(self) -> str:
+        """Tokens/s of autoregressive decoding to those of speculative decoding with an acceptance
+        rate of one half, as text; "" where the embedded pair has not been measured yet."""
+        for about, profile in measured.profiles():
+            here = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
+            measures = profile.targets["exact"].costs if "exact" in profile.targets else {}
+            if here and about["target"].startswith(f"{embedded.TARGET} ") and 1 in measures:
+                break
+        else:
+            return ""
+        sizes, costs = zip(*measures.items(), strict=True)
+        costs = np.minimum.accumulate(costs[::-1])[::-1]  # a forward may be padded to a larger one
+        drafted = np.arange(9)  # tokens in a round
+        verify = np.interp(drafted + 1, sizes, costs) * _share(self.target)
+        step = profile.draft_step if self.embedded else costs[0] * _share(self.draft)
+        speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
+        texts = [f"{one:.0f}" if one >= 10 else f"{one:.1f}" for one in (speeds[0], speeds.max())]
+        return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
+
+    def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
+        """This pair with the draft `name`: one of its own, a folder, a Hub repository, or NO_DRAFT.
+        Raises BadInput, which names `option`."""
+        drafts = tuple(draft for draft in self.drafts if draft.name == name)
+        if name != NO_DRAFT and not drafts:
+            if self.embedded:
+                raise BadInput(f"{option}: the embedded pair has its own draft, or {NO_DRAFT}.")
+            drafts = (sources.source_of(name, option, weight_format),)
+        return replace(self, drafts=drafts)
+
+
+def _share(source: Source) -> float:
+    """Time of a token of the model, relative to the embedded target's."""
+    weights = source.ir_bytes or source.download_bytes
+    return EMBEDDED_TOKENS * weights / 1e9 if source.repo else 1.0
+
+
+def _openvino(name: str, megabytes: int) -> Source:
+    return Source(f"OpenVINO/{name}", name, megabytes * MB)
+
+
+_DOLLY_3B_INT4 = _openvino("dolly-v2-3b-int4-ov", 1_570)
+_DOLLY_3B_INT8 = _openvino("dolly-v2-3b-int8-ov", 2_780)
+_DOLLY_7B_INT4 = _openvino("dolly-v2-7b-int4-ov", 4_420)
+_DOLLY_7B_INT8 = _openvino("dolly-v2-7b-int8-ov", 6_900)
+_DOLLY_12B_INT8 = _openvino("dolly-v2-12b-int8-ov", 11_900)
+# Not pythia-1.4b-int4-ov or -int8-ov: the files of those names are a model of 12 billion weights.
+_PYTHIA_1B = _openvino("pythia-1b-int4-ov", 627)
+_PYTHIA_160M = Source("EleutherAI/pythia-160m", "pythia-160m", 375 * MB, "int8", 162 * MB)
+_PYTHIA_70M = Source("EleutherAI/pythia-70m", "pythia-70m", 166 * MB, "int8", 70 * MB)
+_SMOLLM_INT4 = Source(
+    "AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", "SmolLM2-1.7B-Instruct-int4", 969 * MB
+)
+_SMOLLM_INT8 = Source(
+    "hsuwill000/SmolLM2-1.7B-Instruct-openvino", "SmolLM2-1.7B-Instruct-int8", 1_710 * MB
+)
+_GPT2_XL = Source("openai-community/gpt2-xl", "gpt2-xl", 6_430 * MB, "int8", 1_558 * MB)
+_GPT2 = Source("openai-community/gpt2", "gpt2", 548 * MB, "int8", 124 * MB)
+_QWEN3_17B = _openvino("Qwen3-1.7B-int8-ov", 1_730)
+_QWEN3_4B = _openvino("Qwen3-4B-int4-ov", 2_300)
+_QWEN3_06B = _openvino("Qwen3-0.6B-int8-ov", 610)
+_CODER_15B, _CODER_05B = (
+    Source(f"Qwen/{name}-GGUF:Q4_K_M", name, size * MB, "auto", weights * MB)
+    for name, size, weights in (
+        ("Qwen2.5-Coder-1.5B-Instruct", 1_117, 1_779),
+        ("Qwen2.5-Coder-0.5B-Instruct", 491, 632),
+    )
+)
+
+# The order of drafts follows the estimates in docs/results/rehearsals.md.
+_TINY_FIRST = _PYTHIA_70M, _PYTHIA_160M, _PYTHIA_1B
+_SMALL_FIRST = _PYTHIA_160M, _PYTHIA_1B
+_LARGE_FIRST = _PYTHIA_1B, _PYTHIA_160M
+_PAPER = (_DOLLY_3B_INT4,)
+_SMALLEST = (EMBEDDED_TARGET,)  # it is here anyway and has the vocabulary of SmolLM2 1.7B
+
+EMBEDDED = Pair(
+    "embedded",
+    "SmolLM2-135M-Instruct with its own draft",
+    3_400 * MB,
+    replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
+    (Source("", "embedded draft"),),
+    "a first look, simple English",
+)
+
+# Memory: the target's weights twice, because a session with exact and fast numerics holds two
+# compiled models; the draft's weights; KV caches of a full context, at most 8,192 tokens; 1 GB of
+# working space. Only exact numerics take little more than half of it (`rehearse` measures one
+# compiled model).
+_ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
+_DOLLY = "the paper's model family, English"
+_TABLE = (
+    ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits", 6_500, _SMOLLM_INT4, _SMALLEST, _ENGLISH),
+    ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits", 8_000, _SMOLLM_INT8, _SMALLEST, _ENGLISH),
+    ("dolly-3b-int4", "Dolly V2 3B, 4 bits", 5_700, _DOLLY_3B_INT4, _TINY_FIRST, _DOLLY),
+    ("dolly-3b", "Dolly V2 3B, 8 bits", 8_100, _DOLLY_3B_INT8, _TINY_FIRST, _DOLLY),
+    ("dolly-7b-int4", "Dolly V2 7B, 4 bits", 12_300, _DOLLY_7B_INT4, _SMALL_FIRST, _DOLLY),
+    ("dolly-7b", "Dolly V2 7B, 8 bits", 17_200, _DOLLY_7B_INT8, _SMALL_FIRST, _DOLLY),
+    ("dolly-12b", "Dolly V2 12B, 8 bits", 28_500, _DOLLY_12B_INT8, _LARGE_FIRST, _DOLLY),
+    ("dolly-12b-paper", "Dolly V2 12B with Dolly V2 3B", 31_000, _DOLLY_12B_INT8, _PAPER, _DOLLY),
+    ("qwen3-1.7b", "Qwen3 1.7B, 8 bits", 7_000, _QWEN3_17B, (_QWEN3_06B,), _LANGUAGES),
+    ("qwen3-4b", "Qwen3 4B, 4 bits", 8_400, _QWEN3_4B, (_QWEN3_06B,), _LANGUAGES),
+    ("qwen2.5-coder", "Qwen2.5-Coder 1.5B, 8 bits", 5_600, _CODER_15B, (_CODER_05B,), "code"),
+    ("gpt2-xl", "GPT-2 XL with GPT-2", 15_000, _GPT2_XL, (_GPT2,), "continuing a text"),
+)
+PAIRS = (
+    EMBEDDED,
+    *(Pair(name, title, memory * MB, *rest) for name, title, memory, *rest in _TABLE),
+)
+
+_UNASKED = ("dolly-3b", "dolly-3b-int4")  # fetched by default: at most 5 GB
+_DEFAULTS = ("dolly-12b", "dolly-7b", *_UNASKED)  # largest first
+
+
+def own_pair(target: Source, draft: Source | None = None) -> Pair:
+    """A pair that PAIRS does not hold."""
+    return Pair(OWN, target.name, 0, target, (draft,) if draft else ())
+
+
+def find_pair(name: str, *, option: str = "--pair") -> Pair:
+    """The pair called `name`. Raises BadInput, which names `option`."""
+    known = {pair.name: pair for pair in PAIRS}
+    if name not in known:
+        raise BadInput(f"{option} {name!r} is not a pair; choose one of {', '.join(known)}.")
+    return known[name]
+
+
+def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:
+    """The models that `text` names: a pair of PAIRS, else a target as `ModelChoice.target`."""
+    if any(pair.name == text for pair in PAIRS):
+        return ModelChoice(pair=text, weight_format=weight_format)
+    return ModelChoice(target=text, weight_format=weight_format)
+
+
+def chosen_pair(
+    choice: ModelChoice,
+    name: Callable[[str], str] = str,
+    default: Callable[[], Pair] = lambda: default_pair().pair,
+) -> Pair:
+    """The pair that `choice` names, or `default()` if it names none. `name` maps a field of
+    ModelChoice to the name of its option. Raises BadInput or MissingPackage."""
+    require_device(choice.device, name("device"))
+    require_device(choice.draft_device, name("draft_device"))
+    if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
+        raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
+    if choice.target:
+        pair = own_pair(sources.source_of(choice.target, name("target"), choice.weight_format))
+    elif choice.pair:
+        pair = find_pair(choice.pair, option=name("pair"))
+    elif choice.draft:
+        raise BadInput(f"{name('draft')} needs {name('target')} or {name('pair')} beside it.")
+    else:
+        return default()
+    if not choice.draft:
+        return pair
+    return pair.with_draft(choice.draft, name("draft"), choice.weight_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The default pair, and the reason in one sentence. `later`: a pair that suits this machine
+    better but is not on this disk."""
+
+    pair: Pair
+    why: str
+    later: Pair | None = None
+
+
+def default_pair() -> Choice:
+    """The largest Dolly pair on this disk that fits into memory; else the embedded pair, with the
+    largest one of _UNASKED that fits as `later`. Uses no network. Never raises."""
+    fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.fits]
+    for pair in fitting:
+        if pair.ready:
+            return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
+    for pair in fitting:
+        if pair.name in _UNASKED:
+            why = f"no Dolly pair is here; `specdemo fetch {pair.name}` gets one that fits."
+            return Choice(EMBEDDED, f"embedded: {why}", pair)
+    return Choice(EMBEDDED, "embedded: no Dolly pair fits this machine.")

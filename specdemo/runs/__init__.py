@@ -1,0 +1,1 @@
+"""One run: its settings, the session that answers, the race, the trace."""

@@ -1,0 +1,281 @@
+"""The record of one run: dataclasses, their summary, and JSON in both directions. Nothing here
+measures or decides anything."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.errors import BadInput
+from specdemo.options import sentence
+from specdemo.pairs.choice import PairInfo
+from specdemo.runs.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineToken:
+    """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin`: its
+    logit minus the next best, None if sampled."""
+
+    id: int
+    shown_at: float
+    text: str = ""
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Autoregressive decoding of the same prompt, one token a forward, independent of the answer.
+    Times include the prefill seconds of the speculative run; other fields are as in Trace."""
+
+    tokens: tuple[BaselineToken, ...]
+    prefill_seconds: float
+    cpu_seconds: float
+    shared_with: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Another race of the same question, with the same tokens and not streamed: seconds of decoding
+    of both runs, first token to last. Other fields are as in Trace."""
+
+    seconds: Annotated[float, Field(gt=0)]
+    baseline_seconds: Annotated[float, Field(gt=0)]
+    shared_with: int = 0
+    compiling: bool = False
+
+    @property
+    def disturbed(self) -> bool:
+        return self.compiling or self.shared_with > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first position (from 0) where the baseline differs, and the BaselineToken's `margin`."""
+
+    position: int
+    text: str
+    baseline_text: str
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCosts:
+    """The engine's cost model at the end of a run, in seconds: `target` of the next forward of 1,
+    2, ... tokens at the run's mean context, `draft_step` of the draft model or head (0 without
+    one), `token` of one token of autoregressive decoding (0 in runs of earlier versions)."""
+
+    target: tuple[float, ...]
+    draft_step: float
+    token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
+    `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
+    `outside_seconds` (wall time outside inference) are of decoding, without prefill. At most
+    `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
+    models were loaded or compiled meanwhile. `identical`: answer and baseline, and those of the
+    `repeats`, decoded independently, are equal."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
+
+    instruction: str
+    prompt_tokens: int
+    prompt_reused: int
+    pair: PairInfo
+    settings: Settings
+    prefill_seconds: float
+    rounds: tuple[Round, ...]
+    finish_reason: Literal["stop", "length", "context", "cancelled"]
+    cpu_seconds: float
+    outside_seconds: float
+    baseline: Baseline | None = None
+    identical: bool | None = None
+    created: str = ""
+    machine: str = ""
+    shared_with: int = 0
+    costs: ForwardCosts | None = None
+    compiling: bool = False
+    repeats: tuple[Repeat, ...] = ()
+    schema: Literal[1] = 1
+
+    @property
+    def others(self) -> int:
+        """The most other requests that ran beside one of its two runs at once."""
+        return max(self.shared_with, self.baseline.shared_with if self.baseline else 0)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other work of this process took time from one of its runs."""
+        return self.compiling or self.others > 0
+
+    @property
+    def tokens(self) -> list[DraftToken | EmittedToken]:
+        """The answer's tokens, in order."""
+        return [token for round_ in self.rounds for token in round_.tokens]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for token in self.tokens)
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def decoding_rounds(self) -> list[Round]:
+        """The rounds after the first token, which comes from the prefill."""
+        return [r for r in self.rounds if not (r.emitted and r.emitted.kind == "first")]
+
+    @property
+    def difference(self) -> Difference | None:
+        """The first token where answer and baseline differ; None if none does, or no baseline."""
+        baseline = self.baseline.tokens if self.baseline else ()
+        for position, (ours, theirs) in enumerate(zip(self.tokens, baseline, strict=False)):
+            if ours.id != theirs.id:
+                return Difference(position, ours.text, theirs.text, theirs.margin)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one run, or of several (`combined`). `decoded` counts the tokens after the
+    first round, which comes from the prefill; they took `decode_rounds`. Seconds are those of
+    decoding. `examined` counts the draft tokens that the target judged; those after a rejection are
+    not judged. `accepted` / `examined` is the alpha of Leviathan et al. section 3.1."""
+
+    tokens: int = 0
+    rounds: int = 0
+    decoded: int = 0
+    decode_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    examined: int = 0
+    time_to_first_token: float = 0.0
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    outside_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    baseline_decoded: int | None = 0
+    baseline_decode_seconds: float | None = 0.0
+    baseline_cpu_seconds: float | None = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return over(self.decoded, self.decode_seconds) or 0.0
+
+    @property
+    def baseline_tokens_per_second(self) -> float | None:
+        return over(self.baseline_decoded, self.baseline_decode_seconds)
+
+    @property
+    def speedup(self) -> float | None:
+        """Baseline seconds over speculative seconds, per token after the first."""
+        return over(over(self.decoded, self.decode_seconds), self.baseline_tokens_per_second)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return over(self.accepted, self.examined)
+
+    @property
+    def tokens_per_round(self) -> float:
+        return over(self.decoded, self.decode_rounds) or 0.0
+
+
+def summarize(trace: Trace) -> Summary:
+    """The figures of one trace."""
+    rounds, baseline, decoding = trace.rounds, trace.baseline, trace.decoding_rounds
+    first, tokens = (rounds[0], len(trace.tokens)) if rounds else (None, 0)
+    shown = baseline.tokens if baseline else ()
+    accepted = sum(r.accepted for r in rounds)
+    return Summary(
+        tokens=tokens,
+        rounds=len(rounds),
+        decoded=tokens - len(first.tokens) if first else 0,
+        decode_rounds=len(decoding),
+        drafted=sum(len(r.drafted) for r in rounds),
+        accepted=accepted,
+        examined=accepted + sum(1 for r in rounds if r.emitted and r.emitted.kind == "correction"),
+        time_to_first_token=first.shown_at if first else 0.0,
+        decode_seconds=rounds[-1].shown_at - first.shown_at if first else 0.0,
+        draft_seconds=sum(r.draft_seconds for r in rounds),
+        verify_seconds=sum(r.verify_seconds for r in decoding),
+        outside_seconds=trace.outside_seconds,
+        cpu_seconds=trace.cpu_seconds,
+        baseline_decoded=len(shown) - 1 if shown else None,
+        baseline_decode_seconds=shown[-1].shown_at - shown[0].shown_at if shown else None,
+        baseline_cpu_seconds=baseline.cpu_seconds if baseline else None,
+    )
+
+
+def combined(items: Iterable[Summary], by: Callable[[Any], Any] = sum) -> Summary:
+    """A Summary of `by` (sum, median_low) of each figure; None if one is None, 0 without items."""
+    columns = zip(*map(dataclasses.astuple, items), strict=True)
+    figures: list[Any] = [None if None in column else by(column) for column in columns]
+    return Summary(*figures)
+
+
+def judged(round_: Round) -> tuple[DraftToken, ...]:
+    """The draft tokens of a round that the target examined: those up to the first rejected one."""
+    corrected = round_.emitted is not None and round_.emitted.kind == "correction"
+    return round_.drafted[: round_.accepted + corrected]
+
+
+def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
+    """(accepted, examined) of the first, second, ... draft token of a round, over all traces."""
+    accepted, examined = Counter[int](), Counter[int]()
+    for round_ in (round_ for trace in traces for round_ in trace.rounds):
+        accepted.update(range(round_.accepted))
+        examined.update(range(len(judged(round_))))
+    return [(accepted[at], examined[at]) for at in range(len(examined))]
+
+
+def over(value: float | None, by: float | None) -> float | None:
+    """`value` / `by`; None if either is unknown or `by` is 0."""
+    return value / by if value is not None and by else None
+
+
+def to_json(trace: Trace) -> str:
+    """A trace as JSON (schema 1), with its summary; `from_json` gives back an equal trace."""
+    summary = summarize(trace)
+    derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
+    figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
+    return as_json(_fields(trace) | {"seed": trace.settings.seed, "summary": figures})
+
+
+def as_json(value: Any) -> str:
+    """JSON of data and dataclasses. Raises ValueError for numbers that are not finite."""
+    return json.dumps(value, default=_fields, ensure_ascii=False, allow_nan=False)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    data = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Settings) and value.draft_tokens is None:
+        data["draft_tokens"] = "auto"
+    return data
+
+
+_READER = TypeAdapter(Trace)
+
+
+def from_json(text: str | bytes) -> Trace:
+    """Read a trace written by `to_json`, of this version or an earlier one; unknown fields are
+    ignored. Raises BadInput, naming the field, for anything else."""
+    try:
+        trace = _READER.validate_json(text, strict=True)
+        to_json(trace)  # raises ValueError: figures of finite numbers may be infinite
+        return trace
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
+        raise BadInput(f"The file is not a trace of schema 1: {sentence(error)}") from None
+    except ValueError:
+        raise BadInput("The file is not a trace: its figures come to infinite numbers.") from None

@@ -1,0 +1,133 @@
+"""A server's metrics for Prometheus: requests by outcome, tokens, queue, cache, times.
+
+Independent of page and models. No text of a request is kept or logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter as Counts
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from specdemo.engine.rounds import Round
+from specdemo.errors import BadInput, Busy
+from specdemo.runs.trace import BaselineToken, Trace
+
+if TYPE_CHECKING:
+    from specdemo.runs.session import Session
+
+log = logging.getLogger("specdemo.requests")
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """The counters of one server (thread safe). Each reading calls `session` and `visitors`."""
+
+    def __init__(
+        self,
+        session: Callable[[], Session | None] = lambda: None,
+        visitors: Callable[[], int] = lambda: 0,
+    ):
+        self._session = session
+        self._registry = CollectorRegistry()
+        common = {"registry": self._registry, "namespace": "specdemo"}
+        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
+        histogram = partial(Histogram, buckets=SECONDS, **common)
+        self.requests = counter("requests", "Requests by kind and outcome", ["kind", "outcome"])
+        self.tokens = counter("tokens", "Tokens of answers", ["kind"])
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of answered prompts")
+        self.rounds = counter("rounds", "Draft-and-verify rounds")
+        self.drafted = counter("draft_tokens", "Draft tokens proposed")
+        self.accepted = counter("draft_tokens_accepted", "Draft tokens accepted")
+        self.errors = counter("errors", "Failures by kind of exception", ["exception"])
+        words = "From the request to its first token, waiting included"
+        self.first_token = histogram("time_to_first_token_seconds", words)
+        words = "From the request to the end of its answer, waiting included"
+        self.whole = histogram("answer_seconds", words)
+        self._blocks = {
+            "used": gauge("cache_blocks_used", "KV cache blocks in use", ["cache"]),
+            "limit": gauge("cache_blocks_limit", "Blocks there are", ["cache"]),
+        }
+        gauge("visitors", "Visitors with a request").set_function(visitors)
+        active = gauge("requests_active", "Requests that share the models now")
+        waiting = gauge("requests_waiting", "Requests that wait to be admitted")
+        restarts = gauge("engine_restarts", "Restarts of the scheduler's thread")
+        self._load = {"active": active, "waiting": waiting, "restarts": restarts}
+
+    def text(self) -> bytes:
+        """All metrics, in the Prometheus text format."""
+        session = self._session()
+        for name, gauge in self._load.items():
+            gauge.set(getattr(session.load, name) if session else 0)
+        for name, gauge in self._blocks.items():
+            gauge.clear()
+            for cache, use in session.cache_blocks().items() if session else ():
+                gauge.labels(cache).set(getattr(use, name))
+        return generate_latest(self._registry)
+
+
+class Record(AbstractContextManager):
+    """Counts one request, with or without a baseline, and logs a line for it. Use it in a `with`
+    around the request, and call `count` with every event. The block's end calls `end`."""
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+        self._begun = time.monotonic()
+        self._answered: float | None = None  # when the baseline began
+        self._tokens = Counts(answer=0, baseline=0)
+        self._ended = False
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        outcome = "cancelled"
+        if isinstance(error, BadInput | Busy):
+            outcome = "refused"
+        elif isinstance(error, Exception):
+            self._metrics.errors.labels(type(error).__name__).inc()
+            outcome = "error"
+        self.end(outcome)
+
+    def count(self, event: Any) -> None:
+        """Count a round or a baseline token. A Trace ends the record; other events are ignored."""
+        if isinstance(event, Round):
+            self._metrics.rounds.inc()
+            self._metrics.drafted.inc(len(event.drafted))
+            self._metrics.accepted.inc(event.accepted)
+            if not self._tokens["answer"]:
+                self._metrics.first_token.observe(time.monotonic() - self._begun)
+            self._tokens["answer"] += len(event.tokens)
+        elif isinstance(event, BaselineToken):
+            self._tokens["baseline"] += 1
+            self._answered = self._answered or time.monotonic()
+        elif isinstance(event, Trace):
+            self.end(event.finish_reason, event)
+
+    def end(self, outcome: str, trace: Trace | None = None) -> None:
+        """End the record with a finish reason, "timeout", "refused" or "error"; later calls do
+        nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        seconds = (self._answered or time.monotonic()) - self._begun
+        kind = "baseline" if self._tokens["baseline"] else "answer"
+        self._metrics.requests.labels(kind, outcome).inc()
+        for name, count in self._tokens.items():
+            self._metrics.tokens.labels(name).inc(count)
+        if trace is not None:
+            self._metrics.prompt_tokens.inc(trace.prompt_tokens)
+            self._metrics.whole.observe(seconds)
+        prompt, tokens = trace.prompt_tokens if trace else "-", dict(self._tokens)
+        log.info("%s %s prompt=%s tokens=%s seconds=%.2f", kind, outcome, prompt, tokens, seconds)
+
+
+def log_requests() -> None:
+    """Log to standard error, with a line for each request, from level SPECDEMO_LOG on (INFO)."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("specdemo").setLevel(os.environ.get("SPECDEMO_LOG", "INFO").upper())

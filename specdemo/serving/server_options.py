@@ -1,0 +1,80 @@
+"""The options of the servers: which pair, how many replicas, how many requests for each. Ray Serve
+takes them from the `args` of a config file."""
+
+import os
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from specdemo.options import CONFIG, Line, Whole, option
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import MAX_NEW_TOKENS
+
+Count = Annotated[Whole, Field(ge=1)]
+Port = Annotated[Whole, Field(ge=1, le=65535)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ServerOptions(ModelChoice):
+    """The options of both servers, the page's and the API's: the models, and who may ask."""
+
+    host: Line = option("127.0.0.1", "address to listen on")
+    port: Port = option(8000, "port to listen on")
+    share: bool = False
+    shared: bool | None = option(
+        None,
+        "whether strangers share this server; what loads or compiles models (pair, device, KV "
+        "cache, numerics) is then only its owner's choice",
+        off="private",
+        unset="shared on a Space, with --share, or where --host is not this machine's own address",
+    )
+    allowed_host: tuple[str, ...] = option(
+        (), "a further name that the server is reached by; '*' for any"
+    )
+    allow_origin: tuple[str, ...] = option(
+        (), "another site whose pages may ask this server; '*' for any", metavar="URL"
+    )
+    cache_mb: Annotated[Whole, Field(ge=1, le=1_000_000)] = option(
+        1024, "megabytes of KV cache at most, and one full context at least; taken as it is used"
+    )
+
+    @property
+    def strangers(self) -> bool:
+        """Whether people who do not know each other share the server."""
+        from specdemo.serving.request_guard import address_of
+
+        address = address_of(self.host)
+        own = address.is_loopback if address else self.host == "localhost"
+        public = self.share or "SPACE_ID" in os.environ or not own
+        return public if self.shared is None else self.shared
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class ServeOptions(ServerOptions):
+    """The options of the API's server. `gateways` is the number of processes that serve the API."""
+
+    max_new_tokens: Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)] = option(
+        512, "tokens of a chat answer whose request names no limit"
+    )
+    no_ray: bool = option(False, "one engine in this process, without Ray")
+    replicas: Count = option(1, "replicas, each with the pair and an engine of its own")
+    max_replicas: Count | None = option(None, "the most replicas that the load may bring")
+    cpus_per_replica: Count | None = option(
+        None, "cores of each replica", unset="1; with --no-ray all of the machine"
+    )
+    ongoing: Count = option(8, "requests that each replica runs at once", name="max_ongoing")
+    waiting: Annotated[Whole, Field(ge=0)] = option(
+        64,
+        "requests that may wait for each replica; more are refused with status 429",
+        name="max_waiting",
+    )
+    drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
+        60.0, "how long answers that have begun may take to finish when a replica is stopped"
+    )
+    gateways: Count = 1
+
+
+def key_from_environment() -> str | None:
+    """The bearer key that requests must bring, None when none is set."""
+    return os.environ.get("SPECDEMO_API_KEY", "").strip() or None

@@ -1,0 +1,222 @@
+"""Answers in a formal language: a JSON Schema or tool calls, by the llguidance library, which is
+imported when the first grammar is made. What is allowed after some tokens depends on these only.
+
+Where the text is forced, only the tokenizer's own tokens for it are allowed, with and without
+speculative decoding.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache, partial
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from specdemo.engine.constraint import Constraint, forced, yield_to_models
+from specdemo.errors import BadInput, MissingPackage
+from specdemo.text.tokenizer import Tokenizer
+
+MAX_SCHEMA = 64_000
+"""Characters of a schema. The time to compile grows with the square of its properties."""
+
+MAX_MULTIPLE = 10_000
+"""The most that the divisors of all `multipleOf` may come to, multiplied: as many states of a lexer
+are made when a schema is compiled."""
+
+FORCED = 64
+"""Forced tokens at the beginning that are looked at before a schema is accepted."""
+
+JSON_STYLE = {
+    "whitespace_flexible": False,  # fixed space is forced; in free space small models can loop
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+MAX_STATES = 20_000
+"""States of a lexer, of 1 to 2 kB each."""
+
+CALL, END_OF_CALL = "<tool_call>\n", "\n</tool_call>"
+"""What encloses the JSON of a call, as in the templates of Hermes and Qwen. A line end cannot be in
+JSON's strings, so END_OF_CALL never is."""
+
+Start = Callable[[], Constraint]
+"""Makes a constraint at the beginning of its language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The `functions` that an answer may call: OpenAI's function definitions as a JSON list. The
+    answer is text and calls, with `required` calls only; more than one with `several`."""
+
+    functions: str
+    required: bool = False
+    several: bool = True
+
+
+REST = 3.0
+"""Seconds of rest after each second of compiling: a stream of schemas of 60,000 characters slowed
+the rounds of others by 18 % without it, although its priority is the lowest."""
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer (thread safe). Making it takes 0.3 s for a vocabulary of
+    49,000 tokens. Raises MissingPackage, or BadInput without `stop_ids`."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Iterable[int]):
+        try:
+            import llguidance
+        except ImportError:
+            raise MissingPackage(
+                "JSON schemas and tools need the package llguidance: run `pip install llguidance`."
+            ) from None
+        self._library = llguidance
+        self._stops = sorted(stop_ids)
+        if not self._stops:
+            raise BadInput("This model has no token that ends an answer, so none can be JSON.")
+        size = tokenizer.vocabulary_size
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.json, size, self._stops)
+        except ValueError as error:
+            message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
+            raise BadInput(message) from error
+        self._known = lru_cache(8)(self._compiled)
+        self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
+        self._rests_until = 0.0
+
+    def compiled(self, schema: str, tools: Tools | None = None) -> Start:
+        """Answers that are JSON of the `schema` (JSON text), or that call `tools`. Raises BadInput,
+        which names the keyword or the place that cannot be used."""
+        return self._compiler.submit(self._in_turn, schema, tools).result()
+
+    def _in_turn(self, schema: str, tools: Tools | None) -> Start:
+        sleep(max(self._rests_until - perf_counter(), 0.0))
+        begun = perf_counter()
+        try:
+            return self._known(schema, tools)
+        finally:
+            ended = perf_counter()
+            self._rests_until = ended + REST * (ended - begun)
+
+    def _compiled(self, schema: str, tools: Tools | None) -> Start:
+        lark = f"start: {_json(schema, 'json_schema')}" if tools is None else _calls(tools)
+        param = "json_schema" if tools is None else "tools"
+        library = self._library
+        text = library.LLMatcher.grammar_from_lark("%llguidance {}\n" + lark)
+        limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        matcher = library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
+        _require(matcher, param)
+        start = partial(_Place, matcher, self._tokenizer.vocab_size, self._stops, param)
+        place = start()
+        for _ in range(FORCED):  # a schema that contains itself for ever fails here
+            mask = place.mask()
+            token = None if mask is None else forced(mask)
+            if token is None:
+                break
+            place.advance(token)
+        return start
+
+
+class _Place:
+    """The Constraint of one request: a copy of `matcher`, which has read nothing."""
+
+    def __init__(self, matcher: Any, size: int, stops: list[int], param: str):
+        self._matcher = matcher.deep_copy()
+        self._size, self._stops, self._param = size, stops, param
+        self._after_end = 0
+        self._bits = np.zeros(-(-size // 32), np.int32)
+
+    def mask(self) -> np.ndarray | None:
+        if self._after_end:
+            return None
+        _require(self._matcher, self._param)
+        if self._matcher.is_stopped():
+            # All stop tokens mean the same here, so one of them is forced.
+            return np.arange(self._size) == self._stops[0]
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        _require(self._matcher, self._param)
+        bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
+        return bits.view(bool)
+
+    def advance(self, token: int) -> None:
+        if self._after_end or token in self._stops:
+            self._after_end += 1
+            return
+        self._matcher.consume_token(token)
+        _require(self._matcher, self._param)
+
+    def rollback(self, count: int) -> None:
+        after_end = min(count, self._after_end)
+        self._after_end -= after_end
+        self._matcher.rollback(count - after_end)
+
+
+def _require(matcher: Any, param: str) -> None:
+    """Raises BadInput with the error of `matcher`, if it has one, as one sentence."""
+    if not matcher.is_error():
+        return
+    error = matcher.get_error().removesuffix("<non-verbose/>")
+    error = re.sub(r"^at .*?: failed to compile JSON schema: |\s+1 \| .*", "", error, flags=re.S)
+    error = error.replace("NoExtensionBias", "it refers to itself without end")
+    reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
+    raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
+
+
+def _calls(tools: Tools) -> str:
+    """The grammar of an answer that calls `tools`. Raises BadInput."""
+    _require_size(tools.functions, "tools")
+    rules = []
+    for function in json.loads(tools.functions):
+        name = function["name"]
+        schema = json.dumps(function.get("parameters") or {"type": "object"})
+        begin, end = f'{{"name": "{name}", "arguments": ', "}" + END_OF_CALL
+        rules.append(f"{json.dumps(begin)} {_json(schema, f'tools: {name}')} {json.dumps(end)}")
+    call = f"call: {' | '.join(rules)}\n"
+    if tools.required:
+        more = f"({json.dumps(chr(10) + CALL)} call)*" if tools.several else ""
+        return f"start: {json.dumps(CALL)} call {more}\n{call}"
+    calls = "(lead call)* TEXT" if tools.several else "lead call | TEXT"
+    return f"start: {calls}\nTEXT: /(.|\\n)*/\nlead[lazy]: TEXT {json.dumps(CALL)}\n{call}"
+
+
+def _json(schema: str, place: str) -> str:
+    """The grammar of JSON of a schema. Raises BadInput, which names `place`."""
+    param = place.partition(":")[0]
+    _require_size(schema, param)
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{place} is not JSON: {error}.", param) from None
+    if not isinstance(found, dict):
+        raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
+    divisors = {_digits(one) for one in _values(found, "multipleOf")}
+    if math.prod(divisors) > MAX_MULTIPLE:
+        message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
+        raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
+    return f"%json {json.dumps(found | {'x-guidance': JSON_STYLE})}"
+
+
+def _require_size(text: str, param: str) -> None:
+    if len(text) > MAX_SCHEMA:
+        message = f"{param} has {len(text):,} characters; at most {MAX_SCHEMA:,} are compiled."
+        raise BadInput(message, param)
+
+
+def _digits(number: float) -> int:
+    """The significant digits of a number: 125 for 1.25."""
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
+
+
+def _values(schema: Any, keyword: str) -> Iterator[float]:
+    """The numbers of a keyword anywhere in a schema."""
+    for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if isinstance(value, dict | list):
+            yield from _values(value, keyword)
+        elif name == keyword and isinstance(value, int | float):
+            yield value

@@ -1,0 +1,269 @@
+"""Prompt templates: an instruction or a conversation becomes the token ids of a prompt. What a user
+writes stays text: no part of it can become a special token."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specdemo.convert.ir import read_json
+from specdemo.errors import BadInput, FetchError
+from specdemo.text.tokenizer import Tokenizer
+
+_LARGEST, _STEPS = 20_000, 200_000
+_LONGEST = 1_000_000  # characters of a rendering, or of a block in it
+_MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
+
+# For models without turns: system text first, then the messages; several get their role's name.
+_ONE_TEXT = (
+    "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
+    "{% for one in messages if one.role == 'system' %}{{ one.content + '\n\n' }}{% endfor %}"
+    "{% for one in turns %}"
+    "{% if turns | length > 1 %}{{ one.role | capitalize + ': ' }}{% endif %}"
+    "{{ one.content }}{{ '' if loop.last else '\n' }}"
+    "{% endfor %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". `calls` are an
+    assistant's calls of tools: names, and arguments as JSON text."""
+
+    role: str
+    content: str
+    calls: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The text around an instruction or a conversation, in Jinja. `bos`: add the tokens that the
+    tokenizer itself puts before a text, such as `<s>`. `tokens`: the texts of the special tokens
+    that the template may name. `thinking`: ask models that can think before they answer to do so.
+    """
+
+    name: str
+    jinja: str
+    bos: bool = False
+    tokens: dict[str, str] = field(default_factory=dict)
+    thinking: bool = False
+
+    def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
+        """The prompt's token ids. Raises BadInput."""
+        return self.render_chat([Message("user", instruction)], tokenizer)
+
+    def prefix(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token ids with which every prompt begins."""
+        pair = self.render("A", tokenizer), self.render("1", tokenizer)
+        return tuple(os.path.commonprefix(pair))
+
+    def render_chat(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[dict] = ()
+    ) -> list[int]:
+        """The token ids of a conversation that the model is to continue, with `tools` that it may
+        call (OpenAI's definitions). Raises BadInput.
+
+        If a message spells a special token such as `<|im_end|>`, by itself or together with the
+        text beside it, this is encoded as ordinary characters."""
+
+        def special(ids: list[int]) -> list[int]:
+            return [id for id in ids if id in tokenizer.special_ids]
+
+        parts = self.parts(messages, tools)
+        whole = tokenizer.encode("".join(parts), bos=self.bos)
+        if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=self.bos)):
+            return whole
+        ids = special(tokenizer.encode("", bos=self.bos))
+        for at, part in enumerate(parts):
+            ids += tokenizer.encode(part, special=at % 2 == 0)
+        return ids
+
+    def parts(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[str]:
+        """The prompt of a conversation: the template's own text alternates with that of messages
+        and tools. Raises BadInput if the template refuses the conversation or drops a system or
+        user message, or a tool."""
+        texts: list[str] = []
+        needed: list[str] = []
+
+        def mark(text: str, name: str = "") -> str:
+            texts.append(text)
+            needed.append(name)
+            return _MARK.format(len(texts) - 1)
+
+        def turn(message: Message) -> dict:
+            name = "" if message.role == "assistant" else f"the {message.role} message"
+            content = "" if message.calls and not message.content else mark(message.content, name)
+            turned = {"role": message.role, "content": content}
+            calls = [
+                {"name": one, "arguments": _Json(mark=mark(text))} for one, text in message.calls
+            ]
+            if calls:
+                turned["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+            return turned
+
+        given = {"messages": [turn(message) for message in messages], "add_generation_prompt": True}
+        listed = [mark(json.dumps(tool, ensure_ascii=False), "a tool") for tool in tools]
+        given["tools"] = [_Json(mark=one) for one in listed] or None
+        try:
+            template = _Sandbox().from_string(self.jinja)
+            given |= {"documents": None, "enable_thinking": self.thinking}
+            text = template.render(given, **self.tokens)
+        except Exception as error:  # a repository's template may raise anything
+            why = f"The model's chat template refuses this conversation: {error}"
+            raise BadInput(why, "messages") from error
+        pieces = re.split(_MARK.format("([0-9]+)"), text)  # own text and indices alternate
+        for at, name in enumerate(needed):
+            if name and str(at) not in pieces[1::2]:
+                why = f"The model's chat template leaves out {name} of this conversation."
+                raise BadInput(why, "tools" if name == "a tool" else "messages")
+        pieces[1::2] = [texts[int(at)] for at in pieces[1::2]]
+        return pieces
+
+
+class _Json(dict):
+    """Data that a template writes with `tojson` as the text of its key "mark"."""
+
+
+class _Loops(CodeGenerator):
+    """Counts the passes of every loop and bounds what `~` joins."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        if node.recursive:
+            self.fail("recursive loops are not supported", node.lineno)
+        passes = nodes.EnvironmentAttribute("passes")
+        node.iter = nodes.Call(passes, [node.iter], [], None, None, lineno=node.lineno)
+        super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.bounded(")
+        super().visit_Concat(node, frame)
+        self.write(")")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The Jinja environment in which transformers renders chat templates, for one rendering.
+    Messages are short marks here, so little suffices: no number, text or list above _LARGEST, and
+    _STEPS passes of loops, calls, filters and operations; 100 items or characters cost one more."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    code_generator_class = _Loops
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        self.steps = _STEPS
+        self.filters["tojson"] = lambda value, **_: (
+            value["mark"] if isinstance(value, _Json) else json.dumps(value, ensure_ascii=False)
+        )
+        self.filters = {name: self._limited(function) for name, function in self.filters.items()}
+        self.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
+        del self.globals["lipsum"]
+
+    def bounded(self, value: object) -> object:
+        """`value`, counted as a step. Raises ValueError if it or the rendering is too large."""
+        size = abs(value) if isinstance(value, int) else len(value) if _sized(value) else 0
+        self.steps -= 1 if isinstance(value, int) else 1 + size // 100
+        if size > _LARGEST or self.steps < 0:
+            _refuse("it loops or grows without end")
+        return value
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """The text of the template, or of a block in it. Raises ValueError beyond _LONGEST."""
+        kept, size = [], 0
+        for piece in pieces:
+            kept.append(piece)
+            size += len(piece)
+            if size > _LONGEST:
+                _refuse("it loops or grows without end")
+        return "".join(kept)
+
+    def passes(self, items: Iterable) -> Iterator:
+        for item in items:
+            self.bounded(0)
+            yield item
+
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
+        if operator == "**" and self.bounded(right) > 16:
+            _refuse("it computes too large a power")
+        if operator == "*" and any(map(_sized, (left, right))):
+            text, times = (left, right) if _sized(left) else (right, left)
+            self.bounded(len(text) * times)
+        if operator == "%" and isinstance(left, str):
+            _check_widths(left)
+        return self.bounded(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, called: object, *args: object, **named: object) -> object:
+        method = getattr(called, "__wrapped__", called)  # as Jinja wraps str.format
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str) and method.__name__.startswith("format"):
+            _check_widths(owner)
+        for value in (owner, *args, *named.values()):
+            self.bounded(value)
+        return self.bounded(super().call(context, called, *args, **named))
+
+    def _limited(self, function: Callable) -> Callable:
+        @wraps(function)  # copies Jinja's marks
+        def limited(*args: object, **named: object) -> object:
+            if function.__name__ == "do_format":
+                _check_widths(str(args[0]))
+            for value in (*args, *named.values()):
+                self.bounded(value)
+            return self.bounded(function(*args, **named))
+
+        return limited
+
+
+def _sized(value: object) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _check_widths(text: str) -> None:
+    if re.search(r"[0-9]{5}|\*", text):
+        _refuse("it pads a text too far")
+
+
+DOLLY = Template(
+    "dolly",
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    f"the request.\n\n### Instruction:\n{_ONE_TEXT}{{{{ '\n\n### Response:\n' }}}}",
+)
+RAW = Template("raw", _ONE_TEXT, bos=True)
+
+
+def chat_template(folder: Path) -> Template | None:
+    """The chat template in `folder`, or None. Raises FetchError if a prompt does not contain a
+    single user message exactly once."""
+    config = read_json(folder / "tokenizer_config.json")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        source = {named.get("name"): named.get("template") for named in source}.get("default")
+    own_file = folder / "chat_template.jinja"
+    if own_file.is_file():
+        source = own_file.read_text(encoding="utf-8")
+    if not source:
+        return None
+    texts = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = config.get(name) or ""
+        texts[name] = token["content"] if isinstance(token, dict) else str(token)
+    template = Template("chat", source, tokens=texts)
+    try:
+        once = len(template.parts([Message("user", "")])) == 3
+    except BadInput as error:
+        raise FetchError(f"The chat template in {folder} cannot be used: {error}") from error
+    if not once:
+        raise FetchError(f"The chat template in {folder} does not contain a user's message once.")
+    return template

@@ -1,0 +1,291 @@
+"""Trains a draft head (formula: `specdemo.convert.heads`) on the target's hidden states.
+
+A chain of DEPTH steps starts at every answer token. Later steps are trained mainly where earlier
+ones were right, as in decoding. The labels are the target's probabilities.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from tqdm import tqdm
+
+from specdemo.convert import heads
+from specdemo.errors import BadInput
+from specdemo.training.data import THIRDS, Rows
+from specdemo.training.recipe import TrainSettings
+
+TOKENS = 4096  # a head drafts only these most frequent tokens
+DEPTH = 5  # tokens of a chain
+VARIATION = 0.9  # share of the total variation in the loss; the rest is cross-entropy
+SHARPNESS = 1.5  # of the distributions in the loss, as at temperature 0.67: heads draft at 0 to 1
+LATER, FITTED_LATER = 0.8, 0.6  # a step's weight relative to the step before: training, rounding
+LEARNING_RATE = 4e-3
+AVERAGE = 0.98  # decay of the running average of weights
+START_SHARE = 0.5
+"""Of the weights of `settings.start` in the result (arXiv 2109.01903): other text makes it forget.
+On questions in prose agreement was 0.528 at first, 0.508 after 0.94 M tokens, and 0.535 mixed."""
+FITTED_ROWS = 10_000  # rows to which the rounding to int4 is fitted
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+
+
+class DraftHead:
+    """A head's weights, by the names of `specdemo.convert.heads`, and the target's matrices that it
+    uses: the embedding, [vocabulary, E], and the rows, [V', E], of the output matrix, [vocabulary,
+    E], for the TOKENS most `frequent` tokens in `rows`."""
+
+    def __init__(
+        self, embedding: np.ndarray, output: np.ndarray, rows: Rows, settings: TrainSettings
+    ) -> None:
+        device = settings.device
+        counts = np.bincount(rows.tokens, minlength=len(output))
+        self.frequent = np.argsort(-counts, kind="stable")[:TOKENS]
+        first = first_weights(settings, embedding.shape[1])
+        self.weights = {name: one.to(device).requires_grad_(True) for name, one in first.items()}
+        # bfloat16 where the device multiplies it faster.
+        fast = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        self.kind = torch.bfloat16 if fast else torch.float32
+        self.embedding = torch.from_numpy(embedding).to(device)
+        self.rows = torch.from_numpy(output[self.frequent]).to(device, self.kind)
+        self.device = device
+
+    def hidden(self, states: np.ndarray) -> torch.Tensor:
+        """The head's input, [n, H], from rows of `Rows.states`; each part is normalised."""
+        pieces = torch.from_numpy(states[:, :-1]).to(self.device).float()
+        return _norm(pieces.view(len(states), -1, self.embedding.shape[1])).flatten(1)
+
+    def shared(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The product of `mix` and `hidden`, [n, S], which all steps of a chain share."""
+        return self._product(hidden, self.weights["mix"][:, : hidden.shape[1]])
+
+    def step(
+        self, shared: torch.Tensor, state: torch.Tensor | None, tokens: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """The next state, [n, S], the logits of the frequent tokens, [n, V'], and the input of each
+        matrix (of `mix` without `hidden`, which comes first)."""
+        state = torch.zeros_like(shared) if state is None else _norm(state)
+        embedded = _norm(self.embedding[torch.from_numpy(tokens).to(self.device)])
+        x = {"mix": torch.cat([state, embedded], 1)}
+        mix = self.weights["mix"][:, -x["mix"].shape[1] :]
+        state = shared + self._product(x["mix"], mix)
+        x["gate_up"] = _norm(state)
+        gate, up = self._product(x["gate_up"], self.weights["gate_up"]).chunk(2, 1)
+        x["down"] = functional.silu(gate) * up
+        state = state + self._product(x["down"], self.weights["down"])
+        x["out"] = _norm(state)
+        x["rows"] = self._product(x["out"], self.weights["out"])
+        return state, self._product(x["rows"], self.rows), x
+
+    @torch.no_grad()
+    def chains(
+        self, rows: Rows, starts: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray, torch.Tensor, dict[str, torch.Tensor]]]:
+        """Run chains from the rows `starts` along the answers. Yields for each step its depth from
+        0, the indices into `starts`, the logits, and the input of each matrix."""
+        for part in np.array_split(np.arange(len(starts)), -(-len(starts) // 2048)):
+            hidden, state = self.hidden(rows.states[starts[part]]), None
+            shared = self.shared(hidden)
+            for depth in range(DEPTH):
+                ahead = np.minimum(starts[part] + depth, len(rows.tokens) - 1)
+                state, logits, x = self.step(shared, state, rows.tokens[ahead])
+                yield depth, part, logits, x | {"mix": torch.cat([hidden, x["mix"]], 1)}
+
+    def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
+        """The weights and the rows of the target's output matrix in int4, rounded so that their
+        products along these `rows` change least."""
+        starts = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
+        matrices = {**self.weights, "rows": self.rows}
+        squares = dict.fromkeys(matrices, 0.0)
+        for depth, _, _, x in self.chains(rows, starts):
+            for name, given in x.items():
+                squares[name] = squares[name] + FITTED_LATER**depth * (given.T @ given)
+        return {
+            name: heads.quantize(matrix.detach().float().cpu().numpy(), squares[name].cpu().numpy())
+            for name, matrix in matrices.items()
+        }
+
+    def guesses(self, rows: Rows, starts: np.ndarray) -> np.ndarray:
+        """Whether each of the DEPTH draft tokens after each of these rows is right, given the true
+        tokens before it: bool [n, DEPTH], False past the end of the answer."""
+        hits = np.zeros((len(starts), DEPTH), bool)
+        for depth, part, logits, _ in self.chains(rows, starts):
+            ahead = starts[part] + depth + 1
+            inside = ahead < rows.ends[starts[part]]
+            wanted = rows.tokens[np.minimum(ahead, len(rows.tokens) - 1)]
+            hits[part, depth] = inside & self.right(logits, wanted)
+        return hits
+
+    @torch.no_grad()
+    def wanted(self, states: np.ndarray) -> torch.Tensor:
+        """The target's probabilities of the frequent tokens to the power SHARPNESS, [n, V'], from
+        rows of `Rows.states`; normalised with all other tokens as one, which has the rest."""
+        rows = torch.from_numpy(states).to(self.device)
+        logits = self._product(rows[:, : self.embedding.shape[1]], self.rows)
+        logarithms = (logits - rows[:, -1:]).clamp_(max=0)
+        others = (1 - logarithms.exp().sum(1, keepdim=True)).clamp_(min=0) ** SHARPNESS
+        sharp = logarithms.mul_(SHARPNESS).exp_()
+        return sharp.div_(sharp.sum(1, keepdim=True) + others)
+
+    def right(self, logits: torch.Tensor, tokens: np.ndarray) -> np.ndarray:
+        return self.frequent[logits.argmax(1).cpu().numpy()] == tokens
+
+    def _product(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return functional.linear(rows.to(self.kind), weights.to(self.kind)).float()
+
+
+def _norm(rows: torch.Tensor) -> torch.Tensor:
+    return functional.rms_norm(rows, rows.shape[-1:], eps=heads.EPSILON)
+
+
+def earlier_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The matrices of the head in `path`, but for the target's rows. Raises BadInput."""
+    try:
+        weights = heads.load(path).weights
+        return {name: torch.from_numpy(weights[name].floats()) for name in heads.MATRICES[:-1]}
+    except Exception as error:  # other files give errors of many kinds
+        raise BadInput(f"--start {path} is not a head.npz that train-draft wrote.") from error
+
+
+def first_weights(settings: TrainSettings, size: int) -> dict[str, torch.Tensor]:
+    """Where training starts, for a target with `size` columns in its embedding: the weights of
+    `settings.start`, else random ones. Raises BadInput for a head of another size."""
+    width = settings.width
+    shapes = {
+        "mix": (width, (2 + len(THIRDS)) * size + width),
+        "gate_up": (4 * width, width),
+        "down": (width, 2 * width),
+        "out": (size, width),
+    }
+    if settings.start:
+        first = earlier_weights(settings.start)
+        if {name: tuple(one.shape) for name, one in first.items()} != shapes:
+            raise BadInput(f"--start {settings.start} is a head of another size of target.")
+        return first
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=generator) / shape[1] ** 0.5
+        for name, shape in shapes.items()
+    }
+
+
+def train(
+    head: DraftHead, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
+) -> dict[str, float]:
+    """Train a head in place on chains from the rows `starts`, for `settings.minutes` or, without
+    them, `settings.passes`. At the end its weights are their running average, mixed with those that
+    `settings.start` gave. Gives the number of steps and their seconds.
+
+    A step draws `settings.chains` chains, in proportion to the weights of their first draft tokens.
+    `checkpoint` is read if it exists, and written every `settings.checkpoint_seconds`.
+    """
+    starts = starts[starts + 1 < rows.ends[starts]]
+    drawn = np.cumsum(rows.weights[starts + 1], dtype=np.float64)
+    parameters = list(head.weights.values())
+    given = [one.detach().clone() for one in parameters]
+    averages = [one.clone() for one in given]
+    optimizer = torch.optim.Muon(
+        parameters, lr=LEARNING_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    steps, seconds = 0, 0.0
+    if checkpoint.is_file():
+        held = torch.load(checkpoint, map_location=head.device)
+        for tensor, value in zip(parameters + averages, held["weights"], strict=True):
+            tensor.data.copy_(value)
+        optimizer.load_state_dict(held["optimizer"])
+        steps, seconds = held["progress"]
+
+    def save() -> None:
+        weights = [one.detach() for one in parameters + averages]
+        held = {"weights": weights, "progress": (steps, seconds)}
+        held["optimizer"] = optimizer.state_dict()
+        torch.save(held, partial := checkpoint.with_suffix(".part"))
+        os.replace(partial, checkpoint)
+
+    planned = max(1, round(settings.passes * len(starts) / settings.chains))
+    limit, saved = 60 * (settings.minutes or 0), seconds
+    with tqdm(total=1.0, desc="Training", bar_format=BAR) as bar:
+        while (done := seconds / limit if limit else steps / planned) < 1:
+            bar.update(done - bar.n)
+            before = time.monotonic()
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * _rate_share(steps, done)
+            rng = np.random.default_rng(steps)
+            places = np.searchsorted(drawn, rng.random(settings.chains) * drawn[-1])
+            optimizer.zero_grad()
+            loss, agreement = _loss(head, rows, np.sort(starts[places]), rng)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            steps += 1
+            # The average decays faster at first, so that it forgets the untrained weights.
+            keep = min(AVERAGE, steps / (steps + 10))
+            torch._foreach_lerp_(averages, [one.detach() for one in parameters], 1 - keep)
+            bar.set_postfix(agreement=f"{agreement:.3f}")
+            seconds += time.monotonic() - before
+            if seconds - saved >= settings.checkpoint_seconds:
+                save()
+                saved = seconds
+    save()
+    for parameter, average, first in zip(parameters, averages, given, strict=True):
+        parameter.data.copy_(average.lerp(first, START_SHARE if settings.start else 0.0))
+    return {"steps": steps, "seconds": seconds}
+
+
+def _rate_share(steps: int, done: float) -> float:
+    """Of the learning rate: a warm-up; then all of it, so that the average is usable at any time;
+    over the last 35 % down to 2 % (WSD, arXiv 2404.06395)."""
+    return min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
+
+
+class Distance(torch.autograd.Function):
+    """The loss of each row, [n]. Total variation is the chance that the maximal coupling rejects a
+    draft token; cross-entropy still has a gradient where the two distributions hardly overlap.
+
+    `wanted`, [n, V']: the target's probabilities of the head's tokens. What is missing to one is
+    not given to other tokens. With w of `wanted`, p of `logits` and L the tokens where p < w, the
+    gradient of the variation is p sum(p in L) - (p in L), that of the cross-entropy p sum(w) - w.
+    In this form the logits are read half as often as by the recorded operations."""
+
+    @staticmethod
+    def forward(ctx: Any, wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        logarithms = logits.log_softmax(1)
+        entropy = -torch.linalg.vecdot(wanted, logarithms)
+        given = logarithms.exp_()
+        low = torch.where(given < wanted, given, 0)
+        variation = 1 - torch.minimum(wanted, given).sum(1)
+        scale = VARIATION * low.sum(1) + (1 - VARIATION) * wanted.sum(1)
+        gradient = given.mul_(scale[:, None]).sub_(low, alpha=VARIATION)
+        ctx.save_for_backward(gradient.sub_(wanted, alpha=1 - VARIATION))
+        return VARIATION * variation + (1 - VARIATION) * entropy
+
+    @staticmethod
+    def backward(ctx: Any, weights: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, ctx.saved_tensors[0] * weights[:, None]
+
+
+def _loss(
+    head: DraftHead, rows: Rows, at: np.ndarray, rng: np.random.Generator
+) -> tuple[torch.Tensor, float]:
+    """The loss of the chains that start at the rows `at`, and the share of right first tokens."""
+    shared, state, count = head.shared(head.hidden(rows.states[at])), None, len(at)
+    loss, agreement = torch.zeros((), device=head.device), 0.0
+    for depth in range(1, DEPTH + 1):
+        ahead = np.minimum(at + depth, len(rows.tokens) - 1)
+        state, logits, _ = head.step(shared, state, rows.tokens[ahead - 1])
+        share = LATER ** (depth - 1) * (at + depth < rows.ends[at])
+        if depth > 1:
+            share = share * rows.weights[ahead]
+        losses = Distance.apply(head.wanted(rows.states[ahead]), SHARPNESS * logits)
+        loss = loss + losses @ torch.from_numpy((share / count).astype(np.float32)).to(head.device)
+        right = head.right(logits, rows.tokens[ahead])
+        agreement = agreement if depth > 1 else float(right.mean())
+        # Decoding reaches a draft token only after right ones. Some wrong chains continue, too.
+        order = right + 1.1 * rng.random(len(at)) - 9 * (at + depth + 1 >= rows.ends[at])
+        kept = np.sort(np.argsort(-order)[: max(64, len(at) // 2)])
+        index = torch.from_numpy(kept).to(head.device)
+        at, shared, state = at[kept], shared[index], state[index]
+    return loss, agreement

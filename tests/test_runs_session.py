@@ -1,0 +1,224 @@
+"""Answers of real pairs through a Session: those of autoregressive decoding, whatever drafts, and
+errors in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from specdemo.engine import numerics
+from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
+from specdemo.errors import BadInput
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize, to_json
+
+PROMPTS = [
+    "Explain the difference between fission and fusion",
+    "Repeat this exactly: one two three one two three one two three",
+    "def fibonacci(n):",
+    "日本の首都はどこですか?",
+    "Write a haiku about rain.",
+    "List five fruits.",
+]
+
+
+@pytest.fixture(scope="module")
+def embedded(embedded_pair):
+    with Session(embedded_pair) as session:
+        yield session
+
+
+def answered(session: Session, instruction: str, settings: Settings, **options) -> Trace:
+    *_, trace = session.answer(instruction, settings, **options)
+    return trace
+
+
+def forget_prompts(session: Session) -> None:
+    session._engine.target("exact").prefixes.make_room(0)
+
+
+# The same tokens as autoregressive decoding
+
+
+@pytest.mark.parametrize(
+    ("at", "temperature"), [*((at, 0.0) for at in range(4)), (0, 0.7), (4, 1.0)]
+)
+def test_the_embedded_pair_answers_as_its_baseline_does(embedded, at, temperature):
+    settings = Settings(max_new_tokens=40, temperature=temperature, top_p=0.95, seed=at)
+    *events, trace = embedded.race(PROMPTS[at], settings)
+    events = [event for event in events if not isinstance(event, Waiting)]
+    tokens = [event for event in events if isinstance(event, BaselineToken)]
+    assert trace.rounds + trace.baseline.tokens == tuple(events)
+    assert "".join(token.text for token in tokens) == trace.text
+    assert all((token.margin is None) == (temperature > 0) for token in tokens)
+    assert trace.identical is True and trace.difference is None
+    assert summarize(trace).speedup > 0
+    whole = embedded._tokenizer.decode(trace.token_ids)
+    assert trace.text == whole or trace.text.startswith(whole[:-1])
+    assert from_json(to_json(trace)) == trace
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup", "auto"])
+@pytest.mark.parametrize("draft_tokens", [None, 1, 5, 15])
+def test_two_models_answer_as_the_baseline_does(session, drafter, draft_tokens):
+    for number, options in enumerate([{}, {}, {"temperature": 0.9, "top_k": 20}]):
+        settings = Settings(60, draft_tokens, drafter, seed=number, **options)
+        trace = answered(session, f"{PROMPTS[number]} {number}", settings, baseline=True)
+        assert trace.identical
+
+
+def test_where_one_token_rounds_differently_the_guard_keeps_the_answers_equal(
+    tiny_llama_pair, monkeypatch
+):
+    """Without dynamic quantization, as on processors without VNNI."""
+    candidates = numerics.candidates
+    monkeypatch.setattr(numerics, "candidates", lambda *args: candidates(*args)[-1:])
+    with closing(Session(tiny_llama_pair)) as session:
+        assert "DYNAMIC_QUANTIZATION_GROUP_SIZE=0" in session.info.numerics_found
+        for number, options in enumerate([{}, {"temperature": 0.9, "top_p": 0.9}]):
+            settings = Settings(max_new_tokens=60, drafter="model", seed=number, **options)
+            assert answered(session, PROMPTS[number], settings, baseline=True).identical
+
+
+def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_freely(
+    session, monkeypatch
+):
+    """A forward of one token, as the baseline runs, once puts the second best token first."""
+    target = session._engine.target("exact").model
+    forward, ones = target.forward, []
+    asked = Settings(max_new_tokens=40, drafter="model", draft_tokens=5)
+    trace = answered(session, PROMPTS[0], asked)
+
+    def other_choice(batch):
+        [logits, *more] = forward(batch)
+        if more or batch[0].rows != 1 or len(batch[0].tokens) != 1:
+            return [logits, *more]
+        ones.append(batch[0].tokens[0])
+        rows = logits.rows.copy()
+        if len(ones) == 7:
+            rows[0, rows[0].argsort()[-2]] = 100.0
+        return [logits._replace(rows=rows)]
+
+    monkeypatch.setattr(target, "forward", other_choice)
+    with pytest.raises(StopIteration) as ended:
+        decoding = session.baseline(trace)
+        while True:
+            next(decoding)
+    trace = ended.value.value
+    difference, theirs = trace.difference, trace.baseline.tokens
+    assert trace.identical is False and difference.position == 7
+    assert (difference.baseline_text, difference.margin) == (theirs[7].text, theirs[7].margin)
+    assert ones[7] == theirs[7].id, "the baseline goes on from its own token"
+
+
+# Prompts
+
+
+PASSAGE = "The river rose in the night and the bridge was gone by morning. " * 25
+
+
+@pytest.mark.parametrize(
+    ("before", "instruction", "reused"),
+    [
+        ("Name three colours.", "Name three colours.", lambda trace, prefix: trace.prompt_tokens),
+        ("Name two rivers of Asia.", "Who wrote Don Quixote?", lambda trace, prefix: prefix),
+        (PASSAGE + "Who came?", PASSAGE + "What went?", lambda trace, prefix: prefix + 256),
+    ],
+    ids=["all of it", "the template's prefix", "a chunk"],
+)
+def test_what_a_prompt_shares_with_one_before_is_prefilled_once(
+    embedded, before, instruction, reused
+):
+    settings = Settings(max_new_tokens=12)
+    forget_prompts(embedded)
+    first = answered(embedded, before, settings)
+    second = answered(embedded, instruction, settings)
+    prefix = len(embedded._engine.target("exact").prefixes.template_prefix)
+    assert prefix > 8 and first.prompt_reused == 0
+    assert second.prompt_reused == reused(second, prefix)
+    forget_prompts(embedded)
+    fresh = answered(embedded, instruction, settings)
+    assert (fresh.prompt_reused, fresh.token_ids) == (0, second.token_ids)
+
+
+# Ends
+
+
+@pytest.mark.parametrize(("during", "ended"), [(Round, "cancelled"), (BaselineToken, "length")])
+def test_stopping_ends_within_a_round_and_leaves_identical_open(embedded, during, ended):
+    stop = threading.Event()
+    events = embedded.race(PROMPTS[0], Settings(max_new_tokens=60), stop=stop)
+    next(event for event in events if isinstance(event, during))
+    stop.set()
+    [trace] = events
+    assert (trace.finish_reason, trace.identical) == (ended, None)
+    assert trace.baseline is None if during is Round else len(trace.baseline.tokens) < 10
+
+
+def test_dropping_the_iterator_frees_its_blocks(embedded):
+    used = embedded._engine.target("exact").model.pool.used
+    events = embedded.answer(PROMPTS[0], Settings(max_new_tokens=200))
+    next(events), next(events)
+    events.close()
+    assert embedded._engine.target("exact").model.pool.used == used
+    assert answered(embedded, PROMPTS[0], Settings(max_new_tokens=5)).finish_reason == "length"
+
+
+def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answer(tiny_llama_pair):
+    pair = dataclasses.replace(tiny_llama_pair, draft=None, context_limit=40)
+    asked = Settings(max_new_tokens=500, draft_tokens=7)
+    with closing(Session(pair)) as session:
+        trace = answered(session, "hello", asked, baseline=True)
+        with pytest.raises(BadInput, match="no draft model"):
+            session.answer("hi", Settings(drafter="model"))
+    assert trace.finish_reason == "context" and trace.identical
+    assert trace.prompt_tokens + len(trace.token_ids) == 40
+
+
+@pytest.mark.parametrize(
+    ("instruction", "prompt", "said"),
+    [(" \n", None, "empty"), ("hi", (1,) * 9000, "prompt is 9000 tokens long")],
+)
+def test_bad_requests_are_refused_before_anything_runs(embedded, instruction, prompt, said):
+    with pytest.raises(BadInput, match=said):
+        embedded.answer(instruction, Settings(), prompt=prompt)
+
+
+# Several at a time
+
+
+def test_requests_at_the_same_time_get_what_each_gets_alone(embedded):
+    settings = [Settings(max_new_tokens=20), Settings(max_new_tokens=20, temperature=0.8, seed=3)]
+    requests = [(f"{prompt} ", settings[at % 2]) for at, prompt in enumerate(PROMPTS)]
+    alone = [answered(embedded, *request) for request in requests]
+    forget_prompts(embedded)
+    with ThreadPoolExecutor(len(requests)) as pool:
+        shared = list(pool.map(lambda request: answered(embedded, *request), requests))
+    assert [trace.token_ids for trace in shared] == [trace.token_ids for trace in alone]
+    assert max(trace.shared_with for trace in shared) >= 3
+    assert not any(trace.shared_with for trace in alone)
+    assert all(use.used == use.kept for use in embedded.cache_blocks().values())
+
+
+def test_a_request_that_the_cache_can_never_hold_is_refused(tiny_llama_pair):
+    pair = dataclasses.replace(tiny_llama_pair, context_limit=300)
+    with closing(Session(pair, cache_mb=1)) as session:
+        session.prepare()
+        session._engine.target("exact").model.resize_cache(10)
+        with pytest.raises(BadInput, match="KV cache holds 320"):
+            next(session.answer("hello " * 20, Settings(max_new_tokens=250)))
+
+
+def test_a_race_of_a_page_waits_for_what_is_compiled_and_not_for_measurements(tiny_llama_pair):
+    with Session(tiny_llama_pair, background=False) as session:
+        target = session._engine.target("exact")
+        *_, trace = session.race("hello", Settings(max_new_tokens=4), measured=False)
+        assert trace.identical is True and not target.measured
+        list(session.race("hello", Settings(max_new_tokens=4)))
+        assert target.measured

@@ -1,0 +1,313 @@
+"""Grammars of JSON Schemas: what they allow is valid JSON, speculation changes no token of it, and
+what cannot be used is refused in a sentence. Each schema's source and licence are in the file."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import jsonschema
+import numpy as np
+import openai
+import pytest
+from fakes import served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from specdemo.engine.request import NextToken
+from specdemo.errors import BadInput
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from specdemo.serving.application import CallReader
+from specdemo.text.grammar import Grammars, Tools
+from specdemo.text.templates import Message, Template
+
+FILE = Path(__file__).parent / "data" / "schemas.jsonl"
+SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "likes": {"enum": ["tea", "coffee"]}},
+    "required": ["name", "likes"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(embedded_pair) -> Grammars:
+    return Grammars(embedded_pair.tokenizer, embedded_pair.stop_ids)
+
+
+@pytest.fixture(scope="module")
+def session(embedded_pair):
+    with Session(embedded_pair, background=False) as opened:
+        yield opened
+
+
+def is_valid(answer: str, schema: dict) -> bool:
+    checks = jsonschema.FormatChecker()
+    validator = jsonschema.Draft202012Validator(schema, format_checker=checks)
+    return validator.is_valid(json.loads(answer))
+
+
+def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embedded_pair):
+    tokenizer, rng, ended = embedded_pair.tokenizer, np.random.default_rng(0), 0
+    closing = np.zeros(tokenizer.vocabulary_size, bool)
+    closing[[tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",', ",", "1")]] = True
+    for schema in SCHEMAS:
+        place, answer = grammars.compiled(json.dumps(schema))(), []
+        while len(answer) < 200 and not embedded_pair.stop_ids & set(answer):
+            mask = place.mask()
+            wanted = mask & closing
+            if any(mask[list(embedded_pair.stop_ids)]):
+                wanted = np.isin(np.arange(len(mask)), list(embedded_pair.stop_ids)) & mask
+            answer.append(int(rng.choice(np.flatnonzero(wanted if wanted.any() else mask))))
+            place.advance(answer[-1])
+        if embedded_pair.stop_ids & set(answer):
+            ended += 1
+            assert is_valid(tokenizer.decode(answer), schema), (schema, tokenizer.decode(answer))
+    assert ended > 0.9 * len(SCHEMAS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(schema=st.sampled_from(SCHEMAS), seed=st.integers(0, 10**6))
+def test_a_mask_depends_on_the_tokens_only(grammars, schema, seed):
+    start, rng = grammars.compiled(json.dumps(schema)), np.random.default_rng(seed)
+    place, tokens = start(), []
+    for _ in range(8):
+        mask = place.mask()
+        if mask is None:
+            break
+        for token in rng.choice(np.flatnonzero(mask), 3):  # tried, and taken back
+            place.advance(int(token))
+            place.mask()
+            place.rollback(1)
+        fresh = start()
+        for token in tokens:
+            fresh.advance(token)
+        assert (fresh.mask() == mask).all() and (place.mask() == mask).all()
+        tokens.append(int(rng.choice(np.flatnonzero(mask))))
+        place.advance(tokens[-1])
+
+
+def test_forced_text_has_one_tokenization_the_tokenizers_own(grammars, embedded_pair):
+    place, forced = grammars.compiled(json.dumps(PERSON))(), []
+    while np.count_nonzero(place.mask()) == 1:
+        forced.append(int(place.mask().argmax()))
+        place.advance(forced[-1])
+    whole = embedded_pair.tokenizer.encode('{"name": "Ann"')
+    assert forced == whole[: len(forced)] and len(forced) > 2
+
+
+ENDLESS = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
+REFUSED = [
+    ("{", "json_schema is not JSON"),
+    ("[" * 100_000, "64,000"),
+    ("[1]", "must be a JSON object"),
+    ({"not": {}}, "unsupported keywords.*not"),
+    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "strin"}, "strin"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+    ({"type": "string", "pattern": "(ab"}, "unclosed group"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"type": "string", "format": "idn-email"}, "idn-email"),
+    ({"$ref": "#/nowhere"}, "/nowhere"),
+    ({"$ref": "https://example.com/x.json"}, "https://example.com/x.json"),
+    ({"$ref": "#"}, "refers to itself"),
+    ({**ENDLESS, "additionalProperties": False}, "Too many items"),
+    ({"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}, "multipleOf"),
+    ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported keywords.*not"),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), REFUSED)
+def test_a_schema_that_cannot_be_used_is_refused_by_keyword_or_place(grammars, schema, words):
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    with pytest.raises(BadInput, match=words) as caught:
+        grammars.compiled(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_tools_allow_calls_of_their_schemas_only(grammars, embedded_pair, required):
+    functions = [{"name": "greet", "parameters": PERSON}, {"name": "stop"}]
+    call = '<tool_call>\n{"name": "greet", "arguments": {"name": "Ann", "likes": "tea"}}\n'
+    texts = {
+        call + "</tool_call>": True,
+        call.replace("tea", "gin"): False,
+        call.replace("greet", "sing"): False,
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>': True,
+        "Hello. " + call + "</tool_call>": not required,
+        "Hello.": not required,
+    }
+    for text, allowed in texts.items():
+        place = grammars.compiled("", Tools(json.dumps(functions), required))()
+        ids = [*embedded_pair.tokenizer.encode(text), min(embedded_pair.stop_ids)]
+        found = all(place.mask()[id] and not place.advance(id) for id in ids)
+        assert found == allowed, text
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
+def test_an_answer_is_that_of_constrained_autoregressive_decoding(session, sampling):
+    for schema in (PERSON, SCHEMAS[3]):
+        asked = Settings(max_new_tokens=32, json_schema=json.dumps(schema), **sampling)
+        question = "Describe a person as JSON."
+        *_, trace = session.answer(question, asked)
+        *_, autoregressive = session.answer(question, replace(asked, drafter="none"))
+        assert trace.token_ids == autoregressive.token_ids
+        assert trace.finish_reason == "length" or is_valid(trace.text, schema)
+        forced = [one for r in trace.rounds for one in r.drafted if one.source == "grammar"]
+        assert forced and all(one.accepted or one.target_probability is None for one in forced)
+
+
+def test_the_next_tokens_distribution_is_that_of_allowed_tokens(session, embedded_pair):
+    asked = Settings(temperature=1.0, json_schema=json.dumps(PERSON))
+    ids = tuple(embedded_pair.tokenizer.encode('{"name": "Ann", "likes": "'))
+    likely = session.result_of(NextToken, "Who?", asked, ids)
+    texts = {embedded_pair.tokenizer.decode([id]) for id in likely.ids}
+    assert texts and all("tea".startswith(one) or "coffee".startswith(one) for one in texts)
+
+
+# The API, with OpenAI's client
+
+
+class Drink(BaseModel):
+    """Orders a drink."""
+
+    name: Literal["tea", "coffee"]
+    hot: bool
+
+
+HERMES = (
+    "{% if tools %}<|im_start|>system\nTools:"
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}"
+    "\nCall one as <tool_call>\n{...}\n</tool_call><|im_end|>\n{% endif %}"
+    "{% for one in messages %}<|im_start|>{{ one.role }}\n{{ one.content }}"
+    "{% for call in one.tool_calls %}<tool_call>\n{{ call.function.arguments | tojson }}\n"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+TOOLS = [openai.pydantic_function_tool(Drink)]
+ASKED = {"model": "embedded", "messages": [{"role": "user", "content": "Coffee, please."}]}
+
+
+@pytest.fixture(scope="module")
+def client(session, embedded_pair):
+    loaded = replace(embedded_pair, template=Template("hermes", HERMES))
+    with served(session, loaded) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_parse_gives_a_pydantic_model(client):
+    done = client.chat.completions.parse(response_format=Drink, max_tokens=40, **ASKED)
+    assert isinstance(done.choices[0].message.parsed, Drink)
+    assert done.choices[0].finish_reason == "stop"
+
+
+def test_json_object_is_an_object_unless_its_length_ends_it(client):
+    done = client.chat.completions.create(
+        response_format={"type": "json_object"}, max_tokens=1, **ASKED
+    )
+    assert done.choices[0].message.content.startswith("{")
+    assert done.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "Drink"}}]
+)
+def test_a_tool_is_called_and_its_result_answered(client, choice):
+    asked = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 60, **ASKED}
+    done = client.chat.completions.parse(tool_choice=choice, **asked).choices[0]
+    [call] = done.message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Drink) and call.function.name == "Drink"
+    assert (done.finish_reason, done.message.content) == ("tool_calls", None)
+    with client.chat.completions.stream(tool_choice=choice, seed=1, **asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert isinstance(streamed.message.tool_calls[0].function.parsed_arguments, Drink)
+    assert streamed.finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is served."}
+    asked["messages"] = [*ASKED["messages"], done.message.model_dump(), result]
+    answer = client.chat.completions.create(tool_choice="none", **asked)
+    assert answer.choices[0].message.content
+
+
+def test_answers_with_and_without_a_schema_at_once_are_those_of_each_alone(client):
+    schema = {"name": "drink", "schema": Drink.model_json_schema(), "strict": True}
+    kinds = [{}, {"response_format": {"type": "json_schema", "json_schema": schema}}]
+
+    def ask(more):
+        done = client.chat.completions.create(
+            temperature=0.9, seed=3, max_tokens=24, **more, **ASKED
+        )
+        return done.choices[0].message.content
+
+    alone = [ask(more) for more in kinds]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(ask, kinds * 3)) == alone * 3
+
+
+JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("param", "words", "more"),
+    [
+        ("response_format", "unsupported keywords.*not", {"response_format": JSON}),
+        ("response_format", "missing", {"response_format": {"type": "json_schema"}}),
+        ("response_format", "is not json_schema", {"response_format": JSON | {"type": "text"}}),
+        ("response_format", "is not json_s", {"response_format": JSON | {"type": "json_object"}}),
+        ("tools", "unsupported keywords.*not", {"tools": [BAD_TOOL]}),
+        (
+            "tool_choice",
+            "none of the tools",
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
+        ),
+        (
+            "response_format",
+            "exclude",
+            {"tools": TOOLS, "response_format": {"type": "json_object"}},
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_followed_is_refused_by_name(client, param, words, more):
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.chat.completions.create(**more, **ASKED)
+    assert caught.value.param == param
+
+
+def test_nothing_in_tools_or_their_calls_becomes_a_special_token(embedded_pair):
+    tokenizer, template = embedded_pair.tokenizer, Template("hermes", HERMES)
+    found = []
+    for text in ("plain", "x<|im_end|>"):
+        tool = {"type": "function", "function": {"name": "sing", "description": text}}
+        turns = [
+            Message("user", "Sing."),
+            Message("assistant", "", (("sing", f'{{"a": "{text}"}}'),)),
+        ]
+        ids = template.render_chat(turns, tokenizer, [tool])
+        assert tokenizer.decode(ids).count(text) == 2
+        found.append(sum(id in tokenizer.special_ids for id in ids))
+    assert found[0] == found[1]
+
+
+def test_tools_are_refused_where_the_template_has_none(session, embedded_pair):
+    with served(session, embedded_pair) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="leave out tools"):
+            client.chat.completions.create(tools=TOOLS, **ASKED)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_content_and_calls_are_told_apart_however_the_text_is_cut(size):
+    call = '<tool_call>\n{"name": "greet", "arguments": {"to": "<tool_call>"}}\n</tool_call>'
+    text = f"Well, <tool> {call}\n{call} {call[:-3]}"
+    reader, content, calls = CallReader(), "", []
+    for at in range(0, len(text), size):
+        more, found = reader.read(text[at : at + size], at + size >= len(text))
+        content, calls = content + more, calls + found
+    assert content == "Well, <tool> " + call[:-3]
+    assert [one["function"]["arguments"] for one in calls] == ['{"to": "<tool_call>"}'] * 2
+    assert [one["index"] for one in calls] == [0, 1]
