@@ -180,7 +180,9 @@ def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):
 
 def test_a_conversion_that_is_killed_leaves_nothing_that_runs_and_starts_anew(file, tmp_path):
     killed = (
-        "import itertools, os, sys; from specdemo.convert import weights; from specdemo.pairs import sources\n"
+        "import itertools, os, sys\n"
+        "from specdemo.convert import weights\n"
+        "from specdemo.pairs import sources\n"
         "read, count = weights.Tensor.read, itertools.count()\n"
         "def dying(*given):\n"
         "    if next(count) == 12: os.kill(os.getpid(), 9)\n"

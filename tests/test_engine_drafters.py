@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import logits_of, sequence
 
-from specdemo.engine.drafters import AdaptiveDrafter, DraftModel, LogitsDrafter, Lookup
+from specdemo.engine.drafters import AdaptiveDrafter, LogitsDrafter, Lookup, ModelDrafter
 from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
@@ -118,7 +118,7 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({1: 0.1})
     drafter = AdaptiveDrafter(Lookup(), policy)
-    drafter.model = DraftModel(None, policy, Sampling())
+    drafter.model = ModelDrafter(None, policy, Sampling())
     drafter.model.catch_up = lambda context, drafted: 0.0
     policy.begin_round()
     assert not drafter._model_pays([1, 2], [9], 1.0, 0.95)
@@ -138,7 +138,9 @@ def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_i
     policy = Policy()
     policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({size: 0.1 + size / 100 for size in range(1, 17)})
-    drafter = AdaptiveDrafter(None, policy, DraftModel(sequence((0, 1, 2, 3)), policy, Sampling()))
+    drafter = AdaptiveDrafter(
+        None, policy, ModelDrafter(sequence((0, 1, 2, 3)), policy, Sampling())
+    )
     context = list(range(500))
     assert drafter.model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
     policy.begin_round(most=50)

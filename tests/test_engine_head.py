@@ -10,7 +10,7 @@ import pytest
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import heads, ir
-from specdemo.engine.draft_head import Head, fractions
+from specdemo.engine.draft_head import DraftHead, fractions
 from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run
 from specdemo.engine.model import PagedModel
@@ -34,7 +34,7 @@ def write_head(folder, fractions=()):
     weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8), "rows": made_up(128, 64)}
     embedding = rng.normal(size=(256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
-    heads.write(heads.Head(weights, np.arange(0, 256, 2), fractions), embedding, folder)
+    heads.write(heads.HeadWeights(weights, np.arange(0, 256, 2), fractions), embedding, folder)
     return folder / ir.HEAD
 
 
@@ -85,7 +85,7 @@ def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(t
 
 def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
     xml = write_head(tmp_path)
-    head = Head(xml, ov.Core())
+    head = DraftHead(xml, ov.Core())
     rng = np.random.default_rng(0)
     steps = [HeadStep(rng.normal(size=64).astype(np.float32), None, (at,)) for at in range(3)]
     alone = []

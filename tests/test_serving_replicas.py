@@ -15,7 +15,7 @@ from specdemo.pairs.choice import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.serving import backend as backends
-from specdemo.serving.backend import ATTEMPTS, Event, NotReady, ReplicaBackend
+from specdemo.serving.backend import ATTEMPTS, NotReady, Piece, ReplicaBackend
 from specdemo.serving.metrics import Metrics
 from specdemo.serving.request_guard import bound_socket
 from specdemo.serving.schema import CompletionRequest
@@ -32,9 +32,9 @@ class Nowhere(Exception): ...
 
 PAIR = PairInfo("p", "t", None)
 TRACE = Trace("q", 3, 0, PAIR, Settings(), 0.0, (), "length", 0.0, 0.0)
-BEGUN = Event(Waiting(0, None))
-SAID = Event(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
-OVER = Event(TRACE)
+BEGUN = Piece(Waiting(0, None))
+SAID = Piece(Round((), EmittedToken(1, "first"), 0.0, 0.0, 0.0), "a")
+OVER = Piece(TRACE)
 ASKED = CompletionRequest(model="t", prompt="q")
 
 
@@ -99,7 +99,7 @@ def events(handle: Handle, most: int = 100) -> list:
     return asyncio.run(collect())
 
 
-@pytest.mark.parametrize("before", [[Died], [Event(None), Died], [BEGUN, Died]])
+@pytest.mark.parametrize("before", [[Died], [Piece(None), Died], [BEGUN, Died]])
 def test_a_request_whose_replica_dies_before_it_says_anything_goes_to_another(before):
     handle = Handle(before, [BEGUN, SAID, OVER])
     assert events(handle)[-3:] == [BEGUN, SAID, OVER]

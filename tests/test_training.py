@@ -129,11 +129,11 @@ def test_a_head_that_was_trained_on_is_mixed_with_the_one_it_started_from(tmp_pa
     ends = np.full(400, 400)
     rows = data.Rows(states, rng.integers(0, 60, 400), np.ones(400, np.float32), ends)
     made = {"target": "embedded", "out": tmp_path, "width": 64, "chains": 64, "passes": 1.0}
-    begun = network.DraftHead(*tables, rows, TrainSettings(**made))
-    heads.Head(begun.quantized(rows), begun.frequent).save(tmp_path / "head.npz")
+    begun = network.HeadNetwork(*tables, rows, TrainSettings(**made))
+    heads.HeadWeights(begun.quantized(rows), begun.frequent).save(tmp_path / "head.npz")
     settings = TrainSettings(**made, start=tmp_path / "head.npz")
     first = network.first_weights(settings, 64)
-    trained_head = network.DraftHead(*tables, rows, settings)
+    trained_head = network.HeadNetwork(*tables, rows, settings)
     network.train(trained_head, rows, np.arange(400), settings, tmp_path / "state.pt")
     trained = torch.load(tmp_path / "state.pt")["weights"][len(first) :]
     for (name, mixed), one in zip(trained_head.weights.items(), trained, strict=True):

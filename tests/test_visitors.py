@@ -22,7 +22,7 @@ from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.serving.metrics import Metrics
 from specdemo.ui import events, offers, web_app
-from specdemo.ui.service import Gate, LimitedSession, Limits, Service, Visitor, visitor_of
+from specdemo.ui.service import Gate, LimitedSession, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence
 
 EMBEDDED = ModelChoice("embedded")
@@ -72,7 +72,7 @@ def ask_once(gate: Gate, *visitor: str) -> None:
 
 
 def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
-    gate = Gate(Metrics(), Limits(at_once=2, of_address=2))
+    gate = Gate(Metrics(), VisitorLimits(at_once=2, of_address=2))
     with gate.request(Visitor("a", "192.0.2.7")), gate.request(Visitor("a", "192.0.2.8")):
         with pytest.raises(Busy, match="2 questions from you are at work"):
             ask_once(gate, "a")
@@ -83,7 +83,7 @@ def test_a_visitor_and_a_network_may_have_so_many_questions_at_once():
 
 
 def test_a_visitor_may_ask_so_often_a_minute_and_a_network_under_whatever_names(clock):
-    gate = Gate(Metrics(), Limits(per_minute=3, of_address_per_minute=5))
+    gate = Gate(Metrics(), VisitorLimits(per_minute=3, of_address_per_minute=5))
     for number in range(5):
         ask_once(gate, f"made up {number}", "192.0.2.7")
     with pytest.raises(Busy, match="5 questions from your network came.*60 seconds"):
@@ -130,7 +130,7 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
     ],
 )
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
-    limits = Limits(prompt_characters=100, new_tokens=50, fast_numerics=False)
+    limits = VisitorLimits(prompt_characters=100, new_tokens=50, fast_numerics=False)
     with pytest.raises(BadInput, match=said):
         list(LimitedSession(fake, Metrics(), limits).race(question, settings))
     assert fake.settings == []
@@ -138,7 +138,7 @@ def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question,
 
 def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
     metrics = Metrics()
-    limited = LimitedSession(fake, metrics, Limits(seconds=0.01))
+    limited = LimitedSession(fake, metrics, VisitorLimits(seconds=0.01))
     fake.held.set()
     with pytest.raises(RequestFailed, match="Stopped after 0.01 seconds"):
         list(limited.answer("word " * 10, Settings()))
@@ -238,7 +238,7 @@ def test_health_metrics_and_log_tell_what_was_asked_without_what_was_said(fake, 
 def served(tmp_path_factory):
     """The real page on a real port, answered by a FakeSession."""
     session = FakeSession(delay=0.002)
-    limits = Limits(at_once=2, per_minute=10_000)
+    limits = VisitorLimits(at_once=2, per_minute=10_000)
     service = Service(EMBEDDED, lambda pair, report: session, limits)
     service.start()
     with page_server(service, tmp_path_factory.mktemp("uploads")) as url:

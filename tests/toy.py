@@ -13,7 +13,7 @@ import numpy as np
 
 from specdemo.engine.cache import BlockPool, Sequence
 from specdemo.engine.constraint import Allowed
-from specdemo.engine.cost_model import Costs
+from specdemo.engine.cost_model import CostModel
 from specdemo.engine.decode import Decoding, Limits, decode, prefill
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
@@ -46,7 +46,7 @@ class ToyModel:
         self.least_tokens = 1
         self.seconds = 0.0
         self.size = 0
-        self.costs = Costs()
+        self.costs = CostModel()
         self.batches: list[list[int]] = []
         self.fault = None
         self.gate = threading.Event()

@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from hub_server import LARGE, Hub, Repository  # noqa: E402
-from specdemo.pairs.registry import find_pair  # noqa: E402
 from tiny_models import write_neox_tokenizer  # noqa: E402
 
+from specdemo.pairs.registry import find_pair  # noqa: E402
 from tools.made_up import write_made_up  # noqa: E402
 from tools.rehearse import shape_of  # noqa: E402
 

@@ -29,9 +29,9 @@ from specdemo.bench.prompts import BenchPrompt, PromptOptions
 from specdemo.cli import main
 from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
 from specdemo.engine import cache, decode
-from specdemo.engine.cost_model import TYPICAL, Costs
-from specdemo.engine.draft_head import Head
-from specdemo.engine.drafters import AdaptiveDrafter, DraftHead, DraftModel, LogitsDrafter
+from specdemo.engine.cost_model import TYPICAL, CostModel
+from specdemo.engine.draft_head import DraftHead
+from specdemo.engine.drafters import AdaptiveDrafter, HeadDrafter, LogitsDrafter, ModelDrafter
 from specdemo.engine.lookup import Lookup
 from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
 from specdemo.engine.policy import Policy
@@ -85,18 +85,18 @@ class CostTable:
     draft_change_ms: float = 0.0
     note: str = ""
 
-    def target_costs(self) -> Costs:
+    def target_costs(self) -> CostModel:
         return _costs(self.ms, self.change_ms, self.attention_ms)
 
-    def draft_costs(self, head: bool) -> Costs:
+    def draft_costs(self, head: bool) -> CostModel:
         step = self.head_step_ms if head else self.draft_step_ms
         typical = {size: step * ratio for size, ratio in TYPICAL.items()}
         ms = (not head and self.draft_ms) or typical
         return _costs(ms, 0.0 if head else self.draft_change_ms, 0.0)
 
 
-def _costs(ms: dict[int, float], change_ms: float, attention_ms: float) -> Costs:
-    costs = Costs()
+def _costs(ms: dict[int, float], change_ms: float, attention_ms: float) -> CostModel:
+    costs = CostModel()
     seconds = {size: one / 1000 for size, one in ms.items()}
     costs.learn(seconds, change_ms / 1000, attention_ms / 1e6)
     return costs
@@ -193,7 +193,7 @@ class _Along(Request):
     """Runs the models along the prompt and `answer`; gives a record without id and task."""
 
     def work(
-        self, target: Target, draft: PrefixCache | Head | None = None
+        self, target: Target, draft: PrefixCache | DraftHead | None = None
     ) -> Generator[Forward, Reply, Record]:
         prompt, sequence = yield from self._prompt(target.prefixes)
         answer, said, head = self.answer, [], []
@@ -204,7 +204,7 @@ class _Along(Request):
                 run = Run(sequence, tokens, len(tokens), stepwise=True)
                 reply = yield Forward("target", run)
                 states += [reply.logits.state_of(at) for at in range(len(tokens))]
-        if isinstance(draft, Head):
+        if isinstance(draft, DraftHead):
             head = yield from self._chains(draft, states)
         elif draft is not None:
             said = yield from self._draft(draft.model)
@@ -224,10 +224,10 @@ class _Along(Request):
         return [(one.token, one.probability) for one in said]
 
     def _chains(
-        self, head: Head, states: list[np.ndarray]
+        self, head: DraftHead, states: list[np.ndarray]
     ) -> Generator[Forward, Reply, list[list[tuple[int, float]]]]:
         """The chains by answer position; the first is empty: prefill gives the first token."""
-        drafting, chains = DraftHead(Policy(), self.sampling, head.head_tokens), [[]]
+        drafting, chains = HeadDrafter(Policy(), self.sampling, head.head_tokens), [[]]
         for begin in range(1, len(self.answer)):
             context, chain = [*self.tokens, *self.answer[:begin]], []
             drafting.start(context, states[begin - 1])
@@ -307,9 +307,9 @@ def replay(
             shared.draft = costs.draft_costs(head)
         policy, model = shared.for_request(None), None
         if head:
-            model = DraftHead(policy, GREEDY, None)
+            model = HeadDrafter(policy, GREEDY, None)
         elif one.draft and "model" not in without:
-            model = DraftModel(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
+            model = ModelDrafter(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
         lookup = None if "lookup" in without else Lookup()
         drafter = AdaptiveDrafter(lookup, policy, model)
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
@@ -317,7 +317,7 @@ def replay(
     return dict(found)
 
 
-def _seconds(clock: Costs, costs: Costs, tokens: int, attended: int) -> float:
+def _seconds(clock: CostModel, costs: CostModel, tokens: int, attended: int) -> float:
     """Seconds of a forward on the machine that `clock` describes. `costs` choose its size and learn
     from it."""
     size = costs.choose(tokens)
@@ -329,7 +329,7 @@ def _seconds(clock: Costs, costs: Costs, tokens: int, attended: int) -> float:
 
 
 def _decode(
-    one: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, Costs]
+    one: Record, drafter: AdaptiveDrafter, policy: Policy, clocks: dict[str, CostModel]
 ) -> Replayed:
     """Decode one answer again, on the machine that `clocks` describe. Gives its rounds and
     seconds, and those of autoregressive decoding."""

@@ -64,14 +64,14 @@ def page(options: PageOptions) -> None:
 
     from huggingface_hub import constants
 
-    from specdemo.ui.service import Limits, Service
+    from specdemo.ui.service import Service, VisitorLimits
 
     first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
     if not (first.pair or first.target):
         first = replace(first, pair=offers.AUTO)
     capacity = {"cache_mb": options.cache_mb, "active": options.visitors}
     offer = offers.Offer(first, options.strangers, **capacity)
-    limits = Limits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
+    limits = VisitorLimits(race_seconds=options.race_seconds, fast_numerics=not options.strangers)
     service = Service(offer.first, offer.open_session, limits, offer.fetch)
     metrics.log_requests()
     service.start()

@@ -49,7 +49,7 @@ class Quantized(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadWeights:
     """`weights`: a head's matrices by name (`gate_up` is `gate` stacked on `up`). `tokens`: the
     token ids of its logits, int64 [V']. `fractions`: depths in the target, from 0 to 1, where the
     head reads the residual stream beside the input of the target's output matrix."""
@@ -68,13 +68,13 @@ class Head:
         np.savez(path, tokens=self.tokens, fractions=self.fractions, **parts)
 
 
-def load(path: Path) -> Head:
-    """Read a head that `Head.save` wrote."""
+def load(path: Path) -> HeadWeights:
+    """Read a head that `HeadWeights.save` wrote."""
     with np.load(path) as held:
         weights = {
             name: Quantized(held[f"{name}.values"], held[f"{name}.scales"]) for name in MATRICES
         }
-        return Head(weights, held["tokens"], tuple(held["fractions"].tolist()))
+        return HeadWeights(weights, held["tokens"], tuple(held["fractions"].tolist()))
 
 
 def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
@@ -132,7 +132,7 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     return found[0].copy(), found[1].copy()
 
 
-def write(head: Head, embedding: np.ndarray, folder: Path) -> None:
+def write(head: HeadWeights, embedding: np.ndarray, folder: Path) -> None:
     """Write the head's IR and TOKENS into `folder`. Inputs: hidden [n, H] and state [n, S],
     float32; token [n], int64. Outputs: logits [n, V'] and next_state [n, S], float32.
 

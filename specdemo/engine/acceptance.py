@@ -31,7 +31,7 @@ from .sampling import (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """The number of `accepted` draft tokens and the `token` added after them. `probabilities` are
     the target's, of each accepted token and then of the rejected one, if any.
 
@@ -54,7 +54,7 @@ def verify(
     sampling: Sampling,
     reach: float = REACH,
     masks: list[Mask] | None = None,
-) -> Verdict:
+) -> Verification:
     """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
     place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
     With `masks`, one for each row, only allowed tokens are chosen. Greedy decoding and the shared
@@ -78,12 +78,12 @@ def verify(
         if token != drafted:
             break
     shown = margin if sampling.greedy and margin < math.inf else None
-    return Verdict(at, token, tuple(probabilities), one.probability(0, token), shown, least)
+    return Verification(at, token, tuple(probabilities), one.probability(0, token), shown, least)
 
 
 def _verify_maximal(
     logits: Logits, draft: Draft, position: int, sampling: Sampling, masks: list[Mask] | None
-) -> Verdict:
+) -> Verification:
     """Algorithm 2 of Chen et al."""
     probabilities = []
     for at, drafted in enumerate(draft.tokens):
@@ -93,11 +93,11 @@ def _verify_maximal(
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
         if not accepts(chance, sampling.seed, position + at):
             token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
-            return Verdict(at, token, tuple(probabilities), q.probability(token))
+            return Verification(at, token, tuple(probabilities), q.probability(token))
     last = len(draft.tokens)
     q = distribution(logits.allowed(last, masks).rows[0], sampling)
     token = draw(q, sampling.seed, position + last)
-    return Verdict(last, token, tuple(probabilities), q.probability(token))
+    return Verification(last, token, tuple(probabilities), q.probability(token))
 
 
 def acceptance_probability(p: float, q: float) -> float:

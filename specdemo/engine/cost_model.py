@@ -19,7 +19,7 @@ LEVEL_RATE, SHAPE_RATE = 0.1, 0.02
 vary, and in the relative costs of sizes, which hardly do."""
 
 
-class Costs:
+class CostModel:
     """Seconds of forwards: T(s) of one of `s` tokens, C more when the forward before it had another
     size, and A more for each row and each token of the row's context.
 
@@ -93,7 +93,7 @@ class Costs:
         else:
             self.seconds[size] += SHAPE_RATE * error
 
-    def follow(self, other: Costs) -> None:
+    def follow(self, other: CostModel) -> None:
         """No forward was run: the level goes towards that of `other`, a model on the same machine.
         Otherwise a draft model that was slow in a busy moment would never be asked again."""
         if self.measured and other.measured:

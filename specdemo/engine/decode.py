@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .acceptance import Verdict, verify
+from .acceptance import Verification, verify
 from .cache import Sequence
 from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter
@@ -74,7 +74,9 @@ def decode(
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, state = list(prompt.tokens), prompt.logits.state_of(-1)
 
-    def verified(draft: Draft) -> Generator[Any, Any, tuple[Verdict, np.ndarray | None, float]]:
+    def verified(
+        draft: Draft,
+    ) -> Generator[Any, Any, tuple[Verification, np.ndarray | None, float]]:
         """Run the last token of `context` and the draft, while the masks are computed. Gives the
         verdict, the state of the row that gave the added token, and the seconds of the forwards."""
         tokens = [context[-1], *draft.tokens]
@@ -130,7 +132,7 @@ def decode(
 
 
 def settle(
-    draft: Draft, verdict: Verdict, stop_ids: frozenset[int], seconds: float
+    draft: Draft, verdict: Verification, stop_ids: frozenset[int], seconds: float
 ) -> tuple[Round, list[int]]:
     """The round of a verdict, cut after the first stop token, and the tokens that it adds."""
     accepted = draft.tokens[: verdict.accepted]

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 import openvino as ov
 
-from .cost_model import Costs
+from .cost_model import CostModel
 from .faults import ModelError
 from .graph import HIDDEN, add_log_sums, last_line
 from .messages import HeadStep, Logits
@@ -23,7 +23,7 @@ _PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32"}
 has evicted from the processor's caches."""
 
 
-class Head:
+class DraftHead:
     """The draft head in `xml`; column j of its logits stands for token `head_tokens[j]` (int64
     [V']). Raises ModelError for any other file."""
 
@@ -43,7 +43,7 @@ class Head:
         self._bound = {1: self._bind(self._single, 1)}
         self.seconds = 0.0
         self.size = 0
-        self.costs = Costs()
+        self.costs = CostModel()
 
     def forward(self, batch: list[HeadStep]) -> list[Logits]:
         """Gives one row of logits with the next state for each step, valid until the next forward.

@@ -82,7 +82,7 @@ class LogitsDrafter:
         return Proposal(token, self.name, probability, acceptance, probability, source)
 
 
-class DraftHead(LogitsDrafter):
+class HeadDrafter(LogitsDrafter):
     """Proposes with a draft head. The head reads the target's hidden state that gave the last
     verified token, that token, and the draft tokens after it."""
 
@@ -112,7 +112,7 @@ class DraftHead(LogitsDrafter):
         return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
 
 
-class DraftModel(LogitsDrafter):
+class ModelDrafter(LogitsDrafter):
     """Proposes with a second, smaller model.
 
     `sequence` may hold any text; the prefix that it shares with the context is kept.
@@ -163,7 +163,7 @@ class AdaptiveDrafter:
         self,
         lookup: Lookup | None,
         policy: Policy,
-        model: DraftModel | DraftHead | None = None,
+        model: ModelDrafter | HeadDrafter | None = None,
         allowed: Allowed | None = None,
     ):
         self.lookup = lookup
@@ -278,11 +278,11 @@ def make_drafter(
     `head_tokens`, or a draft model that reads `sequence`, or neither, and only `allowed` tokens."""
     if name == "none":
         return None
-    model: DraftModel | DraftHead | None = None
+    model: ModelDrafter | HeadDrafter | None = None
     if head_tokens is not None and name != "lookup":
         sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
-        model = DraftHead(policy, sharper, head_tokens)
+        model = HeadDrafter(policy, sharper, head_tokens)
     elif sequence is not None and name != "lookup":
-        model = DraftModel(sequence, policy, sampling)
+        model = ModelDrafter(sequence, policy, sampling)
     lookup = None if name == "model" else Lookup()
     return AdaptiveDrafter(lookup, policy, model, allowed)

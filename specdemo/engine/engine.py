@@ -13,7 +13,7 @@ import openvino as ov
 from . import numerics
 from .checkpoint import PairFiles, release_file, weights_size
 from .cost_model import LARGEST
-from .draft_head import Head
+from .draft_head import DraftHead
 from .faults import BadInput, Busy
 from .messages import PREFILL_CHUNK, Model, ModelSettings
 from .model import PagedModel, open_model
@@ -76,7 +76,7 @@ class Engine:
         self._lock = Lock()
         self._targets: dict[str, Target] = {}
         self._caches: dict[str, PrefixCache] = {}
-        self._draft: PrefixCache | Head | None = None
+        self._draft: PrefixCache | DraftHead | None = None
         exact = self._targets["exact"] = self._compile("exact")
         self._has_head = files.head is not None and isinstance(exact.model, PagedModel)
         self.drafts = self._has_head or files.draft is not None
@@ -193,9 +193,9 @@ class Engine:
 
     def _open_draft(self, target: Target) -> None:
         files, known = self._files, self._known
-        draft: Head | Model
+        draft: DraftHead | Model
         if self._has_head and files.head:
-            draft = self._draft = Head(files.head, self.core)
+            draft = self._draft = DraftHead(files.head, self.core)
         elif files.draft is not None:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
             ir = isinstance(files.draft, Path)
@@ -230,7 +230,7 @@ class Engine:
                 guarded = target.invariance.guard is not None
                 yield from numerics.learn_costs(model, draft, guarded=guarded)
                 target.measured = datetime.now(UTC).date().isoformat()
-            if isinstance(self._draft, Head) and not self._draft.costs.measured:
+            if isinstance(self._draft, DraftHead) and not self._draft.costs.measured:
                 yield from numerics.learn_step(self._draft, model)
             if draft is not None and not draft.costs.measured:
                 yield from numerics.learn_costs(draft, model, rows=1)

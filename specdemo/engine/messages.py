@@ -12,7 +12,7 @@ import numpy as np
 
 from .cache import BlockPool, Sequence
 from .constraint import Mask, forced
-from .cost_model import Costs
+from .cost_model import CostModel
 from .sampling import Distribution
 
 PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most
@@ -110,7 +110,7 @@ class Runner(Protocol):
     `costs` learns it; `size` counts the tokens of the last one, with padding."""
 
     seconds: float
-    costs: Costs
+    costs: CostModel
     size: int
 
     def forward(self, batch: list[Any]) -> list[Logits]: ...

@@ -14,7 +14,7 @@ import openvino as ov
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import Checkpoint
-from .cost_model import Costs
+from .cost_model import CostModel
 from .faults import ModelError
 from .graph import ROWS_INPUT, last_line, raw_bytes, read_decoder, to_paged, with_fixed_shape
 from .messages import Logits, Model, ModelSettings, Run
@@ -124,7 +124,7 @@ class PagedModel:
         settings = self.settings = settings or ModelSettings()
         self.least_tokens = 1
         self.seconds = 0.0
-        self.costs = Costs()
+        self.costs = CostModel()
         self.size = 0
         core = core or ov.Core()
         model = read_decoder(core, xml)

@@ -16,7 +16,7 @@ import openvino as ov
 from . import graph
 from .checkpoint import Checkpoint, PairFiles, weights_size
 from .cost_model import LARGEST
-from .draft_head import Head, fractions
+from .draft_head import DraftHead, fractions
 from .messages import PREFILL_CHUNK, HeadStep, Model, ModelSettings, Run
 from .model import open_model
 from .profile import Invariance, Properties, TargetProfile
@@ -251,7 +251,7 @@ def learn_costs(
     model.costs.learn(steady, max(change, 0.0), max(attention, 0.0), lasting=calm)
 
 
-def learn_step(head: Head, target: Model) -> Generator[None]:
+def learn_step(head: DraftHead, target: Model) -> Generator[None]:
     """Measure the first step of a chain: a forward of the `target` comes before each."""
     step = HeadStep(np.zeros(head.widths[0], np.float32), None, (0,))
     with target.new_sequence() as sequence:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .cost_model import LARGEST, Costs
+from .cost_model import LARGEST, CostModel
 
 MAX_DRAFT = LARGEST - 1  # tokens of the longest draft, verified together with the token before it
 
@@ -90,8 +90,8 @@ class Policy:
 
     fixed: int | None = None
     limit: int = MAX_DRAFT
-    costs: Costs = field(default_factory=Costs)
-    draft: Costs = field(default_factory=Costs)
+    costs: CostModel = field(default_factory=CostModel)
+    draft: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     outside: dict[bool, float] = field(default_factory=dict)
     """Seconds of a round outside inference, by whether it had draft tokens."""

@@ -11,7 +11,7 @@ from typing import Any
 from .cache import Sequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
-from .draft_head import Head
+from .draft_head import DraftHead
 from .drafters import make_drafter
 from .guard import Guard
 from .messages import Forward, Model, Prompt, Reply, Run, Runner
@@ -75,7 +75,7 @@ class Request:
     inference: float = 0.0
     answer: list[int] = field(default_factory=list)
 
-    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
+    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
         """Decode, with `draft` if the drafter uses it; returns the finish reason."""
         since = perf_counter()
         prompt, sequence = yield from self._prompt(target.prefixes)
@@ -88,7 +88,7 @@ class Request:
             if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
                 reading, _ = draft.find(self.tokens)
             allowed = None if self.constraint is None else Allowed(self.constraint)
-            columns = draft.head_tokens if isinstance(draft, Head) else None
+            columns = draft.head_tokens if isinstance(draft, DraftHead) else None
             drafter = make_drafter(
                 self.drafter,
                 policy,
@@ -157,7 +157,7 @@ class Request:
 class NextToken(Request):
     """Gives the target model's distribution of the token after the prompt and `answer`."""
 
-    def work(self, target: Target, draft: PrefixCache | Head | None = None) -> Work:
+    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
         prompt, sequence = yield from self._prompt(target.prefixes)
         with sequence:
             logits = prompt.logits
@@ -169,7 +169,7 @@ class NextToken(Request):
             return distribution(logits.allowed(0, masks).rows[0], self.sampling)
 
 
-def models(target: Target, draft: PrefixCache | Head | None) -> dict[str, Runner]:
+def models(target: Target, draft: PrefixCache | DraftHead | None) -> dict[str, Runner]:
     """The models by their names in Forwards: "target" and, with `draft`, "draft"."""
     named: dict[str, Runner] = {"target": target.model}
     if draft is not None:

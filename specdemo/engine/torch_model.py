@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from .cache import CACHE_TOKENS, BlockPool, Sequence
 from .checkpoint import TORCH, Checkpoint
-from .cost_model import Costs
+from .cost_model import CostModel
 from .faults import BadInput, ModelError
 from .graph import last_line
 from .messages import Logits, ModelSettings, Run
@@ -117,7 +117,7 @@ class TorchModel:
         self.least_tokens = 1
         self.seconds = 0.0
         self.size = 0
-        self.costs = Costs()
+        self.costs = CostModel()
         self.resize_cache(CACHE_TOKENS // BLOCK_SIZE)
         options = dict(settings.properties)
         self.padding = tuple(map(int, filter(None, options.get("padding", "").split(","))))

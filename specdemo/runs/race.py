@@ -15,7 +15,7 @@ MOST_REPEATS = 24  # answers of a few tokens would be repeated for longer than a
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RaceVerdict:
     """The median speed-up of the `races` that count, and the least and the largest."""
 
     speedup: float
@@ -27,23 +27,23 @@ def counted(trace: Trace) -> list[tuple[float, float]]:
     """Seconds of decoding, (speculative, baseline), of each race that counts: of the repeats
     without company. The streamed race counts if none of them does: the page is drawn meanwhile."""
     summary = summarize(trace)
-    streamed = [(summary.decode_seconds, summary.baseline_decode_seconds)]
     repeats = [(one.seconds, one.baseline_seconds) for one in trace.repeats if not one.disturbed]
-    if summary.speedup is None or not repeats and trace.disturbed:
+    if summary.speedup is None or summary.baseline_decode_seconds is None:
         return []
-    return repeats or streamed
+    if not repeats and not trace.disturbed:
+        return [(summary.decode_seconds, summary.baseline_decode_seconds)]
+    return repeats
 
 
-def verdict(trace: Trace) -> Verdict | None:
+def verdict(trace: Trace) -> RaceVerdict | None:
     """The verdict of the races that count; None if none does. Speed-ups are per token."""
     summary = summarize(trace)
-    speedups = [
-        baseline / seconds * summary.decoded / summary.baseline_decoded
-        for seconds, baseline in counted(trace)
-    ]
-    if not speedups:
+    races = counted(trace)
+    if not races or not summary.baseline_decoded:
         return None
-    return Verdict(median(speedups), (min(speedups), max(speedups)), len(speedups))
+    tokens = summary.decoded / summary.baseline_decoded
+    speedups = [baseline / seconds * tokens for seconds, baseline in races]
+    return RaceVerdict(median(speedups), (min(speedups), max(speedups)), len(speedups))
 
 
 def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend, certain
+from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, certain
 from specdemo.serving.request_guard import RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.serving.server_options import ServeOptions
@@ -132,7 +132,7 @@ class Form:
         content = {"message": message} if self._chat else {"text": text}
         return {**self._written(content, trace), "usage": _usage(trace)}
 
-    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+    def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
         what, text, calls = event.what, event.text, []
         begins, ends = not self._begun, isinstance(what, Trace)
@@ -222,7 +222,7 @@ def _usage(trace: Trace) -> dict[str, int]:
 
 
 async def server_sent(
-    form: Form, event: Event, events: AsyncIterator[Event]
+    form: Form, event: Piece, events: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
     """The stream as server-sent events, `event` the first. An error is sent as the last event.
     While no event comes, comments are sent, so that no proxy ends the stream."""

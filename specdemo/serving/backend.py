@@ -46,7 +46,7 @@ class NotReady(Busy):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Piece:
     """What the session yields, or None after PING seconds without it. `text` is the next certain
     piece of text."""
 
@@ -143,14 +143,14 @@ class LocalBackend:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
         """The events of an answer, which runs in its own thread; closing the iterator ends it.
         Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
-        def put(item: Event | BaseException) -> None:
+        def put(item: Piece | BaseException) -> None:
             with suppress(RuntimeError):  # the loop has closed, so no events are read
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
@@ -179,7 +179,7 @@ class LocalBackend:
                     async with asyncio.timeout(PING):
                         event = await arrived.get()
                 except TimeoutError:
-                    event = Event(None)
+                    event = Piece(None)
                 if isinstance(event, BaseException):
                     raise event
                 ended = isinstance(event.what, Trace)
@@ -191,7 +191,7 @@ class LocalBackend:
         finally:
             stop.set()
 
-    def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Event]:
+    def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Piece]:
         """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
         longest, baseline = self._model["max_answer_tokens"], asked.extension.baseline
         settings = asked.settings(min(self._options.max_new_tokens, longest))
@@ -216,7 +216,7 @@ class LocalBackend:
                     new, sent = text[sent:end], end
                     if found:
                         stop.set()
-                yield Event(event, new)
+                yield Piece(event, new)
 
     def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
@@ -284,7 +284,7 @@ class ReplicaBackend:
             return []
         return [report for report in reports if isinstance(report, dict)]
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
         begun = False
         for _ in range(ATTEMPTS):

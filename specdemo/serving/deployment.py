@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from specdemo.errors import BadInput, Busy, CacheFull, RequestFailed
 from specdemo.options import parse
 from specdemo.serving.application import application
-from specdemo.serving.backend import Event, LocalBackend, ReplicaBackend
+from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend
 from specdemo.serving.metrics import log_requests
 from specdemo.serving.schema import CommonRequest
 from specdemo.serving.server_options import ServeOptions, key_from_environment
@@ -44,7 +44,7 @@ class EngineReplica:
     def __del__(self):
         self._backend.close()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Event | Exception]:
+    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece | Exception]:
         """The events of an answer. Yields an error: Ray would wrap a raised one in a traceback."""
         try:
             async with aclosing(self._backend.answer(asked)) as events:

@@ -34,7 +34,7 @@ FITTED_ROWS = 10_000  # rows to which the rounding to int4 is fitted
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
 
-class DraftHead:
+class HeadNetwork:
     """A head's weights, by the names of `specdemo.convert.heads`, and the target's matrices that it
     uses: the embedding, [vocabulary, E], and the rows, [V', E], of the output matrix, [vocabulary,
     E], for the TOKENS most `frequent` tokens in `rows`."""
@@ -174,7 +174,7 @@ def first_weights(settings: TrainSettings, size: int) -> dict[str, torch.Tensor]
 
 
 def train(
-    head: DraftHead, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
+    head: HeadNetwork, rows: Rows, starts: np.ndarray, settings: TrainSettings, checkpoint: Path
 ) -> dict[str, float]:
     """Train a head in place on chains from the rows `starts`, for `settings.minutes` or, without
     them, `settings.passes`. At the end its weights are their running average, mixed with those that
@@ -268,7 +268,7 @@ class Distance(torch.autograd.Function):
 
 
 def _loss(
-    head: DraftHead, rows: Rows, at: np.ndarray, rng: np.random.Generator
+    head: HeadNetwork, rows: Rows, at: np.ndarray, rng: np.random.Generator
 ) -> tuple[torch.Tensor, float]:
     """The loss of the chains that start at the rows `at`, and the share of right first tokens."""
     shared, state, count = head.shared(head.hidden(rows.states[at])), None, len(at)

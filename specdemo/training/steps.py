@@ -72,7 +72,7 @@ def _make_head(
 
     out, work = settings.out, settings.out / "work"
     embedding, output = heads.tables(loaded.target)
-    trained = network.DraftHead(embedding, output, rows, settings)
+    trained = network.HeadNetwork(embedding, output, rows, settings)
     held, learned = _split(conversations)
     generated = np.array([one.kind != data.GIVEN for one in conversations])
     counted = np.where(generated & (settings.text is not None), WRITTEN_TIMES, 1) * learned
@@ -83,7 +83,7 @@ def _make_head(
     judged = judged[judged + 1 < rows.ends[judged]]
     kinds = np.repeat([one.kind for one in conversations], lengths)[judged]
     found = _agreement(trained.guesses(rows, judged), kinds)
-    own = heads.Head(trained.quantized(rows), trained.frequent, data.THIRDS)
+    own = heads.HeadWeights(trained.quantized(rows), trained.frequent, data.THIRDS)
     own.save(out / "head.npz")
     heads.write(own, embedding, out)
     hidden = PRIVATE | {"target", "text", "start"}

@@ -34,7 +34,7 @@ BEGINNING = "Getting the models ready"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class VisitorLimits:
     """The limits of one server: characters of an instruction, tokens of an answer, requests at once
     and a minute of a visitor and of a network, seconds of a request with its waiting time, the
     `repeat` of a race, and whether fast numerics are on offer."""
@@ -50,7 +50,7 @@ class Limits:
     fast_numerics: bool = True
 
 
-LIMITS = Limits()
+LIMITS = VisitorLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def visitor_of(request: gradio.Request) -> Visitor:
 class Gate:
     """Counts the requests of each visitor and each address. Thread safe."""
 
-    def __init__(self, metrics: Metrics, limits: Limits = LIMITS):
+    def __init__(self, metrics: Metrics, limits: VisitorLimits = LIMITS):
         self.limits, self._refused = limits, metrics.requests.labels("answer", "refused")
         self._lock = threading.Lock()
         self._at_work: Counter[tuple[str, str]] = Counter()
@@ -126,7 +126,7 @@ class LimitedSession(Answering):
         self,
         session: Answering,
         metrics: Metrics,
-        limits: Limits = LIMITS,
+        limits: VisitorLimits = LIMITS,
         loading: Callable[[], bool] = lambda: False,
     ):
         self._session, self._metrics, self._limits = session, metrics, limits
@@ -189,7 +189,7 @@ class Service:
         self,
         pair: ModelChoice,
         opener: Callable[[ModelChoice, Report], Session],
-        limits: Limits = LIMITS,
+        limits: VisitorLimits = LIMITS,
         fetch: Callable[[ModelChoice, Report], bool] = lambda pair, report: True,
     ):
         self._opener, self._fetch = opener, fetch

@@ -17,7 +17,7 @@ from fakes import PIECES, FakeSession, page_application, running, served
 from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.serving.request_guard import Server
 from specdemo.ui import routes
-from specdemo.ui.service import Limits, Service
+from specdemo.ui.service import Service, VisitorLimits
 
 SECONDS = os.environ.get("HOSTILE_SECONDS", "30")
 EMBEDDED = ModelChoice("embedded")
@@ -44,7 +44,7 @@ def test_the_api_never_fails_on_what_it_is_sent(embedded_pair):
 
 
 def test_the_page_never_fails_on_what_it_is_sent(tmp_path, capfd):
-    limits = Limits(at_once=1000, per_minute=10**6)
+    limits = VisitorLimits(at_once=1000, per_minute=10**6)
     service = Service(EMBEDDED, lambda pair, report: FakeSession(PIECES), limits)
     service.start()
     list(service.states(EMBEDDED))
