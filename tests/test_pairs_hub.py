@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import huggingface_hub
@@ -173,6 +175,35 @@ def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):
         Check([folder]).require()
     assert not in_cache()
     assert (fetch().folder / BIN).read_bytes() == decoder.files[BIN]
+
+
+def links_of(folder: Path, target: Path) -> list[str]:
+    """Names that lead from `folder` to `target`: paths, and a link in the folder."""
+    (folder / "linked.json").symlink_to(target)
+    return [str(target), os.path.relpath(target, folder), "linked.json"]
+
+
+@pytest.mark.parametrize("place", ["hub", "made here", "elsewhere"])
+def test_no_manifest_and_no_link_makes_a_check_delete_a_file_outside_of_the_caches(
+    server, decoder, tmp_path, place
+):
+    """Neither one that a repository brings, nor one in a folder that this program wrote."""
+    victim = tmp_path / "a" / "b" / "c" / ("0" * 64)  # named like the content of a Hub's cache
+    victim.parent.mkdir(parents=True)
+    victim.write_text("precious")
+    (link := tmp_path / "link").symlink_to(victim)
+    decoder.files["sha256.json"] = json.dumps({str(link): "0" * 64, str(victim): "0" * 64}).encode()
+    folder = fetch().folder
+    assert not (folder / "sha256.json").exists()
+    if place != "hub":
+        folder = tmp_path / ("home" if place == "made here" else "x") / "exported" / "own"
+        folder.mkdir(parents=True)
+    manifest = dict.fromkeys([*links_of(folder, victim), str(link)], "f" * 64)
+    (folder / "sha256.json").write_text(json.dumps(manifest))
+    with suppress(DamagedModel):
+        Check([folder]).require()
+    assert victim.read_text() == "precious" and link.is_symlink()
+    assert folder.exists() == (place != "made here")
 
 
 @pytest.mark.parametrize("name", [BIN, "config.json"])

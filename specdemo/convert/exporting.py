@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specdemo.convert import ir
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
-from specdemo.host.disk import file_size, require_space
+from specdemo.host.disk import file_size, link, require_space
 from specdemo.host.hardware import memory_bytes
 from specdemo.host.progress import Progress, Report, silent
 
@@ -60,7 +60,7 @@ def export(
             if source.is_file():  # first, since it may be refused
                 made.mkdir()
                 vocabulary.write(file, made)
-                (made / ir.SOURCE).symlink_to(source.absolute())
+                link(source.absolute(), made / ir.SOURCE)
             if shape:
                 weights = FileWeights(tensors, report, name)
                 decoder.write(shape, bits, weights, made)
@@ -71,8 +71,9 @@ def export(
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
             # The exporters do not write these files, or write them in another form.
-            for kept in [*source.glob("*.json"), *source.glob("*.jinja")]:
-                shutil.copyfile(kept, made / kept.name)
+            for path in [*source.glob("*.json"), *source.glob("*.jinja")]:
+                if path.is_file() and path.name != ir.MANIFEST:
+                    shutil.copyfile(path, made / path.name)
             if ir.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)

@@ -12,6 +12,7 @@ MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
 HEAD = "openvino_head.xml"  # a draft head (`heads`)
 SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
+MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 

@@ -1,6 +1,7 @@
 """The files of this program on this machine: their folder, free space, whole writes."""
 
 import errno
+import hashlib
 import os
 import shutil
 import tempfile
@@ -67,6 +68,23 @@ def exclusive_scratch(home: Path) -> Iterator[Path]:
             f"The folder {home} could not be written ({error.strerror or error}); {space}set "
             "HF_HOME to another folder, then start again."
         ) from error
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link(target: Path, name: Path) -> None:
+    """Make `name` stand for the file `target`: a symbolic link, for which Windows may want a
+    privilege, else a hard link, for which both must be on one disk, else a copy."""
+    try:
+        name.symlink_to(target)
+    except OSError:
+        try:
+            name.hardlink_to(target)
+        except OSError:
+            shutil.copyfile(target, name)
 
 
 def file_size(path: Path) -> int:

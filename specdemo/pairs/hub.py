@@ -16,10 +16,9 @@ from huggingface_hub import constants
 
 from specdemo.convert import ir
 from specdemo.errors import BadInput, FetchError, SpecdemoError
-from specdemo.host.disk import file_size, require_space
+from specdemo.host.disk import file_size, require_space, sha256
 from specdemo.host.hardware import require_memory
 from specdemo.host.progress import Meter, Report, silent
-from specdemo.pairs import integrity
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
@@ -28,7 +27,10 @@ WORKING_BYTES = 1_000_000_000  # memory beside a model's weights
 PRELOADED = Path("~/.cache/huggingface/hub").expanduser()
 REPOSITORY = re.compile(r"(?:[\w.-]+/)?[\w.-]+(?:@[\w./-]+)?(?::[\w./-]+)?")
 _PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
-_SMALL = re.compile(r"[^/]+\.(json|jinja|model|txt|py)|openvino_(de)?tokenizer\.(xml|bin)")
+_SMALL = re.compile(
+    rf"(?!{re.escape(ir.MANIFEST)})[^/]+\.(json|jinja|model|txt|py)"
+    r"|openvino_(de)?tokenizer\.(xml|bin)"
+)
 """Configuration, tokenizer, template, and code, which runs only if the operator trusts it."""
 
 
@@ -206,7 +208,7 @@ def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
                 expected_size=file.size,
                 tqdm_class=lambda **_: nullcontext(meter),
             )
-        digest = integrity.sha256(part) if file.lfs else git_hash(part.read_bytes())
+        digest = sha256(part) if file.lfs else git_hash(part.read_bytes())
         if digest != blob.name:
             part.unlink()
             raise FetchError(
@@ -221,6 +223,14 @@ def _places(name: str, file: RepoSibling) -> tuple[Path, Path]:
     digest = file.lfs.sha256 if file.lfs else file.blob_id
     blobs = _storage(name) / "blobs"
     return blobs / digest, blobs / f"{digest}.part"
+
+
+def blobs(snapshot: Path) -> Path | None:
+    """Where the Hub's cache has the contents, named by their hashes, that the files of the folder
+    `snapshot` link to; None for a folder outside of the cache."""
+    storage, caches = snapshot.parent.parent, (Path(constants.HF_HUB_CACHE), PRELOADED)
+    inside = snapshot.parent.name == "snapshots" and storage.parent in caches
+    return (storage / "blobs").resolve() if inside else None
 
 
 def _storage(repo: str, cache: str | Path = "") -> Path:

@@ -1,7 +1,6 @@
 """Finds damaged model files by their SHA-256. Models made here have a manifest of hashes; the Hub's
-cache names large files by their hash; a user's own folder has no known hashes."""
+cache names large files by their hash; any other folder is data: no manifest in it counts."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -11,36 +10,46 @@ from pathlib import Path
 
 from specdemo.convert import ir
 from specdemo.errors import DamagedModel, FetchError
-from specdemo.host.disk import cache_home
+from specdemo.host.disk import cache_home, sha256
 from specdemo.host.hardware import in_background
-
-MANIFEST = "sha256.json"
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+from specdemo.pairs import hub
 
 
 def put(made: Path, folder: Path) -> None:
     """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`."""
+    (made / ir.MANIFEST).unlink(missing_ok=True)
     files = [path for path in sorted(made.iterdir()) if path.is_file() and not path.is_symlink()]
     hashes = {path.name: sha256(path) for path in files}
-    (made / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    (made / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
     made.rename(folder)
 
 
 def damaged(folder: Path) -> list[str]:
     """Names of the files in `folder` that are missing or have another hash than the known one."""
     try:
-        known = ir.read_json(folder / MANIFEST)
+        known = _known_hashes(folder)
     except FetchError:
-        return [MANIFEST]
-    if not known:  # the Hub's cache names the content of large files by its hash
-        blobs = {file.name: file.resolve().name for file in folder.iterdir()}
-        known = {name: blob for name, blob in blobs.items() if re.fullmatch("[0-9a-f]{64}", blob)}
+        return [ir.MANIFEST]
     there = {name for name in known if (folder / name).is_file()}
     return [name for name in known if name not in there or sha256(folder / name) != known[name]]
+
+
+def _known_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file name. Raises FetchError for a damaged manifest."""
+    if _written_here(folder):
+        hashes = ir.read_json(folder / ir.MANIFEST)
+        return {name: digest for name, digest in hashes.items() if re.fullmatch(r"\w[\w.-]*", name)}
+    blobs = hub.blobs(folder)
+    paths = {file.name: file.resolve() for file in folder.iterdir()} if blobs else {}
+    return {
+        name: path.name
+        for name, path in paths.items()
+        if path.parent == blobs and re.fullmatch("[0-9a-f]{64}", path.name)
+    }
+
+
+def _written_here(folder: Path) -> bool:
+    return folder.parent.parent == cache_home()
 
 
 class Check:
@@ -62,12 +71,13 @@ class Check:
 
 
 def _discarded(folder: Path) -> str:
-    """Remove damaged files of `folder` from the caches; gives their names in words, or ""."""
+    """Remove damaged files of `folder` from the caches; gives their names in words, or "". Deletes
+    nothing but whole folders made here, and contents in the Hub's cache."""
     names = damaged(folder)
     with suppress(OSError):  # the cache may be read-only
-        for name in names:
-            if (folder / name).is_symlink():  # in the Hub's cache
-                (folder / name).resolve().unlink(missing_ok=True)
-        if names and (folder / MANIFEST).is_file() and cache_home() in folder.parents:
+        if names and _written_here(folder):
             shutil.rmtree(folder, ignore_errors=True)
+        elif names:
+            for name in names:
+                (folder / name).resolve().unlink(missing_ok=True)
     return f"{' and '.join(names)} in {folder.name}" if names else ""
