@@ -10,11 +10,13 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 from test_engine_cache import CLOSE, F32
+from test_engine_head import write_head
 
 from specdemo.convert.weights import compressed
 from specdemo.engine import model as models
 from specdemo.engine import numerics, profile
-from specdemo.engine.checkpoint import PairFiles
+from specdemo.engine.checkpoint import PairFiles, weights_size
+from specdemo.engine.engine import Engine
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.numerics import measure_invariance
@@ -123,6 +125,35 @@ def test_where_each_row_is_known_to_cost_much_the_shapes_are_finer(
     assert model.settings.fixed_shapes == getattr(numerics, shapes)
     model, _ = numerics.open_target(files, core)
     assert model.settings.fixed_shapes == numerics.FIXED_SHAPES
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "shapes"), [(1, 0), (2, 0), (3, 1), (6, 2), (8, 2), (9, 3), (16, 4), (64, 4)]
+)
+def test_the_preparation_ends_with_any_amount_of_memory(
+    gigabytes, shapes, tiny_llama_pair, tmp_path, monkeypatch
+):
+    """As many fixed shapes as the embedded target of 135 MB gets. With one or two `learn_costs`
+    divided by zero, and no measurement was remembered."""
+    monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
+    monkeypatch.setattr(numerics, "_preempted", lambda: 0)  # other work does not disturb
+    files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
+    available = int(gigabytes * 1e9 * weights_size(files.target) / 135e6)
+    remembered: list[profile.Profile] = []
+    engine = Engine(
+        files,
+        context_limit=1024,
+        available_bytes=lambda: available,
+        remember=remembered.append,
+        background=False,
+    )
+    list(engine.preparing())
+    assert len(engine.target("exact").model.settings.fixed_shapes) == shapes
+    [found] = remembered
+    exact = found.targets["exact"]
+    assert exact.measured and {1, 16} < exact.costs.keys() and exact.attention >= 0
+    assert found.draft_step > 0
+    engine.close()
 
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):

@@ -10,7 +10,7 @@ import toy
 from specdemo.engine import decode
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Prompt, Reply
-from specdemo.engine.policy import Acceptance, Costs, Policy
+from specdemo.engine.policy import Acceptance, CostModel, Policy
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
 
@@ -152,8 +152,8 @@ def test_a_repeating_text_is_looked_up_and_pays():
     )
 
 
-def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> Costs:
-    costs = Costs()
+def known_costs(figures=STEPPED, change=0.0, attention=0.0) -> CostModel:
+    costs = CostModel()
     costs.learn(figures, change, attention)
     return costs
 
@@ -162,7 +162,13 @@ def test_a_forward_costs_no_more_than_a_larger_one_that_it_could_be_padded_to():
     costs = known_costs({1: 1.0, 2: 1.1, 3: 1.9, 4: 1.8, 6: 1.3, 16: 3.0})
     assert costs.forward(3) == costs.forward(4) == pytest.approx(1.3)
     assert costs.choose(3) == 6
-    assert costs.forward(20) == pytest.approx(3.0)  # nothing is known of more rows
+
+
+@pytest.mark.parametrize("sizes", [(1, 16), (1, 6, 16), (1, 3, 6, 12, 16), range(1, 17)])
+def test_more_rows_than_were_measured_cost_more_whichever_sizes_were_measured(sizes):
+    costs = known_costs({size: 2.0 + 0.1 * size for size in sizes})
+    assert costs.forward(20) == pytest.approx(4.0)
+    assert costs.forwards(others=16)[2] == pytest.approx(2.0 + 0.1 * 18)
 
 
 def test_a_size_stays_until_padding_has_cost_as_much_as_a_change():

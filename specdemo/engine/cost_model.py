@@ -135,6 +135,11 @@ class CostModel:
         return self.change if size != self.last else 0.0
 
     def _row(self) -> float:
-        """T of one more token in a large forward."""
-        half = [self.seconds[size] for size in self.seconds if size >= LARGEST // 2]
-        return (half[-1] - half[0]) / (LARGEST // 2) if len(half) > 1 else 0.0
+        """T of one more token in a large forward: the slope from LARGEST / 2 tokens, or the next
+        smaller size that is known, to the largest one."""
+        sizes = list(self.seconds)
+        small = [size for size in sizes if size <= LARGEST // 2]
+        if not small or small[-1] == sizes[-1]:
+            return 0.0
+        difference = self.seconds[sizes[-1]] - self.seconds[small[-1]]
+        return difference / (sizes[-1] - small[-1])

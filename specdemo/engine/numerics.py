@@ -213,7 +213,8 @@ def learn_costs(
     two, which `guarded` ones are not, one token costs what two do."""
     fixed = model.settings.fixed_shapes if rows is None else ()
     sizes = sorted({1, *fixed, LARGEST} if fixed else SIZES)
-    few, many = sizes[1], sizes[-2]
+    inner = sizes[1:-1]  # a single token, and LARGEST beside fixed shapes, run in another way
+    few, many = (inner[0], inner[-1]) if len(inner) > 1 else (sizes[0], sizes[-1])
     with ExitStack() as held:
         sequence = held.enter_context(model.new_sequence())
         beside = None if other is None else held.enter_context(other.new_sequence())
