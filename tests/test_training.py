@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,21 +247,6 @@ def test_a_users_own_conversations_and_instructions_are_learned(train, tmp_path)
     states = sum(len(np.load(path)) for path in (tmp_path / "draft/work").glob("*/*.npy"))
     grown = json.loads((tmp_path / "draft" / "card.json").read_bytes())["text"]["answer_tokens"]
     assert states == grown > card["text"]["answer_tokens"]
-
-
-@pytest.mark.parametrize("target", ["embedded", "./own"])
-def test_a_run_of_an_earlier_version_can_be_continued(target, tmp_path):
-    settings = TrainSettings(target=target, out=tmp_path / "run")
-    steps._open_work(settings, tmp_path / "run/work")
-    path = tmp_path / "run/work/settings.json"
-    stored = {"tokens": "9", "minutes": "None", "passes": "1.0"} | json.loads(path.read_bytes())
-    del stored["weight_format"], stored["start"]
-    path.write_text(json.dumps(stored))
-    if target == "./own":
-        with pytest.raises(BadInput, match=r"other settings \(weight_format int8\)"):
-            steps._open_work(settings, path.parent)
-        settings = replace(settings, weight_format="int8")
-    steps._open_work(settings, path.parent)
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,7 @@ def written(
             for one in _complete(answers, model, longest, loaded.stop_ids):
                 bar.update(len(one.tokens))
             path = folder / f"{len(known):07d}.npy"
-            if not settings.only:
-                _save(path, np.concatenate([row for one in answers for row in one.states]))
+            _save(path, np.concatenate([row for one in answers for row in one.states]))
             groups[path] = [one.conversation(loaded.stop_ids, loaded.tokenizer) for one in answers]
             content = "".join(json.dumps(asdict(one)) + "\n" for one in groups[path])
             partial = folder / "partial"
