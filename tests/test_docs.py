@@ -1,0 +1,85 @@
+"""The documents: their length, and that what they name exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from specdemo.cli import COMMANDS, program
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+SOURCES = {
+    path: path.read_text(encoding="utf-8")
+    for folder in ("specdemo", "tools", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+}
+CONTEXT = click.Context(program)
+OF_OTHERS = set(
+    "--space-sdk --repo-type --delete --retries --head --disable-usage-stats --dashboard-host "
+    "--generate --no-deps --cov --spec-type --commit-message".split()
+)
+"""Options of pip, hf, ray, llama.cpp and pytest that the documents name."""
+
+
+def slug(title: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_documents_are_short_enough_to_be_read():
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    assert sum(words.values()) <= 17_000
+    results = {page.name: words[page] for page in PAGES if page.parent.name == "results"}
+    assert {name: count for name, count in results.items() if count > 500} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_and_paths_of_a_document_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        if "://" in file:
+            continue
+        target = page.parent / file if file else page
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(slug, titles), link
+    for path in re.findall(r"\b(?:specdemo|tests|tools|docs|examples)/[\w./-]+\w", text):
+        assert (ROOT / path).exists(), path
+    for module in re.findall(r"-m (tools\.\w+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_options_and_variables_that_a_document_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    known = {"--help", "--version"} | OF_OTHERS
+    for name in COMMANDS:
+        for option in program.get_command(CONTEXT, name).params:
+            known.update((*option.opts, *option.secondary_opts))
+    code = "\n".join(SOURCES.values())
+    known |= set(re.findall(r"\"(--[a-z-]+)\"", code))
+    fields = re.findall(r"^    (\w+): .*= option\(", code, re.M)
+    known.update("--" + field.replace("_", "-") for field in fields)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
+    of_options = {option.replace("--", "SPECDEMO_").replace("-", "_").upper() for option in known}
+    of_code = set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", code))
+    assert set(re.findall(r"\bSPECDEMO_[A-Z_]+\b", text)) <= of_options | of_code
+
+
+def test_files_and_classes_of_the_architecture_exist():
+    text = (ROOT / "docs/reference/architecture.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "specdemo").rglob("*")} | {"app.py"}
+    named = re.findall(r"`(?:[\w/]+/)?(\w+\.(?:py|js|json|html))`", text)
+    assert len(named) > 30 and set(named) <= files
+    classes = set(re.findall(r"^class (\w+)", "\n".join(SOURCES.values()), re.M))
+    assert set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)(?:\.\w+)?`", text)) <= classes
