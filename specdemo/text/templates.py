@@ -4,24 +4,16 @@ writes stays text: no part of it can become a special token."""
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
-
-from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import loopcontrols
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdemo.convert.ir import read_json
 from specdemo.errors import BadInput, FetchError
+from specdemo.text import sandbox
+from specdemo.text.renderer import JSON_TEXT
 from specdemo.text.tokenizer import Tokenizer
 
-_LARGEST, _STEPS = 20_000, 200_000
-_LONGEST = 1_000_000  # characters of a rendering, or of a block in it
 _MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
 
 # For models without turns: system text first, then the messages; several get their role's name.
@@ -105,7 +97,7 @@ class Template:
             content = "" if message.calls and not message.content else mark(message.content, name)
             turned = {"role": message.role, "content": content}
             calls = [
-                {"name": one, "arguments": _Json(mark=mark(text))} for one, text in message.calls
+                {"name": one, "arguments": {JSON_TEXT: mark(text)}} for one, text in message.calls
             ]
             if calls:
                 turned["tool_calls"] = [{"type": "function", "function": call} for call in calls]
@@ -113,14 +105,9 @@ class Template:
 
         given = {"messages": [turn(message) for message in messages], "add_generation_prompt": True}
         listed = [mark(json.dumps(tool, ensure_ascii=False), "a tool") for tool in tools]
-        given["tools"] = [_Json(mark=one) for one in listed] or None
-        try:
-            template = _Sandbox().from_string(self.jinja)
-            given |= {"documents": None, "enable_thinking": self.thinking}
-            text = template.render(given, **self.tokens)
-        except Exception as error:  # a repository's template may raise anything
-            why = f"The model's chat template refuses this conversation: {error}"
-            raise BadInput(why, "messages") from error
+        given["tools"] = [{JSON_TEXT: one} for one in listed] or None
+        given |= {"documents": None, "enable_thinking": self.thinking}
+        text = sandbox.render(self.jinja, given | self.tokens)
         pieces = re.split(_MARK.format("([0-9]+)"), text)  # own text and indices alternate
         for at, name in enumerate(needed):
             if name and str(at) not in pieces[1::2]:
@@ -128,111 +115,6 @@ class Template:
                 raise BadInput(why, "tools" if name == "a tool" else "messages")
         pieces[1::2] = [texts[int(at)] for at in pieces[1::2]]
         return pieces
-
-
-class _Json(dict):
-    """Data that a template writes with `tojson` as the text of its key "mark"."""
-
-
-class _Loops(CodeGenerator):
-    """Counts the passes of every loop and bounds what `~` joins."""
-
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        if node.recursive:
-            self.fail("recursive loops are not supported", node.lineno)
-        passes = nodes.EnvironmentAttribute("passes")
-        node.iter = nodes.Call(passes, [node.iter], [], None, None, lineno=node.lineno)
-        super().visit_For(node, frame)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.bounded(")
-        super().visit_Concat(node, frame)
-        self.write(")")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The Jinja environment in which transformers renders chat templates, for one rendering.
-    Messages are short marks here, so little suffices: no number, text or list above _LARGEST, and
-    _STEPS passes of loops, calls, filters and operations; 100 items or characters cost one more."""
-
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
-    code_generator_class = _Loops
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        self.steps = _STEPS
-        self.filters["tojson"] = lambda value, **_: (
-            value["mark"] if isinstance(value, _Json) else json.dumps(value, ensure_ascii=False)
-        )
-        self.filters = {name: self._limited(function) for name, function in self.filters.items()}
-        self.globals |= {"raise_exception": _refuse, "strftime_now": time.strftime}
-        del self.globals["lipsum"]
-
-    def bounded(self, value: object) -> object:
-        """`value`, counted as a step. Raises ValueError if it or the rendering is too large."""
-        size = abs(value) if isinstance(value, int) else len(value) if _sized(value) else 0
-        self.steps -= 1 if isinstance(value, int) else 1 + size // 100
-        if size > _LARGEST or self.steps < 0:
-            _refuse("it loops or grows without end")
-        return value
-
-    def concat(self, pieces: Iterable[str]) -> str:
-        """The text of the template, or of a block in it. Raises ValueError beyond _LONGEST."""
-        kept, size = [], 0
-        for piece in pieces:
-            kept.append(piece)
-            size += len(piece)
-            if size > _LONGEST:
-                _refuse("it loops or grows without end")
-        return "".join(kept)
-
-    def passes(self, items: Iterable) -> Iterator:
-        for item in items:
-            self.bounded(0)
-            yield item
-
-    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        if operator == "**" and self.bounded(right) > 16:
-            _refuse("it computes too large a power")
-        if operator == "*" and any(map(_sized, (left, right))):
-            text, times = (left, right) if _sized(left) else (right, left)
-            self.bounded(len(text) * times)
-        if operator == "%" and isinstance(left, str):
-            _check_widths(left)
-        return self.bounded(super().call_binop(context, operator, left, right))
-
-    def call(self, context: Context, called: object, *args: object, **named: object) -> object:
-        method = getattr(called, "__wrapped__", called)  # as Jinja wraps str.format
-        owner = getattr(method, "__self__", None)
-        if isinstance(owner, str) and method.__name__.startswith("format"):
-            _check_widths(owner)
-        for value in (owner, *args, *named.values()):
-            self.bounded(value)
-        return self.bounded(super().call(context, called, *args, **named))
-
-    def _limited(self, function: Callable) -> Callable:
-        @wraps(function)  # copies Jinja's marks
-        def limited(*args: object, **named: object) -> object:
-            if function.__name__ == "do_format":
-                _check_widths(str(args[0]))
-            for value in (*args, *named.values()):
-                self.bounded(value)
-            return self.bounded(function(*args, **named))
-
-        return limited
-
-
-def _sized(value: object) -> bool:
-    return isinstance(value, str | list | tuple | dict)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)
-
-
-def _check_widths(text: str) -> None:
-    if re.search(r"[0-9]{5}|\*", text):
-        _refuse("it pads a text too far")
 
 
 DOLLY = Template(

@@ -1,0 +1,164 @@
+"""Chat templates run in a process of its own: what they take is bounded, what they see is given."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from fakes import until
+
+from specdemo.errors import BadInput, RequestFailed
+from specdemo.text import sandbox
+from specdemo.text.sandbox import TemplateProcess
+
+TOO_MUCH = [
+    "{% set n = namespace(a=[1]) %}" + "{% set n.a = [n.a, n.a] %}" * 26 + "{{ n.a }}",
+    "{{ 'a'.encode() * 20000 * 20000 * 20 }}",
+    "{{ ([[1] * 10000] * 400) | sum(start=[]) }}",
+    "{{ ('a' * 20000) | replace('a', '😀' * 20000) }}",
+    "{% for a in range(10**5) %}{% for b in range(10**5) %}{% endfor %}{% endfor %}",
+    "{% set s = 'a' * 20000 %}{% for a in range(99999) %}{{ s }}{% endfor %}",
+    "{% set b %}{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}",
+    "{% set n = namespace(s='ab') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% set x = 'a' * 10**6 %}" + "{{ x }}" * 99,  # within the memory, but not of this size
+    "{{ 'a' * 10**11 }}",
+    "{{ 'a'.ljust(99999999999) }}",
+    "{{ 'a' | center(99999999999) }}",
+    "{{ '{:99999999999}'.format(1) }}",
+    "{{ '%99999999999d' % 1 }}",
+    "{{ '%99999999999d' | format(1) }}",
+    "{{ messages | tojson(indent=10**10) }}",
+    "{{ [1] | slice(10**12) | list }}",
+    "{{ ('a\n' * 10**6) | indent(10**6) }}",
+    "{{ ('a' * 10**5) | wordwrap(1) | wordwrap(1) | urlize }}",
+    "{{ strftime_now('%Y' * 10**7) }}",
+    "{{ lipsum(n=10**9) }}",
+    "{{ 2 ** (10**9) }}",
+    "{{ raise_exception('a' * 10**10) }}",
+]
+REFUSED = {
+    "{% for a in range(10**12) %}{% endfor %}": "Range too big",
+    "{% for a in [1] recursive %}{{ loop([1, 2]) }}{% endfor %}": "recursion",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "recursion",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "recursion",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "unsafe",
+    "{{ messages.append(1) }}": "unsafe",
+    "{{ raise_exception('no system text') }}": "no system text",
+    "{% if %}": "Expected an expression",
+    "{{ cycler.__init__.__globals__.os.system('true') }}": "unsafe|undefined",
+}
+
+
+@pytest.fixture
+def process():
+    made = TemplateProcess()
+    yield made
+    made._end()
+
+
+@pytest.mark.parametrize("template", TOO_MUCH)
+def test_a_template_that_takes_too_much_is_one_sentence_and_costs_nothing_later(process, template):
+    used, memory = children_seconds(), psutil.Process().memory_info().rss
+    assert process.render("{{ 1 }}", {}) == "1"
+    with pytest.raises(BadInput, match="refuses this conversation: it takes too much") as caught:
+        process.render(template, {"messages": [{"role": "user", "content": "Hi"}]})
+    assert caught.value.param == "messages"
+    assert children_seconds() - used < 1.5
+    assert psutil.Process().memory_info().rss - memory < 20e6
+    assert process.render("{{ 2 }}", {}) == "2"
+
+
+def children_seconds() -> float:
+    """Processor seconds of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize(("template", "words"), REFUSED.items())
+def test_what_jinja_refuses_is_one_sentence_and_keeps_the_process(process, template, words):
+    process.render("", {})
+    before = process._process.pid
+    with pytest.raises(BadInput, match=f"refuses this conversation: .*({words})"):
+        process.render(template, {"messages": []})
+    assert process.render("", {}) == "" and process._process.pid == before
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{% generation %}{% set a = 1 %}a{% endgeneration %}{{ a }}", "a"),
+        ("{%- for a in range(9) %}{% if a == 2 %}{% break %}{% endif %}{{ a }}{% endfor %}", "01"),
+        ("{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true) }}", '{"a": 1, "b": "<é>"}'),
+        ("{{ ['é'] | tojson(ensure_ascii=true, indent=1) }}", '[\n "\\u00e9"\n]'),
+        ("{{ {'a': 1} | tojson(separators=(',', ':')) }}", '{"a":1}'),
+        ("{{ strftime_now('%%') }}{{ text }}", "%\ud800😀\n"),
+    ],
+)
+def test_templates_have_what_transformers_gives_them(process, template, text):
+    assert process.render(template, {"text": "\ud800😀\n"}) == text
+
+
+def test_the_process_inherits_no_variables_and_no_signals(process, monkeypatch):
+    monkeypatch.setenv("SPECDEMO_API_KEY", "secret")
+    process.render("", {})
+    child = psutil.Process(process._process.pid)
+    assert set(child.environ()) <= {*sandbox.KEPT_VARIABLES, "LC_CTYPE"}
+    assert os.getpgid(child.pid) != os.getpgid(0)
+    child.send_signal(signal.SIGTERM)  # a service manager signals all processes of a server
+    assert process.render("{{ 1 }}", {}) == "1" and process._process.pid == child.pid
+
+
+def test_a_killed_process_is_replaced(process):
+    for _ in range(2):
+        assert process.render("{{ a }}", {"a": 1}) == "1"
+        process._process.kill()
+        process._process.wait()
+
+
+def test_an_interrupted_render_leaves_no_answer_for_the_next(process, monkeypatch):
+    process.render("", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            process.render("{{ 1 }}", {})
+    assert process.render("{{ 2 }}", {}) == "2"
+
+
+def test_threads_and_forks_get_their_own_answers():
+    def rendered(number: int) -> bool:
+        if number % 8 == 0:
+            with pytest.raises(BadInput, match="too much"):
+                sandbox.render("{{ 'a' * 10**11 }}", {})
+        return sandbox.render("{{ a }}", {"a": number}) == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(rendered, range(100)))
+    with multiprocessing.get_context("fork").Pool(2) as forks:
+        assert forks.starmap(sandbox.render, [("{{ a }}", {"a": n}) for n in range(9)]) == [
+            str(n) for n in range(9)
+        ]
+    assert rendered(1)
+
+
+def test_the_process_ends_with_its_parent():
+    code = (
+        "import os; from specdemo.text.sandbox import TemplateProcess\n"
+        "made = TemplateProcess(); made.render('', {}); print(made._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    until(lambda: not psutil.pid_exists(int(done.stdout)))
+
+
+def test_a_process_that_cannot_start_is_one_sentence(process, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(RequestFailed, match="renders chat templates cannot be started: .*nowhere"):
+        process.render("", {})
