@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from specdemo.bench.auditor import LEAST_P_VALUE
 from specdemo.cli import COMMANDS, program
 
 ROOT = Path(__file__).parents[1]
@@ -83,3 +84,9 @@ def test_files_and_classes_of_the_architecture_exist():
     assert len(named) > 30 and set(named) <= files
     classes = set(re.findall(r"^class (\w+)", "\n".join(SOURCES.values()), re.M))
     assert set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)(?:\.\w+)?`", text)) <= classes
+
+
+def test_the_published_audit_passes_the_programs_rule():
+    text = (ROOT / "docs/results/audit.md").read_text(encoding="utf-8")
+    [(cells, least)] = re.findall(r"p-value of (\d+) cells \|.*\| p = ([\d.]+) \|", text)
+    assert float(least) > LEAST_P_VALUE / int(cells)
