@@ -2,8 +2,7 @@
 
 import sys
 
-from specdemo.cli import main
-from specdemo.commands.page import page
+from specdemo.start import start
 
 if __name__ == "__main__":
-    sys.exit(main(command=page, name="app.py"))
+    sys.exit(start("app.py", "page"))

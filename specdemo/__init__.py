@@ -1,19 +1,31 @@
-"""Speculative decoding on OpenVINO: `specdemo.load` gives a `pipeline.Pipeline`, which answers.
+"""Speculative decoding on OpenVINO: `specdemo.load` gives an `api.Pipeline`, which answers.
 
 This file imports nothing else before `load` is used, so `import specdemo` takes milliseconds.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import os
+import sys
 
+TYPE_CHECKING = False  # a type checker takes it for true; importing typing would take longer
 if TYPE_CHECKING:
     from specdemo.api import Answer, Pipeline, load
 
 __all__ = ["Answer", "Pipeline", "load"]
 __version__ = "0.2.0"
 
+# Every module of the package is imported after this file, so here is the one place that keeps the
+# libraries from sending statistics of their use. OpenVINO and NNCF have no setting for it, but
+# take a stub of their own where this package cannot be imported.
+if os.environ.get("SPECDEMO_TELEMETRY") != "1":
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("specdemo.api"), name)
-    raise AttributeError(f"module 'specdemo' has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'specdemo' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("specdemo.api"), name)

@@ -2,7 +2,7 @@
 
 import sys
 
-from specdemo.cli import main
+from specdemo.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())

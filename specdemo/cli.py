@@ -8,18 +8,15 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 
 from specdemo import __version__
 from specdemo.commands.shared import CONTEXT
-from specdemo.errors import SpecdemoError
+from specdemo.errors import BadInput, SpecdemoError
+from specdemo.start import INTERRUPTED
 
-if TYPE_CHECKING:
-    pass
-
-BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+FAILURE = 1
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
 
 COMMANDS = {
@@ -63,7 +60,8 @@ class _LazyGroup(click.Group):
     epilog="Environment variables stand for options: the help of a command and of app.py names "
     "them. HF_HOME is the folder for models, SPECDEMO_API_KEY the key that a server wants, "
     "SPECDEMO_LOG the level of its log. SPECDEMO_TRUST_REMOTE_CODE=1 lets a model run Python "
-    "code of its own, SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
+    "code of its own, SPECDEMO_TELEMETRY=1 lets the libraries send statistics of their use, "
+    "SPECDEMO_DEBUG=1 shows the stack trace of a failure.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def program() -> None:
@@ -71,17 +69,18 @@ def program() -> None:
 
 
 def main(
-    arguments: Sequence[str] | None = None,
-    command: click.Command = program,
-    name: str = "specdemo",
+    arguments: Sequence[str] | None = None, *, name: str = "specdemo", command: str | None = None
 ) -> int:
-    """Run one command. Returns its exit code: 0, 1 failure, 2 bad input, 130 interrupted."""
+    """Run the command line, or only its `command`. Returns the exit code: 0, 1 failure, 2 bad
+    input, 130 interrupted."""
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # "?" for a character that the encoding lacks
             stream.reconfigure(errors="replace")
     try:
-        return command.main(arguments, name, standalone_mode=False) or 0
+        chosen = program.get_command(click.Context(program), command) if command else program
+        assert chosen, f"{command} is not a command"
+        return chosen.main(arguments, name, standalone_mode=False) or 0
     except click.Abort:
         message, code = "interrupted", INTERRUPTED
     except click.ClickException as error:
@@ -90,14 +89,22 @@ def main(
     except Exception as error:
         if os.environ.get("SPECDEMO_DEBUG"):
             raise
-        message, code = str(error), getattr(error, "exit_code", FAILURE)
-        if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
-            message = f"the output cannot be written: {error.strerror}"
-        elif not isinstance(error, SpecdemoError):
-            kind = type(error).__name__
-            message = f"unexpected {kind}: {message[:300]} (SPECDEMO_DEBUG=1 shows where)"
+        message, code = _sentence(error), getattr(error, "exit_code", FAILURE)
     click.echo(f"{name}: {' '.join(message.split())}", err=True)
     return code
+
+
+def _sentence(error: Exception) -> str:
+    """What happened, and what to do about it."""
+    from specdemo.host.hardware import shortage  # imports psutil
+
+    if isinstance(error, OSError) and error.errno in UNWRITABLE and not error.filename:
+        return f"the output cannot be written: {error.strerror}"
+    if not isinstance(error, BadInput) and (cause := shortage(error)):
+        return cause
+    if isinstance(error, SpecdemoError):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {str(error)[:300]} (SPECDEMO_DEBUG=1 shows where)"
 
 
 def _open_closed_streams() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,9 +28,9 @@ from specdemo.pairs.registry import EMBEDDED
 from specdemo.text.templates import RAW
 from specdemo.text.tokenizer import Tokenizer
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-
+# A shell without job control starts its background processes with SIGINT ignored, and a process
+# that ignores a signal hands that on to its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 

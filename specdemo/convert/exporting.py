@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import specdemo
 from specdemo.convert import ir
 from specdemo.errors import BadInput, FetchError, MissingPackage, SpecdemoError
 from specdemo.host.disk import file_size, link, require_space
@@ -19,6 +20,12 @@ from specdemo.host.hardware import memory_bytes
 from specdemo.host.progress import Progress, Report, silent
 
 FULL_BYTES = 1_000_000  # with fewer left the disk is full, and the log may not say so
+CHILD = (
+    "import runpy, sys; sys.path.append(sys.argv.pop(1)); import specdemo; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+"""Runs a module as `python -m` does, after `specdemo`, which switches the telemetry off."""
+
 _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
@@ -119,7 +126,8 @@ def run_module(
     second; an exception in it kills the process."""
     variables = {"TMPDIR": str(work), "HF_HUB_OFFLINE": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [sys.executable, "-m", module, *arguments]
+    package = Path(specdemo.__file__).parents[1]
+    command = [sys.executable, "-c", CHILD, str(package), module, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     output = None
     with subprocess.Popen(command, **pipes, env=os.environ | variables) as child:

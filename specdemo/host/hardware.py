@@ -1,8 +1,11 @@
 """This machine: memory, processors, devices."""
 
+import errno
 import importlib
 import os
 import platform
+import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,10 +24,21 @@ from specdemo.host.progress import size
 Result = TypeVar("Result")
 TORCH_KINDS = ("cpu", "cuda", "xpu", "mps", "hpu")
 
+OUT_OF_MEMORY = re.compile(
+    "bad_alloc|out.of.memory|(cannot|failed to) allocate|failed to map segment|start new thread",
+    re.IGNORECASE,
+)
+"""How libraries say that memory could not be allocated, in messages of their own errors."""
+
+NEARLY = 0.85
+"""The share of the limit on addresses from which any failure is taken for a lack of memory: a
+library that cannot be mapped or a file that cannot be read leads to many an error."""
+
 
 def memory_bytes() -> int:
-    """Bytes of memory that this process may use: the machine's, or its container's limit."""
-    total = psutil.virtual_memory().total
+    """Bytes of memory that this process may use: the machine's, or its container's or shell's
+    limit."""
+    total = min(psutil.virtual_memory().total, _address_limit() or sys.maxsize)
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
             total = min(total, int(Path("/sys/fs/cgroup", path).read_text()))
@@ -34,15 +48,60 @@ def memory_bytes() -> int:
 def require_memory(needed: int, what: str) -> None:
     """Raise FetchError if this machine has fewer than `needed` bytes of memory for `what`."""
     if needed > memory_bytes():
+        has = "this process may use (`ulimit -v`)" if _address_limit() else "this machine has"
         raise FetchError(
-            f"{what} needs {size(needed)} of memory and this machine has {size(memory_bytes())}; "
+            f"{what} needs {size(needed)} of memory and {has} {size(memory_bytes())}; "
             "choose a smaller pair (`specdemo pairs` lists them)."
         )
 
 
 def available_bytes() -> int:
     """Bytes of memory that this process could still allocate now."""
-    return max(min(psutil.virtual_memory().available, memory_bytes() - own_bytes()), 0)
+    free = min(psutil.virtual_memory().available, memory_bytes() - own_bytes())
+    if limit := _address_limit():
+        free = min(free, limit - psutil.Process().memory_info().vms)
+    return max(free, 0)
+
+
+def _address_limit() -> int | None:
+    """Bytes of addresses that this process may use, as `ulimit -v` sets them; None if unlimited."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def shortage(error: BaseException) -> str | None:
+    """A sentence on what this process lacks (memory, threads, open files) if that is why `error`
+    or an error that led to it was raised; else None."""
+    limit, errors = _address_limit(), [error]
+    while cause := errors[-1].__cause__ or errors[-1].__context__:
+        errors.append(cause)
+    numbers, texts = {getattr(one, "errno", None) for one in errors}, " ".join(map(str, errors))
+    if numbers & {errno.EMFILE, errno.ENFILE}:
+        return "Too many files are open; raise the limit (`ulimit -n`)."
+    if not limit and "start new thread" in texts:
+        return "No further thread can be started; raise the limit on processes (`ulimit -u`)."
+    memory = errno.ENOMEM in numbers or any(isinstance(one, MemoryError) for one in errors)
+    if limit and (memory or OUT_OF_MEMORY.search(texts) or _peak_addresses() > NEARLY * limit):
+        return (
+            f"Memory ran out: this process may use {size(limit)} of addresses (`ulimit -v`); raise "
+            "that limit, or choose a smaller model."
+        )
+    if memory or OUT_OF_MEMORY.search(texts):
+        free, total = size(psutil.virtual_memory().available), size(memory_bytes())
+        return f"Memory ran out: {free} of {total} are free; choose a smaller model or free memory."
+    return None
+
+
+def _peak_addresses() -> int:
+    """The most bytes of addresses that this process has used; 0 where the system does not tell."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmPeak"))
+    return 0
 
 
 def own_bytes() -> int:

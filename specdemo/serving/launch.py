@@ -15,7 +15,6 @@ from specdemo.host.hardware import processors
 from specdemo.serving.server_options import ServeOptions, key_from_environment
 
 RAY_OFF = (
-    "RAY_USAGE_STATS_ENABLED",
     "RAY_SERVE_LOG_TO_STDERR",
     "RAY_enable_metrics_collection",
     # Despite its name, 0 makes Ray listen on the loopback address only, on every system.

