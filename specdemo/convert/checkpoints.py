@@ -18,7 +18,8 @@ from specdemo.errors import FetchError
 
 _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
-_TYPES = {name: GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
+FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
+_TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
 _HEADER_BYTES = 256 << 20
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn.bias")
 
@@ -100,14 +101,21 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
     family = shape.family
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.name.upper()], shape.layers)
     tensors: dict[str, Tensor] = {}
-    for path in sorted(source.glob("*.safetensors")):
-        for key, tensor in _header(path).items():
-            if not key.endswith(_BUFFERS):
-                tensors |= _split(names.get_name(key, (".weight", ".bias")) or key, tensor, shape)
+    for key, tensor in tensors_of(source).items():
+        if tensor.type in FLOATS:
+            tensors |= _split(names.get_name(key, (".weight", ".bias")) or key, tensor, shape)
     if shape.tied:
         tensors.pop("output.weight", None)
     required = family.biases if family.rms else ()
     return replace(shape, family=with_biases(replace(family, biases=required), tensors)), tensors
+
+
+def tensors_of(source: Path) -> dict[str, Tensor]:
+    """The tensors in a checkpoint's files, by the names there. Raises FetchError if one is
+    damaged."""
+    headers = map(_header, sorted(source.glob("*.safetensors")))
+    named = (pair for header in headers for pair in header.items())
+    return {key: tensor for key, tensor in named if not key.endswith(_BUFFERS)}
 
 
 def _header(path: Path) -> dict[str, Tensor]:

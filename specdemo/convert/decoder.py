@@ -2,6 +2,8 @@
 GPT-2. It has the inputs, state and operations of optimum-intel's exports, so that the engine and
 other programs treat both alike."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,8 @@ from specdemo.convert import ir
 from specdemo.convert.weights import GROUP, FileWeights
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
-_LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+_LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+_EMBEDDINGS = ("token_embd", "output")
 _MASKED = np.float32(-65504)
 
 
@@ -74,6 +77,10 @@ class Shape:
     family: Family = FAMILIES["llama"]
 
     @property
+    def graph(self) -> type[DecoderGraph]:
+        return DecoderGraph
+
+    @property
     def rotated(self) -> int:
         return int(self.width * self.rotary)
 
@@ -92,7 +99,7 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
     """Write IR of `shape` with `weights` of `bits` (16, 8 or 4) into `folder`. Takes as much memory
     as the IR. Raises FetchError."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = _Decoder(shape, bits, weights).build()
+    model = shape.graph(shape, bits, weights).build()
     ov.save_model(model, folder / ir.MODEL, compress_to_fp16=False)
     if bits == 16:  # plugins keep 16-bit weights as they are if their conversion has this mark
         text = (folder / ir.MODEL).read_text(encoding="utf-8")
@@ -102,7 +109,11 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
         (folder / ir.MODEL).write_text(text, encoding="utf-8")
 
 
-class _Decoder:
+class DecoderGraph:
+    """Builds the graph of a decoder of `shape`, with `weights` stored in `bits`."""
+
+    _text = "input_ids"  # the input with the text's batch and length
+
     def __init__(self, shape: Shape, bits: int, weights: FileWeights) -> None:
         self._shape, self._bits, self._weights = shape, bits, weights
         self._inputs = {}
@@ -160,7 +171,7 @@ class _Decoder:
         query = self._heads(f"blk.{at}.attn_q", state, shape.heads, rotary)
         key = self._heads(f"blk.{at}.attn_k", state, shape.kv_heads, rotary)
         value = self._heads(f"blk.{at}.attn_v", state, shape.kv_heads)
-        batch = ops.gather(ops.shape_of(self._inputs["input_ids"]), [0], 0)
+        batch = ops.gather(ops.shape_of(self._inputs[self._text]), [0], 0)
         empty = ops.concat([batch, np.array([shape.kv_heads, 0, width], np.int64)], 0)
         seen = []
         for kind, new in (("key", key), ("value", value)):
@@ -193,7 +204,7 @@ class _Decoder:
     def _mask(self) -> ov.Node:
         """[batch, 1, tokens, all tokens]: 0, but _MASKED for padding and later tokens."""
         given = self._inputs["attention_mask"]
-        count = ops.gather(ops.shape_of(self._inputs["input_ids"]), 1, 0)
+        count = ops.gather(ops.shape_of(self._inputs[self._text]), 1, 0)
         total = ops.gather(ops.shape_of(given), 1, 0)
         every = ops.range(np.int64(0), total, np.int64(1), "i64")
         own = ops.range(ops.subtract(total, count), total, np.int64(1), "i64")
@@ -247,5 +258,5 @@ class _Decoder:
 
     def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
         """The matrix `name`; embedding and output matrix have at least 8 bits."""
-        bits = self._bits if name.startswith("blk.") else max(self._bits, 8)
+        bits = max(self._bits, 8) if name in _EMBEDDINGS else self._bits
         return self._weights.matrix(f"{name}.weight", rows, columns, bits)

@@ -36,7 +36,7 @@ def export(
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
     int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
     model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
-    from specdemo.convert import checkpoints, decoder, gguf_file, vocabulary
+    from specdemo.convert import checkpoints, decoder, eagle3, gguf_file, vocabulary
     from specdemo.convert.weights import FileWeights
 
     if out.exists():
@@ -47,7 +47,10 @@ def export(
         shape, tensors = gguf_file.decoder(file)
     else:
         require_checkpoint(source)
-        if shape := checkpoints.shape_of(ir.read_json(source / "config.json")):
+        config = ir.read_json(source / "config.json")
+        if eagle3.is_head(config):
+            shape, tensors = eagle3.head(source, config, name)
+        elif shape := checkpoints.shape_of(config):
             shape, tensors = checkpoints.decoder(source, shape)
     if weight_format == "auto":
         large = shape and 2 * shape.bytes(8) > memory_bytes()

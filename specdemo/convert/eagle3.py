@@ -1,0 +1,235 @@
+"""Published EAGLE-3 draft heads (arXiv 2503.01840) as OpenVINO IR: one decoder layer that reads
+states of a target model, and an output matrix for its frequent tokens.
+
+Row i reads the target's states of token i and the embedding of token i + 1, and gives the logits of
+token i + 2. With e the embedding, h the states, and every norm an RMSNorm with weights:
+
+    g = fc(h)                      norm_before_fc: fc(norm(h));  fc_norm: each state by itself
+    x = [norm(e), norm(g)]
+    y = g + attention(x)           norm_before_residual: norm(g) + attention(x)
+    z = y + feed_forward(norm(y))
+    logits = lm_head(norm(z))
+
+In a chain, z replaces g (norm_output: norm(z)). The IR has the inputs, state and outputs of
+optimum-intel's export (`logits`, `d2t`), and z as the output `state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import openvino as ov
+from gguf import GGMLQuantizationType
+from openvino import opset13 as ops
+
+from specdemo.convert import checkpoints
+from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, with_biases
+from specdemo.convert.weights import FileWeights, Tensor
+from specdemo.errors import BadInput, FetchError
+
+ARCHITECTURES = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3DraftModel",
+)
+_SIZES = ("hidden", "heads", "kv_heads", "width", "inner", "vocabulary")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_NEEDED = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
+_NEEDED |= {"use_last_layernorm": True, "use_mtp_layernorm": False, "parallel_drafting": False}
+"""Options of a config.json that change the graph, and their only known value."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape(Shape):
+    """Sizes of a head's layer. `states`: how many of the target's states it reads, each of
+    `target_hidden` values. `tokens`: the token ids of its logits, int64 [V']. Without an
+    `embedding` of its own it uses the target's, which the IR then takes as `inputs_embeds`."""
+
+    states: int = 3
+    target_hidden: int = 0
+    embedding: bool = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
+
+    @property
+    def graph(self) -> type[HeadGraph]:
+        return HeadGraph
+
+    def bytes(self, bits: int) -> int:
+        wider = (self.heads + 2 * self.kv_heads) * self.width + self.states * self.target_hidden
+        rows = len(self.tokens) + (self.vocabulary if self.embedding else 0)
+        own = wider * bits // 8 + rows * max(bits, 8) // 8
+        return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * own
+
+
+def is_head(config: dict[str, Any]) -> bool:
+    """Whether this config.json is of an EAGLE head, of whatever version."""
+    names = [*(config.get("architectures") or []), config.get("speculators_model_type", "")]
+    return any("eagle" in str(name).lower() for name in names)
+
+
+def target_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
+    """The layers of a target of `layers` layers whose inputs a head with this config.json reads;
+    `layers` itself stands for the output of the last one."""
+    ids = _flags(config).get(_LAYERS)
+    if not ids:
+        return 2, layers // 2, layers - 3
+    # Ids that begin with 1 name the layers that give the states, others those that read them: of
+    # 36 layers, [1, 17, 32] are [2, 18, 33]. SGLang tells them apart in the same way.
+    return tuple(id + (ids[0] == 1) for id in ids)
+
+
+def _flags(config: dict[str, Any]) -> dict[str, Any]:
+    return config | (config.get("eagle_config") or {})
+
+
+def shape_of(config: dict[str, Any], name: str) -> HeadShape:
+    """The shape of the head `name` with this config.json, without tokens. Raises BadInput, which
+    names what cannot be run."""
+    architectures = config.get("architectures") or ["none"]
+    if not set(architectures) & set(ARCHITECTURES):
+        raise BadInput(
+            f"{name} is a draft head of the architecture {architectures[0]}; those of "
+            f"{', '.join(ARCHITECTURES)} can be run."
+        )
+    flags, layer = _flags(config), config.get("transformer_layer_config") or config
+    settings = {key: flags[key] for key, value in _NEEDED.items() if flags.get(key, value) != value}
+    if layer.get("num_hidden_layers", 1) != 1:
+        settings["num_hidden_layers"] = layer["num_hidden_layers"]
+    if layer.get("model_type") not in ("llama", "qwen3"):
+        settings["model_type"] = layer.get("model_type")
+    if set(layer.get("layer_types") or ["full_attention"]) != {"full_attention"}:
+        settings["layer_types"] = layer["layer_types"]
+    if flags.get("norm_before_fc") and flags.get("fc_norm"):
+        settings["norm_before_fc with fc_norm"] = True
+    whole = {**layer, "num_hidden_layers": 1, "use_sliding_window": False}
+    try:
+        shape = None if settings else checkpoints.shape_of(whole)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise BadInput(f"{name} has a damaged config.json ({error!r:.80}).") from error
+    if shape is None:
+        named = ("hidden_act", "rope_scaling", "rope_parameters")
+        settings = settings or {key: layer[key] for key in named if layer.get(key)}
+        shown = ", ".join(f"{key} {value!r:.80}" for key, value in settings.items())
+        raise BadInput(f"{name} is an EAGLE-3 head with {shown}, which is not supported.")
+    sizes = {one.name: getattr(shape, one.name) for one in fields(Shape)}
+    target = config.get("target_hidden_size") or shape.hidden
+    counts = (*(sizes[key] for key in _SIZES), target)
+    if not all(isinstance(count, int) and 0 < count < 1 << 24 for count in counts):
+        raise BadInput(f"{name} has a damaged config.json: its sizes are {counts!r:.80}.")
+    return HeadShape(
+        **sizes | {"tied": False},
+        states=len(flags.get(_LAYERS) or (0, 0, 0)),
+        target_hidden=target,
+        **{variant: bool(flags.get(variant)) for variant in _VARIANTS},
+    )
+
+
+def head(source: Path, config: dict[str, Any], name: str) -> tuple[HeadShape, dict[str, Tensor]]:
+    """The shape of the head in the folder `source`, and its tensors by the graph's names. Raises
+    BadInput, FetchError."""
+    shape = shape_of(config, name)
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
+    tensors = {}
+    for key, tensor in checkpoints.tensors_of(source).items():
+        own = key.removeprefix("model.").replace("midlayer.", "layers.0.")
+        whole = own if own.startswith("lm_head") else f"model.{own}"
+        tensors[known.get_name(whole, (".weight", ".bias")) or own] = tensor
+    offsets = tensors.pop("d2t", None)
+    rows = config.get("draft_vocab_size") or shape.vocabulary
+    tokens = np.arange(rows)
+    if offsets is not None:
+        tokens = tokens + _integers(offsets, rows)
+    elif rows != shape.vocabulary:
+        raise FetchError(f"{name} has no tensor d2t, which names the tokens of its logits.")
+    if tokens.min() < 0 or tokens.max() >= shape.vocabulary or len(set(tokens.tolist())) < rows:
+        raise BadInput(
+            f"{name} has a damaged tensor d2t: it does not name {rows} different tokens of a "
+            f"vocabulary of {shape.vocabulary}; fetch it again."
+        )
+    tensors = {key: one for key, one in tensors.items() if one.type in checkpoints.FLOATS}
+    norms = "blk.0.attn_q_norm.weight" in tensors
+    family = replace(FAMILIES["llama"], name="EAGLE-3", head_norms=norms)
+    embedding = "token_embd.weight" in tensors
+    if not embedding and shape.target_hidden != shape.hidden:
+        raise BadInput(
+            f"{name} has no embedding, and its width ({shape.hidden}) is not that of its target "
+            f"({shape.target_hidden}), whose embedding it would use."
+        )
+    shape = replace(shape, family=with_biases(family, tensors), tokens=tokens, embedding=embedding)
+    return shape, tensors
+
+
+def _integers(tensor: Tensor, rows: int) -> np.ndarray:
+    """The values of an int64 tensor of one dimension. Raises FetchError."""
+    if tensor.type != GGMLQuantizationType.I64 or tensor.shape != (rows,):
+        raise FetchError(
+            f"The head's tensors do not go with its configuration: d2t should be {rows} integers "
+            f"of 64 bits, and it is {list(tensor.shape)} of {tensor.type.name}."
+        )
+    return np.fromfile(tensor.path, "<i8", rows, offset=tensor.begin)
+
+
+class HeadGraph(DecoderGraph):
+    """The graph of a head."""
+
+    _shape: HeadShape
+
+    def __init__(self, shape: HeadShape, bits: int, weights: FileWeights) -> None:
+        super().__init__(shape, bits, weights)
+        given = {"hidden_states": shape.states * shape.target_hidden}
+        if not shape.embedding:
+            del self._inputs["input_ids"]
+            self._text = "inputs_embeds"
+            given[self._text] = shape.hidden
+        for name, width in given.items():
+            self._inputs[name] = ops.parameter([-1, -1, width], ov.Type.f32, name=name)
+            self._inputs[name].output(0).get_tensor().set_names({name})
+
+    def build(self) -> ov.Model:
+        shape = self._shape
+        if shape.embedding:
+            table = self._matrix("token_embd", shape.vocabulary, shape.hidden)
+            embedded = ops.gather(table, ops.convert(self._inputs["input_ids"], "i32"), 0)
+        else:
+            embedded = self._inputs[self._text]
+        state = self._fused()
+        normed = self._norm("layers.0.hidden_norm", state)
+        x = ops.concat([self._norm("blk.0.attn_norm", embedded), normed], -1)
+        attended = self._attention(0, x, self._mask(), self._rotary_tables())
+        state = ops.add(attended, normed if shape.norm_before_residual else state)
+        state = ops.add(self._feed_forward("blk.0.", self._norm("blk.0.ffn_norm", state)), state)
+        out = self._norm("output_norm", state)
+        outputs = {
+            "logits": ops.matmul(
+                out, self._matrix("output", len(shape.tokens), shape.hidden), False, True
+            ),
+            "d2t": ops.constant(shape.tokens - np.arange(len(shape.tokens))),
+            "state": out if shape.norm_output else state,
+        }
+        for name, output in outputs.items():
+            output.output(0).get_tensor().add_names({name})
+        results = [ops.result(output) for output in outputs.values()]
+        return ov.Model(results, self._sinks, list(self._inputs.values()), "eagle3_head")
+
+    def _fused(self) -> ov.Node:
+        """g: the target's states, joined to the width of the head."""
+        shape, states = self._shape, self._inputs["hidden_states"]
+        if shape.norm_before_fc:
+            states = self._norm("input_norm", states)
+        if shape.fc_norm:
+            width = shape.target_hidden
+            begins = [at * width for at in range(shape.states)]
+            parts = [ops.slice(states, [at], [at + width], [1], [2]) for at in begins]
+            normed = [self._norm(f"fc_norm.{at}", part) for at, part in enumerate(parts)]
+            states = ops.concat(normed, -1)
+        return self._linear("fc", states, shape.hidden)

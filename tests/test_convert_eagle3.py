@@ -1,0 +1,163 @@
+"""EAGLE-3 heads become IR without torch: logits and states of an independent reference, or one
+sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+from eagle3_reference import ReferenceHead
+from safetensors.numpy import load_file, save_file
+from test_convert_decoder import EXACT
+from tiny_gguf import LLAMA3
+
+from specdemo.convert import eagle3, exporting, ir
+from specdemo.errors import BadInput, FetchError
+from tools.made_up import write_made_up_head
+
+VOCABULARY, ROWS, HIDDEN, COUNT = 700, 400, 128, 12
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+SPECULATORS = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}
+
+
+def written(folder: Path, **own) -> Path:
+    """A made-up head in the folder "head"."""
+    source = folder / "head"
+    sizes = {"hidden": HIDDEN, "vocabulary": VOCABULARY, "rows": ROWS}
+    write_made_up_head(source, **sizes | own)
+    if "speculators_model_type" in own:
+        layer = json.loads((source / "config.json").read_text())
+        names = ("architectures", "speculators_model_type", "draft_vocab_size")
+        config = {key: layer.pop(key) for key in list(layer) if key in names or "norm_" in key}
+        whole = config | {"transformer_layer_config": layer | {"rms_norm_eps": 1e-6}}
+        (source / "config.json").write_text(json.dumps(whole))
+    return source
+
+
+def exported(source: Path, weight_format: str = "fp16") -> Path:
+    out = source.with_name(f"{source.name}-{weight_format}")
+    exporting.export(source, out, weight_format)
+    return out / ir.MODEL
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"architectures": ["Eagle3LlamaForCausalLM"], "prefix": "layers.0", "target_hidden": 64},
+        {**SPECULATORS, "norm_before_residual": True, "rope_scaling": LLAMA3, "rope_theta": 5e5},
+        {**SPECULATORS, "norm_before_fc": True, "norm_output": True, "model_type": "qwen3"},
+        {"fc_norm": True, "norms": True, "biases": True, "target_hidden": 96},
+        {"rope_scaling": LINEAR, "rows": VOCABULARY},
+        {"embedding": False, "eagle_aux_hidden_state_layer_ids": [1, 4, 7, 9]},
+    ],
+    ids=lambda own: ",".join(own) or "usual",
+)
+def test_logits_and_the_next_state_are_those_of_the_equations(tmp_path, own):
+    source = written(tmp_path, **own)
+    rng = np.random.default_rng(0)
+    embedding = rng.normal(size=(VOCABULARY, HIDDEN))
+    reference = ReferenceHead(source, embedding)
+    width = reference.weights["fc.weight"].shape[1]
+    tokens, states = rng.integers(0, VOCABULARY, COUNT), rng.normal(size=(COUNT, width))
+    logits, state, _ = reference.rows(reference.fused(states), tokens, reference.empty)
+    compiled = ov.Core().compile_model(exported(source), "CPU", EXACT)
+    given = {"hidden_states": states, "position_ids": np.arange(COUNT)}
+    if own.get("embedding", True):
+        given["input_ids"] = tokens
+    else:
+        given["inputs_embeds"] = embedding[tokens].astype(np.float32)
+    given["attention_mask"] = np.ones(COUNT, np.int64)
+    batch = {name: value[None].astype(np.float32 if value.dtype == float else value.dtype)
+             for name, value in given.items()}  # fmt: skip
+    found = compiled({**batch, "beam_idx": np.zeros(1, np.int32)})
+    assert logits.std() > 0.5
+    assert abs(found["logits"][0] - logits).max() < 1e-4
+    assert abs(found["state"][0] - state).max() < 1e-4
+    assert np.array_equal(found["d2t"] + np.arange(len(reference.tokens)), reference.tokens)
+
+
+def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_eight(tmp_path):
+    model = ov.Core().read_model(exported(written(tmp_path), "int4"))
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    kinds = [one.get_element_type() for one in constants if len(one.shape) > 1]
+    assert kinds.count(ov.Type.i8) == 2
+    assert kinds.count(ov.Type.u4) == 8
+
+
+@pytest.mark.parametrize(
+    ("layers", "own", "expected"),
+    [
+        (28, {}, (2, 14, 25)),
+        (36, {"eagle_aux_hidden_state_layer_ids": [2, 18, 36]}, (2, 18, 36)),
+        (36, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, (2, 18, 33)),
+    ],
+)
+def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
+    layers, own, expected
+):
+    assert eagle3.target_layers(own, layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "architecture EagleLlamaForCausalLM"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers 2"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"model_type": "mistral"}, "model_type 'mistral'"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False"),
+        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc with fc_norm"),
+        ({"num_attention_heads": None}, "damaged config.json"),
+        ({"hidden_size": "wide"}, "damaged config.json"),
+    ],
+    ids=str,
+)
+def test_what_the_graph_lacks_is_named(tmp_path, own, message):
+    source = written(tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(BadInput, match=message):
+        exported(source)
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one: one.pop("fc.weight"), "fc.weight should be .* there is none"),
+        (lambda one: one.pop("d2t"), "no tensor d2t"),
+        (lambda one: one.update({"norm.weight": one["norm.weight"][:-1]}), r"it is \[127\]"),
+        (lambda one: one.update(d2t=one["d2t"][:-1]), "d2t should be 400 integers"),
+        (lambda one: one.update(d2t=one["d2t"].astype(np.float32)), "of F32"),
+        (lambda one: one.update(d2t=one["d2t"] + VOCABULARY), "damaged tensor d2t"),
+        (lambda one: one.update(d2t=-np.arange(ROWS)), "damaged tensor d2t"),
+        (lambda one: one.update({"extra.weight": one["fc.weight"]}), "extra.weight, which EAGLE-3"),
+    ],
+)
+def test_tensors_that_do_not_go_with_the_configuration_are_named(tmp_path, change, message):
+    source = written(tmp_path)
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises((BadInput, FetchError), match=message):
+        exported(source)
+
+
+@pytest.mark.parametrize("kept", [0, 300, 100_000])
+def test_a_head_that_was_cut_is_one_sentence(tmp_path, kept):
+    source = written(tmp_path)
+    os.truncate(source / "model.safetensors", kept)
+    with pytest.raises(FetchError, match="damaged or truncated"):
+        exported(source)
+
+
+def test_without_an_embedding_a_head_must_be_as_wide_as_its_target(tmp_path):
+    with pytest.raises(BadInput, match="whose embedding it would use"):
+        exported(written(tmp_path, embedding=False, target_hidden=64))
