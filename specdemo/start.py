@@ -13,7 +13,8 @@ INTERRUPTED = 130
 
 def start(name: str = "specdemo", command: str | None = None) -> int:
     """Run the command line, or only its `command`, under the program's `name`. Returns the exit
-    code, but ends the process at once if it was interrupted."""
+    code, but ends the process at once if it was interrupted, or if a thread is left: one that
+    loads a model cannot be stopped, and would abort the interpreter's end where it resumes."""
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
         """Raises KeyboardInterrupt, but ends the process during an import: extension modules turn
@@ -34,12 +35,19 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
         code = main(name=name, command=command)
     except KeyboardInterrupt:
         _end(f"{name}: interrupted\n")
+    import threading
+
+    if code != INTERRUPTED and any(thread.daemon for thread in threading.enumerate()):
+        import atexit
+
+        atexit._run_exitfuncs()
+        _end(code=code)
     if code == INTERRUPTED:
         _end()
     return code
 
 
-def _end(message: str = "") -> None:
+def _end(message: str = "", code: int = INTERRUPTED) -> None:
     """End the process without waiting for its threads, which may be compiling for seconds."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -49,4 +57,4 @@ def _end(message: str = "") -> None:
     try:
         os.write(2, message.encode())
     finally:
-        os._exit(INTERRUPTED)
+        os._exit(code)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,6 +85,8 @@ class Engine:
             self._open_draft(exact)
         self._release_files()
         self.scheduler = Scheduler(most_active=active, queued=waiting, background=background)
+        # Also before the interpreter ends, which a thread inside a model would abort.
+        weakref.finalize(self, self.scheduler.close)
         self.scheduler.run_in_background(self._preparation(exact))
 
     def cache_blocks(self) -> dict[str, CacheUse]:

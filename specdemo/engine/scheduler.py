@@ -182,11 +182,13 @@ class Scheduler:
             return Load(active, waiting, self._restarts, bool(self._background))
 
     def close(self) -> None:
-        """Cancel all requests and end the thread. No request can be submitted afterwards."""
+        """Cancel all requests and end the thread. No request can be submitted afterwards. A second
+        call does nothing."""
         with self._wake:
             self._closed = True
             self._wake.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
         for request in [*self._active, *self._queue]:
             request.stopped = True
             self._end(request)
@@ -223,7 +225,9 @@ class Scheduler:
             self._busy_at = now
         quiet, late = now - self._busy_at >= QUIET, now - self._prepared_at >= PATIENCE
         late = late and not any(active.timed for active in self._active)
-        return bool(self._background) and (self._hurried or self._in_quiet and (quiet or late))
+        due = self._hurried or (self._in_quiet and (quiet or late))
+        # Compiling starts threads, which is an error once the main thread has ended.
+        return due and bool(self._background) and threading.main_thread().is_alive()
 
     def _run_background(self) -> None:
         for request in self._active:
