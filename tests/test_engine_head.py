@@ -12,7 +12,7 @@ from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import heads, ir
 from specdemo.engine.draft_head import DraftHead, fractions
 from specdemo.engine.faults import ModelError
-from specdemo.engine.messages import HeadStep, ModelSettings, Run
+from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
 from specdemo.runs.session import Session
@@ -55,7 +55,7 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
     else:
         xml = request.getfixturevalue("tiny").dolly / "openvino_model.xml"
     found = []
-    for hidden in (None, shares):
+    for hidden in (None, Taps(fractions=shares), Taps(layers=(0, 1, 2))):
         model = PagedModel(xml, ModelSettings(properties=EXACT, fixed_shapes=(3,), hidden=hidden))
         with model.new_sequence() as sequence:
             [prompt] = model.forward([Run(sequence, list(range(9)), 2)])
@@ -65,15 +65,15 @@ def test_hidden_states_beside_the_logits_leave_their_bits(request, kind, shares)
             rows.append(three.rows.copy())
         found.append(np.concatenate(rows))
         if hidden is None:
-            assert three.state is None and three.state_of(0) is None
+            assert three.state is None and three.states(1) is None
         else:
-            assert three.state.shape == (3, 64 * (1 + len(shares)))
-            assert three.part(1, 2).state_of(0).tolist() == three.state[1].tolist()
-    assert np.array_equal(*found)
+            assert prompt.state.shape == (9, 64 * (len(hidden.layers) or 1 + len(shares)))
+            assert three.states(2).tolist() == three.state[:2].tolist()
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
 
 
 def test_the_last_addition_of_the_residual_stream_is_what_the_final_norm_reads(tiny_llama_pair):
-    settings = ModelSettings(properties=EXACT, hidden=(1.0,))
+    settings = ModelSettings(properties=EXACT, hidden=Taps(fractions=(1.0,)))
     model = PagedModel(tiny_llama_pair.target, settings)
     with model.new_sequence() as sequence:
         [logits] = model.forward([Run(sequence, [5, 6, 7], 3)])
@@ -91,10 +91,10 @@ def test_steps_of_several_chains_run_together_as_each_does_alone(tmp_path):
     alone = []
     for step in steps:
         [logits] = head.forward([step])
-        alone.append((logits.rows.copy(), logits.state_of(0)))
+        alone.append((logits.rows.copy(), logits.states(1)))
     for logits, (rows, state) in zip(head.forward(steps), alone, strict=True):
         assert np.allclose(logits.rows, rows, atol=1e-2)
-        assert np.allclose(logits.state_of(0), state, atol=1e-2)
+        assert np.allclose(logits.states(1), state, atol=1e-2)
     assert head.seconds > 0 and len(head.head_tokens) == 128
 
 

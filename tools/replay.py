@@ -197,13 +197,13 @@ class _Along(Request):
     ) -> Generator[Forward, Reply, Record]:
         prompt, sequence = yield from self._prompt(target.prefixes)
         answer, said, head = self.answer, [], []
-        states = [prompt.logits.state_of(-1)]
+        states = list(prompt.logits.state) if prompt.logits.state is not None else []
         with sequence:
             for begin in range(0, len(answer) - 1, CHUNK):
                 tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
                 run = Run(sequence, tokens, len(tokens), stepwise=True)
                 reply = yield Forward("target", run)
-                states += [reply.logits.state_of(at) for at in range(len(tokens))]
+                states += reply.logits.states(len(tokens)) if states else []
         if isinstance(draft, DraftHead):
             head = yield from self._chains(draft, states)
         elif draft is not None:
@@ -403,7 +403,7 @@ class _Recorded:
     def probability(self, at: int, column: int) -> float:
         return self.chance
 
-    def state_of(self, at: int) -> None:
+    def states(self, count: int) -> None:
         return None
 
 

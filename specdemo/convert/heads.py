@@ -24,7 +24,7 @@ from openvino import opset13 as ops
 
 from specdemo.convert import ir
 from specdemo.convert.weights import compressed
-from specdemo.engine.graph import raw_bytes
+from specdemo.engine.graph import embedding_of, raw_bytes
 
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")
@@ -118,14 +118,7 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     head = model.get_results()[0].input_value(0).get_node()
     while head.get_type_name() != "MatMul":
         head = head.input_value(0).get_node()
-    lookup = next(
-        node
-        for node in model.get_ordered_ops()
-        if node.get_type_name() == "Gather"
-        and len(node.get_input_partial_shape(0)) == 2
-        and node.get_input_partial_shape(0).is_static
-        and node.get_output_partial_shape(0).rank.get_length() == 3
-    )
+    lookup = embedding_of(model)
     results = [ops.result(value) for value in (lookup.input_value(0), head.input_value(1))]
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
     found = ov.Core().compile_model(ov.Model(results, []), "CPU", exact)([])

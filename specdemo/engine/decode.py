@@ -72,13 +72,13 @@ def decode(
     if budget < 1:
         raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
-    context, state = list(prompt.tokens), prompt.logits.state_of(-1)
+    context, states = list(prompt.tokens), prompt.logits.states(1)
 
     def verified(
         draft: Draft,
     ) -> Generator[Any, Any, tuple[Verification, np.ndarray | None, float]]:
         """Run the last token of `context` and the draft, while the masks are computed. Gives the
-        verdict, the state of the row that gave the added token, and the seconds of the forwards."""
+        verdict, the states of the tokens that stand, and the seconds of the forwards."""
         tokens = [context[-1], *draft.tokens]
         unpadded = guard is not None and not draft.tokens
         run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
@@ -96,7 +96,7 @@ def decode(
             seconds += repeated
             verdict = verify(logits, draft, len(context), sampling, masks=masks)
         policy.others = reply.others
-        return verdict, logits.state_of(verdict.accepted), seconds
+        return verdict, logits.states(verdict.accepted + 1), seconds
 
     masks = None if allowed is None else (yield from wait(allowed.begin([])))
     first = verify(prompt.logits, Draft(), len(context), sampling, masks=masks)
@@ -114,9 +114,9 @@ def decode(
             # Draft gamma tokens, with room for the one that the target adds.
             draft = Draft()
             if drafter is not None and left > 1:
-                draft = yield from drafter.propose(context, left - 1, state)
+                draft = yield from drafter.propose(context, left - 1, states)
             # One forward gives the target's logits after the context and after each draft token.
-            verdict, state, seconds = yield from verified(draft)
+            verdict, states, seconds = yield from verified(draft)
             # Accepted tokens and the target's own join the text; the cache forgets the others.
             round_, added = settle(draft, verdict, limits.stop_ids, seconds)
             context += added

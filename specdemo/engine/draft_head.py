@@ -52,7 +52,7 @@ class DraftHead:
         request = self._single if count == 1 else self._several
         if count not in self._bound:
             self._bound = {1: self._bound[1], count: self._bind(request, count)}
-        (hidden, state, token), logits = self._bound[count]
+        (hidden, state, token), (rows, states, log_sums) = self._bound[count]
         for at, step in enumerate(batch):
             hidden[at] = step.hidden
             state[at] = 0 if step.state is None else step.state
@@ -66,9 +66,12 @@ class DraftHead:
         self.seconds += seconds
         self.size = count
         self.costs.record(count, seconds)
-        return [logits.part(at, at + 1) for at in range(count)]
+        steps = [slice(at, at + 1) for at in range(count)]
+        return [Logits(rows[step], log_sums[step, 0], states[step]) for step in steps]
 
-    def _bind(self, request: ov.InferRequest, count: int) -> tuple[list[np.ndarray], Logits]:
+    def _bind(
+        self, request: ov.InferRequest, count: int
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Bind tensors of `count` steps: passing arrays and asking for them costs more than a copy.
         Gives views of the inputs, and of the outputs, which every inference overwrites."""
         inputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in self.widths]
@@ -79,13 +82,12 @@ class DraftHead:
         outputs = [ov.Tensor(ov.Type.f32, ov.Shape([count, width])) for width in widths]
         for at, tensor in enumerate(outputs):
             request.set_output_tensor(at, tensor)
-        rows, state, log_sums = (tensor.data for tensor in outputs)
-        return [tensor.data for tensor in inputs], Logits(rows, log_sums.reshape(-1), state)
+        return [tensor.data for tensor in inputs], [tensor.data for tensor in outputs]
 
 
 def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
-    """The fractions of the residual stream that the head in `xml` reads (`graph.add_hidden`),
-    beside the input of the target's own head. Raises ModelError."""
+    """The fractions of the residual stream (`Taps`) that the head in `xml` reads. Raises
+    ModelError."""
     try:
         model = core.read_model(xml)
     except RuntimeError as error:

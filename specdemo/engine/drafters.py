@@ -41,8 +41,8 @@ class LogitsDrafter:
         # The maximal coupling is exact only if no draft token is dropped because of its value.
         self.binding = not sampling.greedy and sampling.coupling == "maximal"
 
-    def start(self, context: list[int], state: np.ndarray | None) -> None:
-        """Begin a draft."""
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        """Begin a draft. `states`: as in `AdaptiveDrafter.propose`."""
 
     def cost(self, drafted: list[int]) -> float:
         """Seconds of the next step, with the drafted tokens that it must read first."""
@@ -89,8 +89,9 @@ class HeadDrafter(LogitsDrafter):
     name = "head"
     depth = DEPTH
 
-    def start(self, context: list[int], state: np.ndarray | None) -> None:
-        self._hidden: Any = state  # a target model for a head gives its states
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        assert states is not None, "a target model for a head gives its states"
+        self._hidden = states[-1]
         self._read = 0
         self._state: np.ndarray | None = None
 
@@ -103,7 +104,8 @@ class HeadDrafter(LogitsDrafter):
         for token in [context[-1], *drafted][self._read :]:
             run = HeadStep(self._hidden, self._state, (token,))
             reply = yield Forward("draft", run)
-            self._state = reply.logits.state_of(0)
+            states = reply.logits.states(1)
+            self._state = None if states is None else states[0]
             seconds += reply.seconds
         self._read = len(drafted) + 1
         return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
@@ -174,14 +176,15 @@ class AdaptiveDrafter:
         self._asked: list[tuple[int, list[Proposal]]] = []
 
     def propose(
-        self, context: list[int], limit: int, state: np.ndarray | None = None
+        self, context: list[int], limit: int, states: np.ndarray | None = None
     ) -> Generator[Any, Reply, Draft]:
         """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
-        context only grows. `state` is that of the row of logits that gave its last token."""
+        context only grows. `states` (float32 [tokens, H]) are the target's, of the tokens that its
+        last forward added to the context; the last one's logits gave the context's last token."""
         policy = self.policy
         policy.begin_round(len(context), limit)
         if self.model is not None:
-            self.model.start(context, state)
+            self.model.start(context, states)
         limit = min(limit, policy.fixed or policy.limit)
         self._learn(context)
         proposals: list[Proposal] = []

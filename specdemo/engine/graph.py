@@ -11,6 +11,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from .faults import ModelError
+from .messages import Taps
 
 FUSED_BYTES = 4 << 20  # of weights; joining larger products copies more than it saves
 ROWS_INPUT = "logits_rows"  # the added input, int32 [rows]: indices of the tokens that get logits
@@ -26,7 +27,7 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
         raise ModelError(f"{Path(xml).name} {why}") from error
 
 
-def to_paged(model: ov.Model, vocabulary: int | None, hidden: tuple[float, ...] | None) -> None:
+def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
     `fuse_matmuls`. Raises ModelError for any other graph."""
     states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
@@ -96,17 +97,17 @@ def add_log_sums(model: ov.Model) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def add_hidden(model: ov.Model, fractions: tuple[float, ...]) -> None:
-    """Add the output HIDDEN, float32 [rows, H], to a decoder after `shape_head`: for each row of
-    logits the input of the head, followed by the residual stream at these `fractions` of its
-    additions. Raises ModelError when the graph has no residual stream."""
-    gather = _head(model).input_value(0).get_node()
-    width = gather.get_output_partial_shape(0)[-1]
-    parts = [gather]
-    if fractions:
-        stream = _residual_stream(model, width)
-        additions = [stream[max(round(share * len(stream)), 1) - 1] for share in fractions]
-        parts += [ops.gather(addition, *gather.input_values()[1:]) for addition in additions]
+def add_hidden(model: ov.Model, taps: Taps) -> None:
+    """Add the output HIDDEN, float32 [tokens, H], to a paged decoder after `shape_head`: the states
+    `taps` of all tokens. Raises ModelError when the graph has no such states."""
+    output = _head(model).input_value(0).get_node().input_value(0).get_node()
+    width = output.get_output_partial_shape(0)[-1]
+    parts = [] if taps.layers else [output]
+    if taps.layers or taps.fractions:
+        stream = residual_stream(model, width)
+        if taps.layers:
+            parts = entering(stream, layers_of(model), taps.layers)
+        parts += [stream[max(round(share * (len(stream) - 1)), 1)] for share in taps.fractions]
     shape = ops.constant(np.array([-1, width.get_length()]))
     flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
     hidden = ops.concat(flat, -1)
@@ -115,9 +116,25 @@ def add_hidden(model: ov.Model, fractions: tuple[float, ...]) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
-    """The additions of a decoder's residual stream, in order: the longest chain of sums of two
-    activations of this width."""
+def layers_of(model: ov.Model) -> int:
+    """The number of attention layers of a decoder, paged or not."""
+    kinds = [node.get_type_name() for node in model.get_ops()]
+    return kinds.count("PagedAttentionExtension") or kinds.count("ScaledDotProductAttention")
+
+
+def entering(stream: list[ov.Node], count: int, layers: tuple[int, ...]) -> list[ov.Node]:
+    """The nodes of a residual stream that enter `layers`, of a decoder of `count` layers; `count`
+    itself: what leaves the last one. Raises ModelError if there is no such layer."""
+    if not all(0 <= layer <= count <= len(stream) for layer in layers):
+        raise ModelError(f"The draft head reads layers {layers} of a target that has {count}.")
+    # A decoder adds once or twice a layer; learned positions are one addition before the first.
+    before, each = (len(stream) - 1) % count, (len(stream) - 1) // count
+    return [stream[before + each * layer] for layer in layers]
+
+
+def residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
+    """A decoder's embedding and the additions of its residual stream, in order: the longest chain
+    of sums of two activations of this width. Raises ModelError if there is none."""
     chains: dict[str, list[ov.Node]] = {}
     for node in model.get_ordered_ops():
         shape = node.get_output_partial_shape(0) if node.get_type_name() == "Add" else []
@@ -129,7 +146,17 @@ def _residual_stream(model: ov.Model, width: ov.Dimension) -> list[ov.Node]:
             chains[node.get_name()] = [*max(before, key=len), node]
     if not chains:
         raise ModelError("The IR has no residual stream, which this draft head reads.")
-    return max(chains.values(), key=len)
+    return [embedding_of(model), *max(chains.values(), key=len)]
+
+
+def embedding_of(model: ov.Model) -> ov.Node:
+    """The lookup of a decoder's embedding: a Gather of rows of a matrix. Raises ModelError."""
+    gathers = (node for node in model.get_ordered_ops() if node.get_type_name() == "Gather")
+    for node in gathers:
+        table, rank = node.get_input_partial_shape(0), node.get_output_partial_shape(0).rank
+        if table.is_static and len(table) == 2 and rank.is_static and rank.get_length() == 3:
+            return node
+    raise ModelError("The IR has no embedding of tokens; export the model again.")
 
 
 def _through_casts(value: ov.Output) -> ov.Node:

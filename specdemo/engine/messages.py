@@ -19,17 +19,27 @@ PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for 
 DEPTH = 5  # the most tokens of a chain; heads are trained for this length
 
 
+class Taps(NamedTuple):
+    """The states of a target model that a draft head reads, side by side. An EAGLE-3 head reads the
+    residual stream that enters `layers` (the number of layers stands for what leaves the last one).
+    A head made here reads the input of the output matrix, and the stream at `fractions` of its
+    additions."""
+
+    layers: tuple[int, ...] = ()
+    fractions: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """How a decoder is compiled. `properties` go to the plugin as they are. `PagedModel` can
     compile one more instance for each number of tokens in `fixed_shapes`. `hidden` names the states
-    that a draft head reads (`graph.add_hidden`), None for no head. Logits cover the ids below
-    `vocabulary` (None: all)."""
+    that a draft head reads, None for no head. Logits cover the ids below `vocabulary` (None:
+    all)."""
 
     device: str = "CPU"
     properties: tuple[tuple[str, str], ...] = ()
     fixed_shapes: tuple[int, ...] = ()
-    hidden: tuple[float, ...] | None = None
+    hidden: Taps | None = None
     vocabulary: int | None = None
 
 
@@ -49,8 +59,8 @@ class Run:
 
 class Logits(NamedTuple):
     """The logits of a forward: `rows` float32 [n, vocabulary]; `log_sum` float32 [n], the
-    log-sum-exp of each row. A draft head reads `state`, float32 [n, H]: hidden states of a target
-    model compiled for a head, or the head's own next state."""
+    log-sum-exp of each row. A draft head reads `state`, float32 [tokens, H]: hidden states of all
+    tokens of a forward of a target model compiled for a head, or the head's own next states."""
 
     rows: np.ndarray
     log_sum: np.ndarray
@@ -70,11 +80,8 @@ class Logits(NamedTuple):
         return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
 
     def part(self, begin: int, end: int) -> Logits:
-        """Rows `begin` to `end`, as views."""
-        if begin == 0 and end == len(self.rows):
-            return self
-        state = None if self.state is None else self.state[begin:end]
-        return Logits(self.rows[begin:end], self.log_sum[begin:end], state)
+        """Rows `begin` to `end`, as views, without states."""
+        return Logits(self.rows[begin:end], self.log_sum[begin:end])
 
     def allowed(self, at: int, masks: list[Mask] | None) -> Logits:
         """Only row `at`. If it has a mask, a copy, where tokens that are not allowed have logits
@@ -86,10 +93,10 @@ class Logits(NamedTuple):
         width = min(len(mask), rows.shape[1])
         if (token := forced(mask[:width])) is not None:
             rows[0, token] = 0.0
-            return Logits(rows, np.zeros(1, np.float32), only.state)
+            return Logits(rows, np.zeros(1, np.float32))
         np.copyto(rows[:, :width], only.rows[:, :width], where=mask[:width])
         weights = np.exp(rows - (top := rows.max()))
-        return Logits(rows, np.full(1, top + np.log(weights.sum())), only.state)
+        return Logits(rows, np.full(1, top + np.log(weights.sum())))
 
     def copy(self) -> Logits:
         """A copy, which stays valid after later forwards."""
@@ -97,12 +104,13 @@ class Logits(NamedTuple):
         return Logits(self.rows.copy(), self.log_sum.copy(), state)
 
     def last(self) -> Logits:
-        """A copy of the last row, which stays valid after later forwards."""
-        return self.part(len(self.rows) - 1, len(self.rows)).copy()
+        """A copy of the last row with its state, which stays valid after later forwards."""
+        state = None if self.state is None else self.state[-1:]
+        return Logits(self.rows[-1:], self.log_sum[-1:], state).copy()
 
-    def state_of(self, at: int) -> np.ndarray | None:
-        """A copy of the state of row `at`, or None."""
-        return None if self.state is None else self.state[at].copy()
+    def states(self, count: int) -> np.ndarray | None:
+        """A copy of the states of the first `count` tokens, or None."""
+        return None if self.state is None else self.state[:count].copy()
 
 
 class Runner(Protocol):

@@ -189,12 +189,16 @@ class PagedModel:
         self.size = size
         self.costs.record(size, perf_counter() - begun, attended)
         results = []
-        begin = 0
+        begin = read = 0
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
             first = answers[begin] if run.rows else 0
-            results.append(logits.part(first, first + run.rows))
+            part = logits.part(first, first + run.rows)
+            if logits.state is not None:
+                part = part._replace(state=logits.state[read : read + len(run.tokens)])
+            results.append(part)
             begin += run.rows
+            read += len(run.tokens)
         return results
 
     def _parts(self, run: Run) -> list[Part]:

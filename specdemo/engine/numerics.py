@@ -17,7 +17,7 @@ from . import graph
 from .checkpoint import Checkpoint, PairFiles, weights_size
 from .cost_model import LARGEST
 from .draft_head import DraftHead, fractions
-from .messages import PREFILL_CHUNK, HeadStep, Model, ModelSettings, Run
+from .messages import PREFILL_CHUNK, HeadStep, Model, ModelSettings, Run, Taps
 from .model import open_model
 from .profile import Invariance, Properties, TargetProfile
 
@@ -126,7 +126,7 @@ def open_target(
     six = min((costs[size] for size in costs if size >= 6), default=0)
     fine = six > FINE_COST_RATIO * costs.get(1, 0)
     shapes = fixed_shapes(source, FINE_SHAPES if fine else FIXED_SHAPES, available)
-    hidden = fractions(files.head, core) if files.head else None
+    hidden = Taps(fractions=fractions(files.head, core)) if files.head else None
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
         tried, found = [known.properties], known.invariance

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from specdemo.engine import cache, numerics
 from specdemo.engine.graph import read_decoder
-from specdemo.engine.messages import Logits, Model, ModelSettings, Run
+from specdemo.engine.messages import Logits, Model, ModelSettings, Run, Taps
 from specdemo.engine.model import open_model
 from specdemo.engine.sampling import Sampling, choose
 from specdemo.errors import BadInput
@@ -312,7 +312,9 @@ def _opened(loaded: LoadedPair) -> Model:
     if isinstance(source, Path):
         group = numerics.activation_group(read_decoder(core, source))
         properties.append((numerics.GROUP, str(group)))
-    return open_model(source, ModelSettings(properties=tuple(properties), hidden=THIRDS), core)
+    return open_model(
+        source, ModelSettings(properties=tuple(properties), hidden=Taps(fractions=THIRDS)), core
+    )
 
 
 def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np.ndarray:
@@ -330,7 +332,8 @@ def _read(model: Model, loaded: LoadedPair, group: Sequence[Conversation]) -> np
 
 def _states(logits: Logits) -> np.ndarray:
     """`Rows.states` of these rows, [n, H + 1]."""
-    rows = np.hstack([logits.state, logits.log_sum[:, None]])
+    assert logits.state is not None, "the model was compiled for a head"
+    rows = np.hstack([logits.state[-len(logits.rows) :], logits.log_sum[:, None]])
     return rows.clip(-65504, 65504).astype(np.float16)
 
 
