@@ -265,6 +265,13 @@ def test_the_list_of_pairs_says_what_each_takes_and_how_fast_it_is_expected_to_b
     assert titles["dolly-3b"] == f"{dolly}download, 10 to 18 tokens/s expected"
 
 
+def test_a_hundred_visitors_who_open_the_page_at_once_cost_one_look_at_disk_and_memory(monkeypatch):
+    offer, looked = offers.Offer(EMBEDDED, shared=True), []
+    monkeypatch.setattr(offer, "pairs", lambda survey: looked.append(survey) or ["a pair"])
+    assert [offer.survey for _ in range(100)] == [["a pair"]] * 100
+    assert looked == [True]
+
+
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
     offer = offers.Offer(ModelChoice(target="owner/model"), shared=True)
     wanted = offers.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})

@@ -24,11 +24,17 @@ MILLISECONDS = 80, 88, 96, 112, 120, 136, 144, 160
 """Of a forward of 1, 2, ... tokens."""
 
 
+def id_of(text: str) -> int:
+    return WORDS.index(text.strip()) if text.strip() in WORDS else 90
+
+
 def drafted(**accepted: bool | None):
     """Draft tokens by text: accepted, rejected, or None for one that was not examined."""
     return tuple(
-        DraftToken(at, 0.5, None if right is None else 0.5, bool(right), "head", f" {text}")
-        for at, (text, right) in enumerate(accepted.items())
+        DraftToken(
+            id_of(text), 0.5, None if right is None else 0.5, bool(right), "head", f" {text}"
+        )
+        for text, right in accepted.items()
     )
 
 
@@ -42,7 +48,7 @@ def made_up():
         (drafted(eight=False), ("correction", " 8")),
     ]
     made = tuple(
-        Round(draft, EmittedToken(9, kind, 0.5, text), 0.001, 0.09, 0.1 * at + 0.1)
+        Round(draft, EmittedToken(id_of(text), kind, 0.5, text), 0.001, 0.09, 0.1 * at + 0.1)
         for at, (draft, (kind, text)) in enumerate(rounds)
     )
     tokens = [BaselineToken(at, 0.09 * at + 0.1, f" {word}") for at, word in enumerate(WORDS)]

@@ -1,8 +1,12 @@
 """The speed of a run, measured and as Leviathan et al. (arXiv 2211.17192) predict it."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
+
+import numpy as np
 
 from specdemo.engine.rounds import Round
 from specdemo.runs.race import counted
@@ -36,36 +40,54 @@ def measured_speed(trace: Trace) -> Speed | None:
     return Speed(summary.tokens_per_round, seconds / rounds, baseline / tokens)
 
 
-def predicted_speed(trace: Trace, rate: float | None = None) -> Speed | None:
+def predicted_speed(trace: Trace) -> Speed | None:
     """The Speed that a run's cost model and acceptance rates let expect for its drafts.
 
     A draft token is accepted, if all before it are, with the run's acceptance rate of its `_place`;
     so a round yields 1 + a1 + a1 a2 + ... tokens (equation 1 with a rate for each token). A round
     takes its drafting, the modelled forward and the run's mean time outside inference; a token of
-    autoregressive decoding what it took, without a baseline the modelled forward. With `rate` all
-    acceptance rates change alike, to this mean. None without a cost model or draft tokens."""
+    autoregressive decoding what it took, without a baseline the modelled forward. None without a
+    cost model or draft tokens."""
     rounds, summary = trace.decoding_rounds, summarize(trace)
-    overall = summary.acceptance_rate
-    if not trace.costs or overall is None:
+    if not trace.costs or summary.acceptance_rate is None:
         return None
-    accepted, examined = Counter[tuple](), Counter[tuple]()
+    seconds = 0.0
     for round_ in rounds:
-        places = [_place(round_, at) for at in range(len(judged(round_)))]
-        accepted.update(places[: round_.accepted])
-        examined.update(places)
-    tokens = seconds = 0.0
-    for round_ in rounds:
-        survival = 1.0
-        for at in range(len(round_.drafted)):
-            place = _place(round_, at)
-            share = accepted[place] / examined[place] if examined[place] else overall
-            survival *= _scaled(share, overall, rate)
-            tokens += survival
         size = min(len(round_.drafted), len(trace.costs.target) - 1)
         seconds += round_.draft_seconds + trace.costs.target[size]
-    count = len(rounds)
-    outside = summary.outside_seconds / count
-    return Speed(1 + tokens / count, seconds / count + outside, token_seconds(trace))
+    seconds += summary.outside_seconds
+    [tokens] = _tokens_per_round(trace, [summary.acceptance_rate])
+    return Speed(tokens, seconds / len(rounds), token_seconds(trace))
+
+
+def predicted_speedups(trace: Trace, rates: Sequence[float]) -> list[float]:
+    """The predicted speed-up if all acceptance rates of the run changed alike, to these means.
+    Empty without a cost model or draft tokens."""
+    predicted = predicted_speed(trace)
+    if predicted is None:
+        return []
+    return [
+        replace(predicted, tokens_per_round=one).speedup for one in _tokens_per_round(trace, rates)
+    ]
+
+
+def _tokens_per_round(trace: Trace, rates: Sequence[float]) -> list[float]:
+    """The tokens of a round on average, for each mean acceptance rate."""
+    overall, accepted, examined = summarize(trace).acceptance_rate, Counter(), Counter()
+    drafts = []
+    for round_ in trace.decoding_rounds:
+        drafts.append([_place(round_, at) for at in range(len(round_.drafted))])
+        accepted.update(drafts[-1][: round_.accepted])
+        examined.update(drafts[-1][: len(judged(round_))])
+    rows = {place: row for row, place in enumerate(dict.fromkeys(chain(*drafts)))}
+    chances = np.zeros((len(rows) + 1, len(rates)))  # the last row is for no token
+    for place, row in rows.items():
+        share = accepted[place] / examined[place] if examined[place] else overall
+        chances[row] = [_scaled(share, overall, rate) for rate in rates]
+    longest = max(map(len, drafts))
+    table = [[rows[place] for place in one] + [-1] * (longest - len(one)) for one in drafts]
+    survival = np.cumprod(chances[np.array(table)], axis=1)  # [rounds, position, rate]
+    return (1 + survival.sum(axis=1).mean(axis=0)).tolist()
 
 
 def token_seconds(trace: Trace) -> float:
@@ -82,9 +104,9 @@ def _place(round_: Round, at: int) -> tuple[int, str, bool]:
     return at, round_.drafted[at].source, len(round_.drafted) > LONG_DRAFT
 
 
-def _scaled(share: float, overall: float, rate: float | None) -> float:
+def _scaled(share: float, overall: float, rate: float) -> float:
     """`share` moved towards 0 or 1 as far as `overall` is to become `rate`."""
-    if rate is None or rate == overall:  # both can be 0
+    if rate == overall:  # both can be 0
         return share
     if rate <= overall:
         return share * rate / overall

@@ -15,6 +15,7 @@ from .cost_model import LARGEST
 from .lookup import Lookup
 from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
 from .policy import LEAST_SURVIVAL, MAX_DRAFT, READING_SHARE, Policy
+from .rounds import Source
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
 SHARPER = 1.2
@@ -31,7 +32,7 @@ class LogitsDrafter:
     equal. The source proposes only the first `depth` tokens of a draft.
     """
 
-    name = "model"
+    name: Source = "model"
     depth = MAX_DRAFT
 
     def __init__(self, policy: Policy, sampling: Sampling, head_tokens: np.ndarray | None):
@@ -86,7 +87,7 @@ class HeadDrafter(LogitsDrafter):
     """Proposes with a draft head. The head reads the target's hidden state that gave the last
     verified token, that token, and the draft tokens after it."""
 
-    name = "head"
+    name: Source = "head"
     depth = DEPTH
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from .cache import BlockPool, Sequence
 from .constraint import Mask, forced
 from .cost_model import CostModel
+from .rounds import Source
 from .sampling import Distribution
 
 PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most
@@ -189,7 +190,7 @@ class Proposal(NamedTuple):
     n-grams. `distribution` is the one that the token was drawn from, if the coupling needs it."""
 
     token: int
-    source: str
+    source: Source
     confidence: float
     acceptance: float = 0.0
     probability: float | None = None

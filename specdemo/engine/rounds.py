@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["first", "correction", "bonus", "plain"]
+Source = Literal["model", "head", "lookup", "grammar", "ngrams"]
+"""What proposed a draft token; "ngrams" (a table) occurs in runs of earlier versions only."""
 
 
 @dataclass(slots=True)
@@ -15,7 +17,7 @@ class DraftToken:
     draft_probability: float | None
     target_probability: float | None
     accepted: bool
-    source: str = "model"
+    source: Source = "model"
     text: str = ""
 
     @property

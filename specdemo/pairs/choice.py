@@ -1,12 +1,14 @@
 """Which models a user chose, and which were loaded."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdemo.options import CONFIG, Line, option
 
+Name = Annotated[str, Field(max_length=4096)]  # a model may be named by its folder
 WeightFormat = Literal["auto", "int8", "int4", "fp16"]
 
 
@@ -53,9 +55,9 @@ class ModelChoice:
 class PairInfo:
     """The models of a run: names, loaded revisions, and the numerics found on this machine."""
 
-    name: str
-    target: str
-    draft: str | None
-    target_revision: str = ""
-    draft_revision: str = ""
-    numerics_found: str = ""
+    name: Name
+    target: Name
+    draft: Name | None
+    target_revision: Name = ""
+    draft_revision: Name = ""
+    numerics_found: Name = ""

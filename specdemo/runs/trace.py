@@ -6,15 +6,63 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import sentence
 from specdemo.pairs.choice import PairInfo
-from specdemo.runs.settings import Settings
+from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
+
+LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
+LONGEST_DRAFT = 64
+MOST_RACES = 64
+LARGEST_COUNT = 2**31 - 1
+LONGEST_SECONDS = 1e6  # eleven days
+LARGEST_SPEEDUP = 1000.0
+LARGEST_RATE = 1e6  # tokens a second
+
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
+ForwardSeconds = Annotated[float, Field(gt=0, le=3600)]
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+def _possible(round_: Round, number: int) -> bool:
+    """Whether decoding can yield this as its round `number`, from 0. The engine's own classes have
+    no limits in their types."""
+    drafted, emitted = round_.drafted, round_.emitted
+    tokens: list[DraftToken | EmittedToken] = [*drafted, *([emitted] if emitted else [])]
+    probabilities = [token.target_probability for token in tokens]
+    probabilities += [token.draft_probability for token in drafted]
+    times = round_.draft_seconds, round_.verify_seconds, round_.shown_at
+    if emitted and emitted.kind == "first" and (number or drafted):
+        return False
+    return (
+        bool(round_.tokens)
+        and len(drafted) <= LONGEST_DRAFT
+        and all(token.accepted for token in drafted[: round_.accepted])
+        and all(0 <= token.id <= LARGEST_COUNT for token in tokens)
+        and all(len(token.text) <= LONGEST_TEXT for token in tokens)
+        and all(0 <= share <= 1.001 for share in probabilities if share is not None)
+        and all(0 <= seconds <= LONGEST_SECONDS for seconds in times)
+    )
+
+
+def _require_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+    for number, round_ in enumerate(rounds):
+        if not _possible(round_, number):
+            raise ValueError(f"no run has such a round {number}")
+    return _require_order(rounds)
+
+
+def _require_order(events: Any) -> Any:
+    if any(later.shown_at < earlier.shown_at for earlier, later in pairwise(events)):
+        raise ValueError("the times go back")
+    return events
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +70,9 @@ class BaselineToken:
     """A token of autoregressive decoding, shown `shown_at` seconds after the start. `margin`: its
     logit minus the next best, None if sampled."""
 
-    id: int
-    shown_at: float
-    text: str = ""
+    id: Count
+    shown_at: Seconds
+    text: Text = ""
     margin: float | None = None
 
 
@@ -33,10 +81,12 @@ class Baseline:
     """Autoregressive decoding of the same prompt, one token a forward, independent of the answer.
     Times include the prefill seconds of the speculative run; other fields are as in Trace."""
 
-    tokens: tuple[BaselineToken, ...]
-    prefill_seconds: float
-    cpu_seconds: float
-    shared_with: int = 0
+    tokens: Annotated[
+        tuple[BaselineToken, ...], Field(max_length=MAX_NEW_TOKENS), AfterValidator(_require_order)
+    ]
+    prefill_seconds: Seconds
+    cpu_seconds: Seconds
+    shared_with: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +94,9 @@ class Repeat:
     """Another race of the same question, with the same tokens and not streamed: seconds of decoding
     of both runs, first token to last. Other fields are as in Trace."""
 
-    seconds: Annotated[float, Field(gt=0)]
-    baseline_seconds: Annotated[float, Field(gt=0)]
-    shared_with: int = 0
+    seconds: Annotated[Seconds, Field(gt=0)]
+    baseline_seconds: Annotated[Seconds, Field(gt=0)]
+    shared_with: Count = 0
     compiling: bool = False
 
     @property
@@ -70,9 +120,9 @@ class ForwardCosts:
     2, ... tokens at the run's mean context, `draft_step` of the draft model or head (0 without
     one), `token` of one token of autoregressive decoding (0 in runs of earlier versions)."""
 
-    target: tuple[float, ...]
-    draft_step: float
-    token: float = 0.0
+    target: Annotated[tuple[ForwardSeconds, ...], Field(min_length=1, max_length=256)]
+    draft_step: Seconds
+    token: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +137,25 @@ class Trace:
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     instruction: str
-    prompt_tokens: int
-    prompt_reused: int
+    prompt_tokens: Count
+    prompt_reused: Count
     pair: PairInfo
     settings: Settings
-    prefill_seconds: float
-    rounds: tuple[Round, ...]
+    prefill_seconds: Seconds
+    rounds: Annotated[
+        tuple[Round, ...], Field(max_length=MAX_NEW_TOKENS), AfterValidator(_require_rounds)
+    ]
     finish_reason: Literal["stop", "length", "context", "cancelled"]
-    cpu_seconds: float
-    outside_seconds: float
+    cpu_seconds: Seconds
+    outside_seconds: Seconds
     baseline: Baseline | None = None
     identical: bool | None = None
-    created: str = ""
-    machine: str = ""
-    shared_with: int = 0
+    created: Text = ""
+    machine: Text = ""
+    shared_with: Count = 0
     costs: ForwardCosts | None = None
     compiling: bool = False
-    repeats: tuple[Repeat, ...] = ()
+    repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
     schema: Literal[1] = 1
 
     @property
@@ -268,14 +320,26 @@ _READER = TypeAdapter(Trace)
 
 def from_json(text: str | bytes) -> Trace:
     """Read a trace written by `to_json`, of this version or an earlier one; unknown fields are
-    ignored. Raises BadInput, naming the field, for anything else."""
+    ignored. Raises BadInput, naming the field, for anything else, and for what no run can be: a
+    trace comes from strangers, and what it says is computed with and drawn."""
     try:
         trace = _READER.validate_json(text, strict=True)
-        to_json(trace)  # raises ValueError: figures of finite numbers may be infinite
-        return trace
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise BadInput("The file is not JSON; choose a trace that this demo saved.") from None
         raise BadInput(f"The file is not a trace of schema 1: {sentence(error)}") from None
-    except ValueError:
-        raise BadInput("The file is not a trace: its figures come to infinite numbers.") from None
+    summary, baseline = summarize(trace), trace.baseline
+    tokens = tuple(token.id for token in baseline.tokens) if baseline else None
+    rates = summary.tokens_per_second, summary.baseline_tokens_per_second or 0.0
+    speedups = [summary.speedup, *(one.baseline_seconds / one.seconds for one in trace.repeats)]
+    if summary.tokens > MAX_NEW_TOKENS:
+        problem = f"it has {summary.tokens} tokens, and a run has at most {MAX_NEW_TOKENS}"
+    elif trace.identical and tokens != trace.token_ids:
+        problem = "it calls two answers identical that differ"
+    elif max(rates) > LARGEST_RATE:
+        problem = f"it makes more than {LARGEST_RATE:,.0f} tokens a second"
+    elif not all(1 / LARGEST_SPEEDUP < one < LARGEST_SPEEDUP for one in speedups if one):
+        problem = f"one of its runs is more than {LARGEST_SPEEDUP:.0f} times as fast as the other"
+    else:
+        return trace
+    raise BadInput(f"The file is not a trace: {problem}.")

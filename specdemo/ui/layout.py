@@ -132,9 +132,8 @@ class RaceTab:
             self._add_settings()
         self.inputs = {name: self.inputs[name] for name in offers.NAMES}
         looks = {"apply_default_css": False}
-        looks["js_on_load"] = "window.specdemo.mount(element, server)"
-        opened = {"elem_id": "sd-view", "server_functions": [events.opened]}
-        gr.HTML(html_template=_static("race.html"), **opened, **looks)
+        looks["js_on_load"] = "window.specdemo.mount(element)"
+        gr.HTML(html_template=_static("race.html"), elem_id="sd-view", **looks)
         looks["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
         self.channel = gr.HTML("", html_template="", visible="hidden", **looks)
 
@@ -200,7 +199,7 @@ class RaceTab:
         blocks.load(self._linked_inputs, None, every, **now)
         for event in (raced.then, blocks.load):
             event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
-        blocks.load(lambda: gr.update(choices=self._offer.pairs(True)), None, pair, **now)
+        blocks.load(lambda: gr.update(choices=self._offer.survey), None, pair, **now)
 
     def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
         asked = visitor_of(request), dict(zip(offers.NAMES, values, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import parse_qs
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from specdemo.errors import BadInput
 from specdemo.options import sentence
-from specdemo.serving.request_guard import MAX_BODY, RequestGuard
+from specdemo.serving.request_guard import RequestGuard
 
 if TYPE_CHECKING:
     import gradio
@@ -69,13 +69,11 @@ class Cancel(Reset):
 
 
 class OpenRun(Body):
-    """A saved run, to be drawn."""
+    """A saved run, to be drawn; `visitor` is a name that the script makes up for its tab."""
 
-    size: ClassVar[int] = MAX_BODY
-    data: str
-    component_id: int
-    fn_name: Literal["opened"]
-    session_hash: Id
+    size: ClassVar[int] = 3_200_000
+    run: str
+    visitor: Id
 
 
 READS = (
@@ -106,7 +104,7 @@ CALLS: dict[str, type[Body]] = {
     "/gradio_api/call/v2/generate": NamedCall,
     "/gradio_api/cancel": Cancel,
     "/gradio_api/reset": Reset,
-    "/gradio_api/component_server/": OpenRun,
+    "/open": OpenRun,
 }
 """Of POST, with the shape of the body."""
 

@@ -7,12 +7,14 @@ import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import anyio
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from specdemo.errors import RequestFailed
-from specdemo.serving.request_guard import has_key
-from specdemo.ui import MAX_EVENTS
-from specdemo.ui.routes import PageGuard
+from specdemo.errors import RequestFailed, SpecdemoError
+from specdemo.serving.request_guard import has_key, network_of
+from specdemo.ui import MAX_EVENTS, events
+from specdemo.ui.routes import OpenRun, PageGuard
+from specdemo.ui.service import Visitor
 
 if TYPE_CHECKING:
     import gradio
@@ -78,15 +80,33 @@ def page_app(
     async def figures(request: Request) -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    async def open_run(request: Request) -> Response:
+        """The envelope of a saved run. It counts as a question of the visitor, and runs are read
+        one at a time: the longest takes half a second of the processor."""
+        asked = OpenRun.model_validate_json(await request.body())
+        network = network_of(request.client.host if request.client else "")
+
+        def envelope() -> tuple[str, int]:
+            try:
+                with service.gate.request(Visitor(asked.visitor, network)):
+                    return events.opened(asked.run), 200
+            except SpecdemoError as error:
+                return events.failed(error), error.http_status
+
+        shown = await anyio.to_thread.run_sync(envelope, limiter=reading)
+        return Response(*shown, media_type="application/json")
+
     async def unreadable(request: Request, error: Exception) -> Response:
         """Gradio's handlers raise these errors for a malformed request, before any work begins."""
         message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
         return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
 
+    reading = anyio.CapacityLimiter(1)
     guard.attach(blocks, gradio.utils.get_upload_folder())
     app = FastAPI(middleware=guard.middleware(), openapi_url=None)
     for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
         app.add_route(path, answer)
+    app.add_route("/open", open_run, methods=["POST"])
     wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
     blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
     blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first

@@ -8,7 +8,13 @@ import re
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdemo.bench.costs import Speed, measured_speed, predicted_speed, token_seconds
+from specdemo.bench.costs import (
+    Speed,
+    measured_speed,
+    predicted_speed,
+    predicted_speedups,
+    token_seconds,
+)
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.host.terminal import where
 from specdemo.runs import race as races
@@ -102,7 +108,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
     one = token_seconds(trace)
     ratio = trace.costs.target[tokens - 1] / one
     predicted, measured, found = predicted_speed(trace), measured_speed(trace), races.verdict(trace)
-    speeds = (predicted_speed(trace, at / 100) for at in range(101))
+    speedups = predicted_speedups(trace, [percent / 100 for percent in range(101)])
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
@@ -111,7 +117,7 @@ def curve(trace: Trace) -> dict[str, Any] | None:
         "measured": found.speedup if found else measured and measured.speedup,
         "differs": difference(predicted, measured) if predicted and measured else "",
         "rate": summarize(trace).acceptance_rate,
-        "by_rate": [round(speed.speedup, 3) for speed in speeds] if predicted else [],
+        "by_rate": [round(speedup, 3) for speedup in speedups],
     }
 
 

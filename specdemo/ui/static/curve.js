@@ -17,7 +17,8 @@ const drawChart = (chart, table, rounds, tokens) => {
   const highest = Math.max(table.at(-1), table[0] * 1.5) * 1.08, last = table.length;
   const x = (size) => LEFT + (WIDTH - LEFT - 24) * (size - 1) / (last - 1 || 1);
   const y = (s) => BOTTOM - (BOTTOM - TOP) * Math.min(s / highest, 1);
-  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((ms) => 5 * ms >= 1000 * highest) ?? 5000;
+  const decade = 10 ** Math.floor(Math.log10(1000 * highest / 5));
+  const step = decade * [1, 2, 5, 10].find((one) => 5 * one * decade >= 1000 * highest);
   const nodes = [];
   for (let ms = 0; ms < 1000 * highest; ms += step) {
     const at = y(ms / 1000);

@@ -4,6 +4,7 @@ const GLYPHS = {
   accepted: "✓", forced: "=", rejected: "×", unseen: "·", correction: "↺", bonus: "+", first: "1", plain: "–",
 };
 const RUNNING = ["speculative", "baseline", "again", "waiting", "loading"];
+const MOST_COLUMNS = 400;
 const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
 const KEEPING = ["waiting", "loading", "error"];   // what was shown before stays
 
@@ -17,15 +18,16 @@ const table = (head, rows) => {
 /* Tables: what proposed the tokens, and where the time went. */
 const drawFigures = (find, trace) => {
   const { rounds, baseline, summary, prefill_seconds: prefill } = trace;
-  const { tokens, accepted } = summary, sources = {};
+  const { tokens, accepted } = summary, sources = new Map();
   for (const token of rounds.flatMap((round) => round.drafted)) {
-    const one = sources[token.source] ??= { examined: 0, accepted: 0 };
+    const one = sources.get(token.source) ?? { examined: 0, accepted: 0 };
+    sources.set(token.source, one);
     one.accepted += token.accepted;
     one.examined += token.accepted || token.target_probability != null;
   }
   find(".sd-who").replaceChildren(table(
     ["Source", "Examined", "Acceptance rate", "Share of the answer"],
-    [...Object.entries(sources).map(([name, one]) => [SOURCES[name] ?? name, one.examined,
+    [...[...sources].map(([name, one]) => [SOURCES.get(name), one.examined,
       shareOf(one.accepted, one.examined), shareOf(one.accepted, tokens)]),
     ["target model itself", "-", "-", shareOf(tokens - accepted, tokens)]]));
   const { draft_seconds: draft, verify_seconds: verify } = summary;
@@ -38,8 +40,8 @@ const drawFigures = (find, trace) => {
 };
 
 class RaceView {
-  constructor(root, server) {
-    Object.assign(this, { root, server, run: null, trace: null, total: 1, origin: "", live: false });
+  constructor(root) {
+    Object.assign(this, { root, run: null, trace: null, total: 1, origin: "", live: false });
     this.find = (name) => root.querySelector(name);
     this.spec = new Runner(this.find(".sd-racer-spec"), this.find(".sd-text-spec"));
     this.baseline = new Runner(this.find(".sd-racer-baseline"), this.find(".sd-text-baseline"));
@@ -65,7 +67,11 @@ class RaceView {
   /* The envelope of a run that was measured before, from its JSON; made by the server. */
   async envelope(text) {
     if (text.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
-    return this.server.opened(text)
+    return fetch(page + "open", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ run: text, visitor: VISITOR }),
+    }).then((response) => response.text())
       .catch(() => failure("The server does not answer; reload the page."));
   }
 
@@ -180,7 +186,7 @@ class RaceView {
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not earlier: during a race, drawing the columns would take time from it.
-    this.strip.append(...spec.events.map((one) => one.column));
+    this.strip.append(...spec.events.slice(0, MOST_COLUMNS).map((one) => one.column));
     drawFigures(this.find, trace);
     drawCurve(this.find, trace, curve);
     drawExamples(this);
@@ -205,6 +211,7 @@ const fresh = ({ events }, items, from) => (from > events.length ? []
 
 const failure = (note) => JSON.stringify({ phase: "error", note });
 const page = location.origin + location.pathname;
+const VISITOR = Array.from(crypto.getRandomValues(new Uint8Array(12)), (one) => one.toString(36)).join("");
 let race = null, query = [];
 
 /* Shows a run before the first question: the run of the link, else the recorded one. */
@@ -219,8 +226,8 @@ const openFirst = async () => {
 };
 
 window.specdemo = {
-  mount(element, server) {
-    race = window.specdemo.race = new RaceView(element.querySelector(".sd-view"), server);
+  mount(element) {
+    race = window.specdemo.race = new RaceView(element.querySelector(".sd-view"));
     openFirst();
     addEventListener("hashchange", openFirst);
   },

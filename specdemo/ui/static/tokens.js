@@ -93,10 +93,10 @@ const KIND_WORDS = {
   first: "first token, by the target",
   plain: "nothing was drafted",
 };
-const SOURCES = {
+const SOURCES = new Map(Object.entries({
   model: "draft model", head: "draft head", lookup: "n-gram lookup", ngrams: "n-gram table",
   grammar: "grammar",
-};
+}));
 const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
 const STEPS = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
@@ -148,7 +148,7 @@ class About {
 
   words({ kind, token, rejected, round, place, of }) {
     const where = place !== undefined ? ` ${place + 1} of ${of}` : of ? `, after ${of} drafted` : "";
-    const by = SOURCES[token.source] ? ` by ${SOURCES[token.source]}` : "";
+    const by = SOURCES.has(token.source) ? ` by ${SOURCES.get(token.source)}` : "";
     const instead = rejected ? ` Rejected here: ${quoted(rejected.text)} (${thought(rejected)}).` : "";
     return `${quoted(token.text)}: ${KIND_WORDS[kind]}${where}${by}, in round ${round + 1}; `
       + `${thought(token)}.${instead}`;

@@ -1,0 +1,192 @@
+"""Saved runs from strangers: what no run can be is refused, reading one costs little, and the
+scripts draw whatever is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+
+import httpx
+import pytest
+from fakes import FakeSession, page_server
+
+from specdemo.errors import BadInput
+from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import ForwardCosts, Repeat, from_json, to_json
+from specdemo.ui import events, wording
+from specdemo.ui.service import Service
+
+*_, TRACE = FakeSession().race("one two three " * 4, Settings())
+COSTS = ForwardCosts((0.01,) * 16, 0.001)
+SAVED = to_json(dataclasses.replace(TRACE, costs=COSTS, repeats=(Repeat(1.0, 1.5),) * 2))
+
+
+def changed(*path, value) -> str:
+    """The saved run with another value at a path."""
+    run = json.loads(SAVED)
+    node = run
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return json.dumps(run)
+
+
+RUN = json.loads(SAVED)
+ROUND, DRAFT = RUN["rounds"][0], RUN["rounds"][1]["drafted"][0]
+REJECTED = {**DRAFT, "accepted": False}
+QUICK = [{**one, "shown_at": 0.01 + 1e-11 * at} for at, one in enumerate(RUN["rounds"])]
+PLAIN = {**ROUND, "emitted": {"id": 1, "kind": "plain"}, "shown_at": 0.5}
+
+IMPOSSIBLE = {
+    "90,000 repeats": (["repeats"], [{"seconds": 1.0, "baseline_seconds": 1.5}] * 90_000),
+    "more rounds than tokens": (["rounds"], [PLAIN] * 5000),
+    "more tokens than an answer": (["rounds"], [{**PLAIN, "drafted": [DRAFT] * 60}] * 4000),
+    "a long draft": (["rounds", 1, "drafted"], [DRAFT] * 65),
+    "a long token": (["rounds", 0, "emitted", "text"], "x" * 1001),
+    "a first token later": (["rounds", 3], ROUND),
+    "an accepted token after a rejected one": (["rounds", 2, "drafted"], [REJECTED, DRAFT]),
+    "an unknown source": (["rounds", 1, "drafted", 0, "source"], "__proto__"),
+    "an unknown kind": (["rounds", 0, "emitted", "kind"], "constructor"),
+    "a negative id": (["rounds", 0, "emitted", "id"], -1),
+    "a probability of 2": (["rounds", 0, "emitted", "target_probability"], 2.0),
+    "time that goes back": (["rounds", 2, "shown_at"], 0.001),
+    "baseline time that goes back": (["baseline", "tokens", 2, "shown_at"], 0.001),
+    "answers that differ, called identical": (["baseline", "tokens", 2, "id"], 77),
+    "negative seconds": (["rounds", 1, "draft_seconds"], -1.0),
+    "endless seconds": (["prefill_seconds"], 1e12),
+    "a million times faster": (["repeats", 0, "seconds"], 1e-7),
+    "faster than any machine": (["rounds"], QUICK),
+    "no costs": (["costs", "target"], []),
+    "costs of nothing": (["costs", "target"], [0.0]),
+    "negative costs": (["costs", "target"], [-1.0]),
+    "infinite costs": (["costs", "target"], [1e308]),
+    "costs of thirty years": (["costs", "target"], [1e9] * 16),
+    "costs of very long drafts": (["costs", "target"], [0.01] * 100_000),
+    "a negative count": (["shared_with"], -1),
+    "a long machine": (["machine"], "x" * 10_000),
+    "a long pair": (["pair", "name"], "x" * 10_000),
+}
+
+
+@pytest.mark.parametrize("problem", IMPOSSIBLE)
+def test_what_no_run_can_be_is_refused_in_a_sentence(problem):
+    path, value = IMPOSSIBLE[problem]
+    with pytest.raises(BadInput, match="The file is not a trace") as refusal:
+        from_json(changed(*path, value=value))
+    assert len(str(refusal.value)) < 300
+
+
+def largest_run() -> str:
+    """A saved run of about the most bytes that the page takes; no two drafts are alike."""
+    chance, run = random.Random(1), json.loads(SAVED)
+    fields = {"id": 1, "draft_probability": None, "target_probability": None, "accepted": False}
+    sources = ["model", "head", "lookup", "grammar", "ngrams"]
+    for number in range(1600):
+        drafted = [{**fields, "source": chance.choice(sources)} for _ in range(15)]
+        shown_at = 1.0 + number / 100
+        emitted = {"id": 1, "kind": "correction"}
+        run["rounds"].append(
+            {**ROUND, "drafted": drafted, "emitted": emitted, "shown_at": shown_at}
+        )
+    run["identical"] = False
+    return json.dumps(run, separators=(",", ":"))
+
+
+def test_reading_the_largest_run_takes_little_of_the_processor_and_its_curve_less():
+    text = largest_run()
+    assert 2_000_000 < len(text) < 2_500_000
+    since = time.process_time()
+    trace = from_json(text)
+    events.opened(text)
+    whole = time.process_time() - since
+    since = time.process_time()
+    assert len(wording.curve(trace)["by_rate"]) == 101
+    assert time.process_time() - since < 1.5 and whole < 3, "seconds of the processor"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    service = Service(ModelChoice("embedded"), lambda pair, report: FakeSession())
+    service.start()
+    with page_server(service, tmp_path_factory.mktemp("page")) as url:
+        yield url + "/"
+
+
+def test_opened_runs_count_against_the_limits_of_who_opens_them(url):
+    with httpx.Client(timeout=60) as client:
+
+        def open_run(run: str, visitor: str) -> httpx.Response:
+            return client.post(f"{url}open", json={"run": run, "visitor": visitor})
+
+        answers = [open_run(SAVED, "the-same-tab") for _ in range(31)]
+        assert [one.status_code for one in answers] == [200] * 30 + [429]
+        assert "30 questions from you came within a minute" in answers[-1].json()["note"]
+        assert open_run(SAVED, "another-tab").json()["trace"]["repeats"]
+        refused = open_run("{}", "a-third-tab")
+        assert refused.status_code == 400 and "is missing" in refused.json()["note"]
+        assert client.post(f"{url}open", json={"run": SAVED}).status_code == 400
+
+
+# In a browser
+
+NUMBERS = 0, -1, 1, 7, 1e-9, 1e-5, 0.999, 1e6, 1e9, 1e308, 2**31 - 1, 2**53, True, None
+TEXTS = "", "__proto__", "constructor", "toString", "<b>", "x" * 900, "\u202e\u0000", "🦊" * 200
+SHAPES = [], {}, [0.01] * 256, [1e-9] * 3, [3600.0] * 16, [ROUND] * 3, [PLAIN] * 900
+
+
+def altered(chance: random.Random) -> str:
+    """The saved run with one or two values replaced by extreme ones."""
+    run = json.loads(SAVED)
+    for _ in range(chance.randint(1, 2)):
+        node = run
+        while True:
+            key = chance.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if not (isinstance(node[key], dict | list) and node[key] and chance.random() < 0.85):
+                break
+            node = node[key]
+        node[key] = chance.choice(chance.choice([NUMBERS, NUMBERS, TEXTS, SHAPES]))
+    return json.dumps(run)
+
+
+def test_whatever_is_accepted_is_drawn_soon_and_harms_no_script(url, chromium):
+    """Two thousand saved runs, each checked by the server's code and shown by the scripts."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chance, accepted, wrong = random.Random(50), 0, []
+    runs = [SAVED, largest_run(), *(altered(chance) for _ in range(2000))]
+    with playwright.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(60_000)
+        page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(url + "?speed=steps")
+        page.wait_for_function("window.specdemo?.race?.trace")
+        for run in runs:
+            try:
+                envelope = events.opened(run)
+            except BadInput:
+                continue
+            accepted += 1
+            slowest = page.evaluate(
+                """envelope => {
+                  const since = performance.now(), { race } = window.specdemo;
+                  race.receive(envelope);
+                  race.motion.step(1);
+                  race.motion.step(1);
+                  race.motion.jump(Infinity);
+                  document.body.offsetHeight;
+                  return performance.now() - since;
+                }""",
+                envelope,
+            )
+            assert slowest < 5000, run[:300]
+            assert wrong == [], run[:300]
+        assert page.evaluate("Object.keys(Object.prototype).length") == 0
+        assert page.evaluate("'accepted' in {} || 'examined' in {}") is False
+        assert page.evaluate("document.querySelectorAll('*').length") < 5000
+        browser.close()
+    assert accepted > 100, "most of the alterations are refused"
+    print(f"{accepted} of {len(runs)} runs were accepted")
