@@ -230,7 +230,7 @@ class _Along(Request):
         drafting, chains = HeadDrafter(Policy(), self.sampling, head.head_tokens), [[]]
         for begin in range(1, len(self.answer)):
             context, chain = [*self.tokens, *self.answer[:begin]], []
-            drafting.start(context, states[begin - 1])
+            drafting.start(context, states[begin - 1][None])
             for end in range(begin, min(begin + DEPTH, len(self.answer))):
                 said, _ = yield from drafting.step(context, self.answer[begin:end])
                 chain.append((said.token, said.probability))

@@ -91,8 +91,7 @@ class HeadDrafter(LogitsDrafter):
     depth = DEPTH
 
     def start(self, context: list[int], states: np.ndarray | None) -> None:
-        assert states is not None, "a target model for a head gives its states"
-        self._hidden = states[-1]
+        self._hidden: Any = None if states is None else states[-1]
         self._read = 0
         self._state: np.ndarray | None = None
 
