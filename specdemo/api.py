@@ -81,8 +81,8 @@ class Pipeline(AbstractContextManager[Any]):
     `temperature` (0: greedy), `top_p`, `top_k`, `seed`, `draft_tokens` (adaptive), `drafter`
     ("auto", "model", "lookup" or "none"), `numerics` and `coupling`; and those of transformers:
     `num_assistant_tokens` is `draft_tokens`, `do_sample=False` is greedy, with `do_sample=True` the
-    temperature is 1 unless given. `schema` makes the answer JSON: a JSON Schema as text or a dict,
-    or a pydantic model. Raises BadInput for options and prompts that cannot be used."""
+    temperature is 1 unless given. `json_schema` makes the answer JSON: a JSON Schema as text or a
+    dict, or a pydantic model. Raises BadInput for options and prompts that cannot be used."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -116,7 +116,7 @@ class Pipeline(AbstractContextManager[Any]):
             options["draft_tokens"] = options.pop("num_assistant_tokens")
         if (sampled := options.pop("do_sample", None)) is not None:
             options["temperature"] = options.get("temperature", 1.0) if sampled else 0.0
-        if (schema := options.pop("schema", None)) is not None:
+        if (schema := options.get("json_schema")) is not None:
             if hasattr(schema, "model_json_schema"):
                 schema = schema.model_json_schema()
             options["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
@@ -143,11 +143,10 @@ def load(
     The other options are those of `specdemo run`; `threads` bounds the processor threads of an
     inference. Raises BadInput for an unusable choice, FetchError, ModelError or MissingPackage.
     """
-    given = {"pair": pair, "target": model, "draft": assistant_model, "device": device}
+    given = {"pair": pair, "model": model, "assistant_model": assistant_model, "device": device}
     given |= {"draft_device": draft_device, "weight_format": weight_format, "kv_cache": kv_cache}
     choice = parse(ModelChoice, given)
-    names = {"target": "model", "draft": "assistant_model"}
-    chosen = chosen_pair(choice, lambda field: names.get(field, field))
+    chosen = chosen_pair(choice)
     with progress_bar() as report:
         loaded = load_pair(chosen, choice=choice, progress=report)
     return Pipeline(Session(loaded, threads=threads))

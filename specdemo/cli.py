@@ -69,7 +69,10 @@ def program() -> None:
 
 
 def main(
-    arguments: Sequence[str] | None = None, *, name: str = "specdemo", command: str | None = None
+    arguments: Sequence[str] | None = None,
+    *,
+    name: str = "specdemo",
+    command: click.Command | str | None = None,
 ) -> int:
     """Run the command line, or only its `command`. Returns the exit code: 0, 1 failure, 2 bad
     input, 130 interrupted."""
@@ -78,9 +81,9 @@ def main(
         if isinstance(stream, io.TextIOWrapper):  # "?" for a character that the encoding lacks
             stream.reconfigure(errors="replace")
     try:
-        chosen = program.get_command(click.Context(program), command) if command else program
-        assert chosen, f"{command} is not a command"
-        return chosen.main(arguments, name, standalone_mode=False) or 0
+        if isinstance(command, str):
+            command = program.get_command(click.Context(program), command)
+        return (command or program).main(arguments, name, standalone_mode=False) or 0
     except click.Abort:
         message, code = "interrupted", INTERRUPTED
     except click.ClickException as error:

@@ -5,6 +5,7 @@ from dataclasses import field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from specdemo.errors import BadInput
 
@@ -43,29 +44,41 @@ Line = Annotated[str, Field(max_length=500), BeforeValidator(_line)]
 
 def option(default: Any, help: str, **shown: str) -> Any:
     """A field with its default and the help that command line and page show. `shown` is for the
-    command line: the option's `name`, its `metavar`, the text for its default (`unset`), the option
+    command line: its `metavar`, the text for its default (`unset`), the option
     that switches a flag `off`, and `file` where it names the file that holds the value."""
     return field(default=default, metadata={"help": help, **shown})
 
 
+class InvalidOption(BadInput):
+    """The option `param` has an unusable `value`; the sentence ends with what is `expected`."""
+
+    def __init__(self, param: str, value: object, expected: str):
+        super().__init__(f"{param} is {value!r:.60}; {expected}.", param)
+        self.value, self.expected = value, expected
+
+
 def parse(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """A checked `kind` (Settings, ModelChoice) from text or numbers, with defaults. Raises BadInput
-    that names the first invalid setting, its value and what would be accepted."""
+    """A checked `kind` (Settings, ModelChoice) from text or numbers, with defaults. Raises
+    InvalidOption for the first invalid setting."""
     try:
         return TypeAdapter(kind).validate_python(dict(values))
     except ValidationError as error:
-        place = error.errors()[0]["loc"]
-        name = str(place[0]) if place else None
-        raise BadInput(sentence(error, name), param=name) from None
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise InvalidOption(name, first["input"], _expected(first, name)) from None
 
 
-def sentence(error: ValidationError, place: str | None = None) -> str:
-    """The first finding of a pydantic error as one sentence about `place`, else its own field."""
+def sentence(error: ValidationError) -> str:
+    """The first finding of a pydantic error as one sentence about its field."""
     first = error.errors()[0]
-    place = place or " ".join(".".join(map(str, first["loc"])).split()) or "the request"
+    place = " ".join(".".join(map(str, first["loc"])).split()) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-    if place == "draft_tokens":
-        reason += ", or auto"
-    return f"{place} is {first['input']!r:.60}; {reason}."
+    return f"{place} is {first['input']!r:.60}; {_expected(first, place)}."
+
+
+def _expected(finding: ErrorDetails, place: str) -> str:
+    if finding["type"] == "unexpected_keyword_argument":
+        return "there is no such option"
+    reason = finding["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+    return f"{reason}, or auto" if place == "draft_tokens" else reason

@@ -57,7 +57,7 @@ class Point(BaseModel):
 @pytest.mark.parametrize("schema", [Point, Point.model_json_schema(), '{"title": "Point"}'])
 def test_a_schema_is_text_a_dict_or_a_pydantic_model(schema):
     session = FakeSession()
-    Pipeline(session).generate("a point", schema=schema)
+    Pipeline(session).generate("a point", json_schema=schema)
     assert json.loads(session.settings[-1].json_schema)["title"] == "Point"
 
 

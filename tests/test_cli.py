@@ -162,7 +162,7 @@ def test_variables_stand_for_options_and_options_go_before_them(monkeypatch):
         monkeypatch.setenv(f"SPECDEMO_{name}", value)
     monkeypatch.setenv("SPECDEMO_TOP_K", "")  # as if it were not set
     for options, expected in (
-        (["--assistant-model", "c"], (ModelChoice(target="a", draft="c"), "fast")),
+        (["--assistant-model", "c"], (ModelChoice(model="a", assistant_model="c"), "fast")),
         (["--pair", "dolly-7b", "--numerics", "exact"], (ModelChoice(pair="dolly-7b"), "exact")),
     ):
         choice, settings = asked.main(options, standalone_mode=False)

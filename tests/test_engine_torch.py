@@ -68,7 +68,7 @@ def pair(request, tmp_path_factory):
 
 def loaded(target, draft, device="torch:cpu", draft_device="torch:cpu") -> loading.LoadedPair:
     choice = ModelChoice(
-        target=str(target), draft=str(draft), device=device, draft_device=draft_device
+        model=str(target), assistant_model=str(draft), device=device, draft_device=draft_device
     )
     return loading.load_pair(registry.chosen_pair(choice), choice=choice)
 
@@ -161,7 +161,7 @@ def test_code_of_a_model_runs_only_where_the_operator_allows_it(tmp_path, monkey
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_byte_tokenizer(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "py"))
-    choice = ModelChoice(target=str(tmp_path), device="torch:cpu")
+    choice = ModelChoice(model=str(tmp_path), device="torch:cpu")
     monkeypatch.delenv("SPECDEMO_TRUST_REMOTE_CODE", raising=False)
     found = loading.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(ModelError, match="trust_remote_code"):
@@ -213,7 +213,7 @@ def test_the_embedded_target_runs_dequantized(embedded_pair):
 
 def test_ir_and_a_kv_cache_precision_are_refused_on_torch(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
-    choice = ModelChoice(target=str(folder), device="torch:cpu")
+    choice = ModelChoice(model=str(folder), device="torch:cpu")
     with pytest.raises(BadInput, match="PyTorch checkpoint"):
         loading.load_pair(registry.chosen_pair(choice), choice=choice)
     with pytest.raises(BadInput, match="kv_cache f16"):
@@ -238,7 +238,8 @@ def test_a_device_that_is_not_there_is_refused(capsys, monkeypatch, device, miss
 def test_torch_is_not_imported_unless_a_torch_device_is_asked_for(tiny_home):
     folder = ir_folder(tiny_home, "llama-target", "int8")
     program = (
-        "import sys; import app, specdemo.bench.command, specdemo.serving.server, specdemo.ui.page;"
+        "import sys, app, specdemo.commands.bench, specdemo.serving.application;"
+        "import specdemo.ui.layout;"
         "from specdemo.cli import main;"
         f"assert main(['run', 'hello', '--model', {str(folder)!r}, '--max-new-tokens', '2']) == 0;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

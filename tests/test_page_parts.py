@@ -207,7 +207,7 @@ def test_a_pair_of_ones_own_needs_a_target():
     "wanted",
     [
         {"pair": "gpt2-xl"},
-        {"pair": offers.OWN, "target": "somebody/model"},
+        {"pair": offers.OWN, "model": "somebody/model"},
         {"kv_cache": "f16"},
     ],
 )
@@ -273,7 +273,7 @@ def test_a_hundred_visitors_who_open_the_page_at_once_cost_one_look_at_disk_and_
 
 
 def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
-    offer = offers.Offer(ModelChoice(target="owner/model"), shared=True)
-    wanted = offers.models_of({"pair": offer.defaults["pair"], "target": "owner/model"})
+    offer = offers.Offer(ModelChoice(model="owner/model"), shared=True)
+    wanted = offers.models_of({"pair": offer.defaults["pair"], "model": "owner/model"})
     assert offer.resolve(wanted) == offer.first
     assert offer.pairs() == [("owner/model", offers.OWN)]

@@ -76,7 +76,7 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     ]
     measured.keep("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
-    asked = replace(CHOICE, draft=DRAFTS[2])
+    asked = replace(CHOICE, assistant_model=DRAFTS[2])
     assert chosen_draft(chosen_pair(asked), asked)[0].name == DRAFTS[2]
     here.discard(DRAFTS[1])
     assert chosen() == (used and DRAFTS[:1]), "the winner was deleted"
@@ -101,7 +101,7 @@ def test_what_tune_found_is_kept_for_a_path_and_weight_format(tmp_path, monkeypa
 
 def test_a_text_names_a_pair_or_any_target_and_keeps_the_weight_format():
     assert registry.choice_of("dolly-3b", "int4") == replace(CHOICE, weight_format="int4")
-    assert registry.choice_of("gpt2", "int4") == ModelChoice(target="gpt2", weight_format="int4")
+    assert registry.choice_of("gpt2", "int4") == ModelChoice(model="gpt2", weight_format="int4")
     assert chosen_pair(registry.choice_of("gpt2")).target.repo == "gpt2"
 
 
@@ -112,12 +112,12 @@ def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
     assert pair.with_draft("EleutherAI/pythia-410m", "--x").draft.name == "EleutherAI/pythia-410m"
     with pytest.raises(BadInput, match="--x: the embedded pair has its own draft"):
         find_pair("embedded").with_draft("EleutherAI/pythia-410m", "--x")
-    with pytest.raises(BadInput, match="needs target or pair"):
-        chosen_pair(ModelChoice(draft="pythia-70m"))
+    with pytest.raises(BadInput, match="needs model or pair"):
+        chosen_pair(ModelChoice(assistant_model="pythia-70m"))
 
 
 def test_the_draft_that_a_server_was_started_with_is_kept_where_strangers_ask():
-    first = ModelChoice("dolly-3b", draft="pythia-160m")
+    first = ModelChoice("dolly-3b", assistant_model="pythia-160m")
     assert offers.Offer(first, shared=True).resolve(ModelChoice("dolly-3b")) == first
 
 
@@ -132,11 +132,12 @@ def test_tune_races_every_draft_and_none_and_keeps_the_fastest(tiny_pair, capsys
 
 
 def test_tune_checks_every_draft_first_and_races_with_default_settings(tiny_pair):
-    asked = ModelChoice("tiny", draft=NO_DRAFT, device="torch:cpu", kv_cache="u8", thinking=True)
+    free = {"device": "torch:cpu", "kv_cache": "u8", "thinking": True}
+    asked = ModelChoice("tiny", assistant_model=NO_DRAFT, **free)
     with pytest.raises(BadInput, match=r"--assistant-model '\./nowhere'"):
         next(tune(asked, pytest.fail, drafts=["./nowhere"], prompts=1))
     _, raced = islice(tune(asked, pytest.fail, prepare=lambda choice: [choice], prompts=1), 2)
-    assert raced == ModelChoice("tiny", draft=tiny_pair.drafts[0].name)
+    assert raced == ModelChoice("tiny", assistant_model=tiny_pair.drafts[0].name)
 
 
 def test_a_stopped_tune_keeps_nothing(tiny_pair):

@@ -87,8 +87,8 @@ def command(
     """Count the tokens that two target models choose alike. Loads no draft, because a draft changes
     no answer. `specdemo pairs` and the page show the share."""
     prompts = asked.read()
-    loaded = load_pair(replace(choice, draft=NO_DRAFT if choice.pair else ""))
-    compared = load_pair(ModelChoice(asked.reference, draft=NO_DRAFT))
+    loaded = load_pair(replace(choice, assistant_model=NO_DRAFT if choice.pair else ""))
+    compared = load_pair(ModelChoice(asked.reference, assistant_model=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
     names = {"pair": loaded.info.name, "reference": compared.info.name}
     measured.keep("agreement", {"pair": names["pair"]}, (names["reference"], found["agreement"]))

@@ -30,18 +30,18 @@ def tune(
     stop: threading.Event | None = None,
 ) -> Iterator[str | DraftResult | TuningResult]:
     """Race built-in prompts with each draft of the pair that `choice` names, with each of `drafts`
-    (as `ModelChoice.draft`) and with n-grams only, all on the processor with default settings.
-    `prepare` yields progress before a session is opened. Yields progress, a DraftResult per draft,
-    and last the TuningResult, which is stored. Raises BadInput for an unknown pair or draft before
-    the first race, RequestFailed when `stop` is set before the end."""
-    choice = ModelChoice(choice.pair, choice.target, weight_format=choice.weight_format)
+    (as `ModelChoice.assistant_model`) and with n-grams only, all on the processor with default
+    settings. `prepare` yields progress before a session is opened. Yields progress, a DraftResult
+    per draft, and last the TuningResult, which is stored. Raises BadInput for an unknown pair or
+    draft before the first race, RequestFailed when `stop` is set before the end."""
+    choice = ModelChoice(choice.pair, choice.model, weight_format=choice.weight_format)
     asked = [WARM_UP, *(one.instruction for one in spread(read_prompts(), prompts))]
     pair, rows = chosen_pair(choice), []
     for draft in drafts:
-        chosen_pair(replace(choice, draft=draft), lambda field: "--assistant-model")
+        chosen_pair(replace(choice, assistant_model=draft), lambda field: "--assistant-model")
     for draft in (*(draft.name for draft in pair.drafts), *drafts, NO_DRAFT):
         yield f"Loading {pair.title} with {named(draft)}"
-        chosen, traces = replace(choice, draft=draft), []
+        chosen, traces = replace(choice, assistant_model=draft), []
         yield from prepare(chosen)
         with open_session(chosen) as session:
             for at, instruction in enumerate(asked):

@@ -60,14 +60,14 @@ class PageOptions(ServerOptions):
 def page(options: PageOptions) -> None:
     """Serve the page: a question, both runs against the clock, the verdict."""
     listening = bound_socket(options.host, options.port)
-    chosen_pair(options, partial(option_name, ModelChoice), default=lambda: None)
+    chosen_pair(options, option_name, default=lambda: None)
 
     from huggingface_hub import constants
 
     from specdemo.ui.service import Service, VisitorLimits
 
     first = ModelChoice(**{one.name: getattr(options, one.name) for one in fields(ModelChoice)})
-    if not (first.pair or first.target):
+    if not (first.pair or first.model):
         first = replace(first, pair=offers.AUTO)
     capacity = {"cache_mb": options.cache_mb, "active": options.visitors}
     offer = offers.Offer(first, options.strangers, **capacity)

@@ -18,7 +18,7 @@ from specdemo.serving.server_options import ServeOptions
 @click.command()
 @options_of(ServeOptions, "options")
 def serve(options: ServeOptions) -> None:
-    if not options.target:
+    if not options.model:
         options = replace(options, pair=chosen_pair(options).name)
     if options.no_ray:
         serve_locally(options)
@@ -29,7 +29,7 @@ def serve(options: ServeOptions) -> None:
             "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
         )
     # Replicas run in other folders, so paths are made absolute.
-    folders = {"target": options.target, "draft": options.draft}
+    folders = {"model": options.model, "assistant_model": options.assistant_model}
     whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)

@@ -66,7 +66,7 @@ def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable
             required = default is dataclasses.MISSING
             if required or several or default == "":
                 default = None
-            name = option_name(kind, field.name)
+            name = option_name(field.name)
             checked = click.option(
                 f"{name}/--{about['off']}" if "off" in about else name,
                 field.name,
@@ -92,10 +92,9 @@ def _metavar(hint: Any) -> str:
     return "N" if int in kinds else "X" if float in kinds else "NAME"
 
 
-def option_name(kind: type, field: str) -> str:
-    """The option of a field of the dataclass `kind`: --draft-tokens for draft_tokens."""
-    name = kind.__dataclass_fields__[field].metadata.get("name", field)
-    return "--" + name.replace("_", "-")
+def option_name(field: str) -> str:
+    """The option of a field: --draft-tokens for draft_tokens."""
+    return "--" + field.replace("_", "-")
 
 
 def _variable(option: str) -> str:
@@ -103,22 +102,22 @@ def _variable(option: str) -> str:
 
 
 def _parse(kind: type, given: dict[str, Any]) -> Any:
-    from specdemo.options import parse
+    from specdemo.options import InvalidOption, parse
 
     source = click.get_current_context().get_parameter_source
     variables = {name for name in given if source(name) is ParameterSource.ENVIRONMENT}
     # An option that names models overrides the variables that do.
-    if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "target")):
-        given |= dict.fromkeys(variables & {"pair", "target", "draft"})
+    if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "model")):
+        given |= dict.fromkeys(variables & {"pair", "model", "assistant_model"})
     for field in dataclasses.fields(kind):
         if "file" in field.metadata and given.get(field.name):
-            given[field.name] = _text_of(given[field.name], option_name(kind, field.name))
+            given[field.name] = _text_of(given[field.name], option_name(field.name))
     try:
         return parse(kind, {name: value for name, value in given.items() if value is not None})
-    except BadInput as error:
-        name = option_name(kind, error.param)
+    except InvalidOption as error:
+        name = option_name(error.param)
         name = _variable(name) if error.param in variables else name
-        raise BadInput(str(error).replace(error.param, name, 1), error.param) from None
+        raise InvalidOption(name, error.value, error.expected) from None
 
 
 def _text_of(path: str, option: str) -> str:
@@ -134,14 +133,13 @@ def _text_of(path: str, option: str) -> str:
 def chosen_pair(choice: ModelChoice) -> Pair:
     """The pair that `choice` names, else the default one, reported on stderr. Raises BadInput."""
     from specdemo.pairs import registry
-    from specdemo.pairs.choice import ModelChoice
 
     def default() -> Pair:
         found = registry.default_pair()
         click.echo(f"pair {found.why}", err=True)
         return found.pair
 
-    return registry.chosen_pair(choice, functools.partial(option_name, ModelChoice), default)
+    return registry.chosen_pair(choice, option_name, default)
 
 
 def load_pair(choice: ModelChoice) -> LoadedPair:

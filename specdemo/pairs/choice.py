@@ -14,24 +14,22 @@ WeightFormat = Literal["auto", "int8", "int4", "fp16"]
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class ModelChoice:
-    """Which models, and where they run. `target` and `draft` name the user's own pair (folders,
-    GGUF files or Hub repositories); `weight_format` is for converting checkpoints and GGUF
-    files."""
+    """Which models, and where they run. `model` and `assistant_model` name target and draft model
+    (folders, GGUF files or Hub repositories); `weight_format` is for converting checkpoints and
+    GGUF files."""
 
     pair: Line = option(
         "", "a pair that `pairs` lists; without one the largest Dolly pair that fits"
     )
-    target: Line = option(
+    model: Line = option(
         "",
         "your own target model: a folder, a GGUF file or a Hub repository (for a GGUF file there "
         "OWNER/NAME:FILE.gguf or OWNER/NAME:Q4_K_M)",
-        name="model",
         metavar="DIR_OR_REPO",
     )
-    draft: Line = option(
+    assistant_model: Line = option(
         "",
         "the draft model that goes with it, or one of a pair's",
-        name="assistant_model",
         metavar="DIR_OR_REPO",
     )
     weight_format: WeightFormat = option(

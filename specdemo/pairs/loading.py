@@ -42,10 +42,10 @@ class LoadedPair(PairFiles):
 
 
 def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
-    """The draft of `pair` to use; empty for n-grams only. Without `choice.draft`, drafts on this
+    """The draft of `pair` to use; empty for n-grams only. If `choice` names none, drafts on this
     disk come before others, then the fastest by `tune`, which raced on the processor and counts for
     it only, then the order of `pair.drafts`."""
-    if choice.draft:
+    if choice.assistant_model:
         return pair.drafts
     on_cpu = choice.device == choice.draft_device == "CPU"
     tuned = measured.read("tuned", pair.subject) if on_cpu else None

@@ -203,10 +203,10 @@ def find_pair(name: str, *, option: str = "--pair") -> Pair:
 
 
 def choice_of(text: str, weight_format: WeightFormat = "auto") -> ModelChoice:
-    """The models that `text` names: a pair of PAIRS, else a target as `ModelChoice.target`."""
+    """The models that `text` names: a pair of PAIRS, else a target as `ModelChoice.model`."""
     if any(pair.name == text for pair in PAIRS):
         return ModelChoice(pair=text, weight_format=weight_format)
-    return ModelChoice(target=text, weight_format=weight_format)
+    return ModelChoice(model=text, weight_format=weight_format)
 
 
 def chosen_pair(
@@ -220,17 +220,18 @@ def chosen_pair(
     require_device(choice.draft_device, name("draft_device"))
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
         raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
-    if choice.target:
-        pair = own_pair(sources.source_of(choice.target, name("target"), choice.weight_format))
+    if choice.model:
+        pair = own_pair(sources.source_of(choice.model, name("model"), choice.weight_format))
     elif choice.pair:
         pair = find_pair(choice.pair, option=name("pair"))
-    elif choice.draft:
-        raise BadInput(f"{name('draft')} needs {name('target')} or {name('pair')} beside it.")
+    elif choice.assistant_model:
+        needs = f"{name('model')} or {name('pair')} beside it."
+        raise BadInput(f"{name('assistant_model')} needs {needs}")
     else:
         return default()
-    if not choice.draft:
+    if not choice.assistant_model:
         return pair
-    return pair.with_draft(choice.draft, name("draft"), choice.weight_format)
+    return pair.with_draft(choice.assistant_model, name("assistant_model"), choice.weight_format)
 
 
 @dataclass(frozen=True, slots=True)

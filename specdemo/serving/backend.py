@@ -73,8 +73,8 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
         options,
         report,
         threads=options.cpus_per_replica,
-        active=options.ongoing,
-        waiting=options.waiting,
+        active=options.max_ongoing,
+        waiting=options.max_waiting,
         cache_mb=options.cache_mb,
     )
     session.prepare()

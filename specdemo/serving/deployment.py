@@ -88,7 +88,7 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
         limits = {
             "min_replicas": options.replicas,
             "max_replicas": max(options.replicas, options.max_replicas),
-            "target_ongoing_requests": max(options.ongoing / 2, 1),
+            "target_ongoing_requests": max(options.max_ongoing / 2, 1),
         }
         scaling = {"autoscaling_config": limits | SCALING}
     common = {
@@ -100,8 +100,8 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
         **scaling,
         **common,
         ray_actor_options={"num_cpus": options.cpus_per_replica or 1},
-        max_ongoing_requests=options.ongoing,
-        max_queued_requests=options.waiting,
+        max_ongoing_requests=options.max_ongoing,
+        max_queued_requests=options.max_waiting,
         health_check_period_s=2.0,
         health_check_timeout_s=20.0,
         max_constructor_retry_count=3,

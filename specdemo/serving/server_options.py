@@ -63,11 +63,9 @@ class ServeOptions(ServerOptions):
     cpus_per_replica: Count | None = option(
         None, "cores of each replica", unset="1; with --no-ray all of the machine"
     )
-    ongoing: Count = option(8, "requests that each replica runs at once", name="max_ongoing")
-    waiting: Annotated[Whole, Field(ge=0)] = option(
-        64,
-        "requests that may wait for each replica; more are refused with status 429",
-        name="max_waiting",
+    max_ongoing: Count = option(8, "requests that each replica runs at once")
+    max_waiting: Annotated[Whole, Field(ge=0)] = option(
+        64, "requests that may wait for each replica; more are refused with status 429"
     )
     drain_seconds: Annotated[float, Field(ge=0, le=86_400)] = option(
         60.0, "how long answers that have begun may take to finish when a replica is stopped"

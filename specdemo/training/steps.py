@@ -49,7 +49,7 @@ def train_draft(settings: TrainSettings) -> str:
     pair, out, work = _pair(settings), settings.out, settings.out / "work"
     _open_work(settings, work)
     with progress_bar() as report:
-        loaded = load_pair(pair, choice=ModelChoice(draft=NO_DRAFT), progress=report)
+        loaded = load_pair(pair, choice=ModelChoice(assistant_model=NO_DRAFT), progress=report)
     if settings.start:
         network.first_weights(settings, heads.tables(loaded.target)[0].shape[1])
     groups, unanswered = (

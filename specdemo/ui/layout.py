@@ -156,8 +156,8 @@ class RaceTab:
             lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
             choose("draft_tokens", "Draft length", lengths)
         with gr.Row():
-            put(gr.Textbox, "target", "Target", max_lines=1, scale=2)
-            put(gr.Textbox, "draft", "Draft", max_lines=1, scale=2)
+            put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
+            put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
             choose("weight_format", "Weight format")
             put(gr.Checkbox, "thinking", "Thinking")
         with gr.Row():

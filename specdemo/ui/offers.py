@@ -48,10 +48,10 @@ def models_of(values: Mapping[str, Any]) -> ModelChoice:
     models exist is checked when they are opened."""
     chosen = parse(ModelChoice, {name: values[name] for name in MODELS if name in values})
     if chosen.pair != OWN:
-        return replace(chosen, target="", draft="", weight_format="auto")
-    if not chosen.target:
+        return replace(chosen, model="", assistant_model="", weight_format="auto")
+    if not chosen.model:
         message = "Your own pair needs a target: a folder here or a Hub repository (owner/name)."
-        raise BadInput(message, "target")
+        raise BadInput(message, "model")
     return replace(chosen, pair="")
 
 
@@ -93,12 +93,12 @@ class Offer:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
         that are not offered and for wrong names, which must not unload the pair that is here."""
         if chosen.pair and chosen.pair in (AUTO, self.first.pair):
-            draft = chosen.draft or self.first.draft
-            chosen = replace(chosen, pair=self.first.pair, draft=draft)
+            draft = chosen.assistant_model or self.first.assistant_model
+            chosen = replace(chosen, pair=self.first.pair, assistant_model=draft)
         if chosen != self.first:
             if self.fixed:
                 raise BadInput(
-                    f"This server is shared: its pair is {self.first.pair or self.first.target}, "
+                    f"This server is shared: its pair is {self.first.pair or self.first.model}, "
                     "and its devices and KV cache precision are its owner's to choose."
                 )
             _pair(chosen)
@@ -137,7 +137,7 @@ class Offer:
         auto = self.defaults["pair"] == AUTO
         offered = [("The pair that suits this machine", AUTO)] if auto else []
         offered += [(f"{pair.title}: {pair.use}", pair.name) for pair in registry.PAIRS]
-        offered.append((self.defaults["target"] or "Your own pair (name it below)", OWN))
+        offered.append((self.defaults["model"] or "Your own pair (name it below)", OWN))
         if self.fixed:
             offered = [one for one in offered if one[1] == self.defaults["pair"]]
         facts = {AUTO: f" ({self.first.pair})"} if survey else {}

@@ -95,7 +95,7 @@ def test_a_replica_that_is_killed_costs_its_begun_answers_and_no_others():
 
 def test_load_brings_a_replica_and_quiet_takes_it_away(monkeypatch):
     monkeypatch.setattr(deployment, "SCALING", DELAYS)
-    with service(max_replicas=2, ongoing=4) as url:
+    with service(max_replicas=2, max_ongoing=4) as url:
         wait_for(url, 1)
         ended = under_load(url, lambda: wait_for(url, 2))
         wait_for(url, 1)
