@@ -19,6 +19,7 @@ from specdemo.errors import BadInput, FetchError
 IDS = np.array([[5, 17, 900, 3, 3, 42, 511, 7, 260, 31, 8, 77]], np.int64)
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 EXACT |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+CONFIG = Path("config.json")
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 256}
 
@@ -167,13 +168,37 @@ def test_a_pickle_is_no_checkpoint(saved, tmp_path):
 )
 def test_other_models_are_left_to_optimum_intel(change):
     config = {**TINY, "model_type": "gpt_neox"}
-    assert checkpoints.shape_of(config)
-    assert checkpoints.shape_of({**config, **change}) is None
+    assert checkpoints.shape_of(config, CONFIG)
+    assert checkpoints.shape_of({**config, **change}, CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"num_attention_heads": 0},
+            "num_attention_heads is 0; it must be greater than or equal to",
+        ),
+        ({"hidden_size": "8"}, "hidden_size is '8'; it must be a valid integer"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers is 10000000; it must be less than or"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"rope_scaling": "x"}, "rope_scaling is 'x'; it must be a valid dictionary"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"num_attention_heads": 256}, "256 heads of 0 values"),
+        ({"num_key_value_heads": 3}, "4 heads of 32 values, .* and 3 heads of keys do not go"),
+    ],
+    ids=str,
+)
+def test_a_value_that_cannot_be_is_named_with_what_would_be_accepted(change, words):
+    with pytest.raises(BadInput, match=f"^config.json cannot be used: {words}"):
+        checkpoints.shape_of({**TINY, "model_type": "llama", **change}, CONFIG)
+    if "num_attention_heads" in change:  # where it is not used it is not read
+        assert checkpoints.shape_of({**TINY, "model_type": ["llama"], **change}, CONFIG) is None
 
 
 def test_a_sliding_window_is_left_to_optimum_intel_where_it_is_used():
-    config = {"model_type": "mistral", "vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2}
-    assert checkpoints.shape_of({**config, "num_hidden_layers": 1, "sliding_window": None})
-    assert checkpoints.shape_of({**config, "num_hidden_layers": 1, "sliding_window": 4096}) is None
+    config = {**TINY, "model_type": "mistral"}
+    assert checkpoints.shape_of({**config, "sliding_window": None}, CONFIG)
+    assert checkpoints.shape_of({**config, "sliding_window": 4096}, CONFIG) is None
     qwen = {**config, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 4096}
-    assert checkpoints.shape_of(qwen)
+    assert checkpoints.shape_of(qwen, CONFIG)

@@ -114,8 +114,8 @@ def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
         ({"layer_types": ["sliding_attention"]}, "layer_types"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False"),
         ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc with fc_norm"),
-        ({"num_attention_heads": None}, "damaged config.json"),
-        ({"hidden_size": "wide"}, "damaged config.json"),
+        ({"num_attention_heads": None}, "num_attention_heads is missing"),
+        ({"hidden_size": "wide"}, "hidden_size is .wide.; it must be a valid integer"),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,7 +336,7 @@ def test_a_file_that_was_cut_is_one_sentence_and_leaves_nothing(file, tmp_path, 
         (b"llama", b"mamba", "architecture 'mamba'; GGUF files of llama, qwen2, qwen3 can be run"),
         (b"GGUF\x03", b"GGUF\x07", "of version 7"),
         (b"output_norm", b"output_nurm", "output_norm.weight should be .128., and there is none"),
-        (b"llama.block_count", b"llama.block_kount", "block_count is 0, not a positive number"),
+        (b"llama.block_count", b"llama.block_kount", "num_hidden_layers is missing"),
         (b"tokenizer.ggml.merges", b"tokenizer.ggml.merged", "damaged vocabulary"),
         ("Ġ t".encode(), "Ġ_t".encode(), r"damaged vocabulary \([^\n]*\); fetch it again.$"),
         (b"qwen2", b"qwenX", "a vocabulary of the kind 'gpt2', 'qwenX'"),
@@ -370,6 +371,59 @@ def test_a_header_of_200_gigabytes_is_refused_without_reading_it(tmp_path):
         output.truncate(200 << 30)
     with pytest.raises(BadInput, match="damaged or truncated"):
         gguf_file.read(path)
+
+
+PIECES = {"model": "llama", "scores": [0.0] * 30_000, "bos_token_id": 0, "add_bos_token": True}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "words"),
+    [
+        (["<unk>", "a" * 400_000], TokenType.NORMAL, "tokens.1 is 'a.*at most 1024 characters"),
+        ([f"<{at}>" for at in range(20_000)], TokenType.CONTROL, "more than 10,000 tokens"),
+        (
+            [f"{at}" * 150 for at in range(10_000)],
+            TokenType.NORMAL,
+            "more than 4,194,304 characters",
+        ),
+    ],
+    ids=["a long token", "many special tokens", "many characters"],
+)
+def test_a_vocabulary_that_would_take_minutes_is_refused_before_that(tmp_path, tokens, kind, words):
+    own = {"tokens": tokens, "token_type": [kind] * len(tokens)}
+    own["scores"] = [0.0] * len(tokens)
+    fields = {f"tokenizer.ggml.{name}": value for name, value in (PIECES | own).items()}
+    began = time.monotonic()
+    with pytest.raises(BadInput, match=words):
+        vocabulary.write(gguf_file.Gguf(tmp_path / "tiny.gguf", fields, {}), tmp_path)
+    assert time.monotonic() - began < 5  # 0.1 s, and 19 to 90 s where they were read
+
+
+def test_a_header_is_read_up_to_a_bound_and_arrays_that_are_not_used_are_dropped(tmp_path):
+    def field(count: int) -> bytes:
+        head = struct.pack("<Q4sIIQ", 4, b"name", GGUFValueType.ARRAY, GGUFValueType.UINT8, count)
+        return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + head + bytes(count)
+
+    path = tmp_path / "array.gguf"
+    path.write_bytes(field(1_000_000))
+    assert gguf_file.read(path).fields == {"name": None}
+    path.write_bytes(field(200_000_000))
+    with pytest.raises(BadInput, match="200000000 entries where 1048576 can be read"):
+        gguf_file.read(path)
+    with open(path, "r+b") as file:  # many arrays
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 200) + 100 * field(1_000_000)[24:])
+    with pytest.raises(BadInput, match="header has more than 64 MB"):
+        gguf_file.read(path)
+    os.truncate(path, 0)
+
+
+def test_parts_that_are_not_there_are_not_looked_for(tmp_path, monkeypatch):
+    tried, is_file = [], Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: tried.append(path) or is_file(path))
+    (path := tmp_path / "x-00001-of-99999.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BadInput, match="x-00002-of-99999.gguf is not beside it"):
+        gguf_file.read(path)
+    assert len(tried) == 2
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_noticed(file, tmp_path, monkeypatch):

@@ -8,25 +8,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import struct
 import tempfile
 import time
+from contextlib import suppress
+from copy import deepcopy
 from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
-import numpy as np
+import pytest
 from fakes import FakeSession
-from gguf import GGUFWriter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
-from specdemo.convert import gguf_file
-from specdemo.errors import BadInput, FetchError
+from specdemo.convert import exporting, gguf_file, ir, vocabulary
+from specdemo.errors import BadInput, FetchError, MissingPackage
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, from_json, to_json
+from specdemo.text.templates import Template, chat_template
 from specdemo.ui import offers, routes
 from specdemo.ui.routes import PageGuard
 
@@ -163,34 +166,174 @@ def test_a_saved_run_of_the_first_versions_still_opens():
 
 
 @cache
-def gguf_header() -> tuple[tempfile.TemporaryDirectory, bytes]:
+def checkpoint_folder() -> tuple[tempfile.TemporaryDirectory, dict[str, dict]]:
+    """A folder with weights, and a configuration of each family that is converted without torch."""
+    folder = tempfile.TemporaryDirectory()
+    table = {"token": {"dtype": "F32", "shape": [3, 32], "data_offsets": [0, 384]}}
+    header = json.dumps(table).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(384)
+    Path(folder.name, "model.safetensors").write_bytes(content)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
+    rope = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    rope["original_max_position_embeddings"] = 64
+    own = {"rope_parameters": rope, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5}
+    neox = {"rotary_pct": 0.25, "layer_norm_eps": 1e-5, "use_parallel_residual": False}
+    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": None}
+    families = {"llama": sizes | own, "qwen2": sizes | own, "gpt_neox": sizes | neox}
+    families["gpt2"] = gpt2 | {"vocab_size": 9}
+    more = {"intermediate_size": 64, "eos_token_id": [1, 2], "max_position_embeddings": 64}
+    return folder, {kind: {"model_type": kind, **one, **more} for kind, one in families.items()}
+
+
+NUMBERS = [0, -1, 10**7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")]
+WRONG = (
+    st.sampled_from([*NUMBERS, "x", "8", True, None, [], {}, ["llama"], [1, 2], "deleted"]) | JSON
+)
+
+
+def changed(base: dict, changes: list[tuple[int, object]]) -> dict:
+    """`base` with the values at these places changed, also those in its dicts."""
+    data = json.loads(json.dumps(base))
+    places = list(paths(data))
+    for at, value in changes:
+        *path, key = places[at % len(places)]
+        with suppress(KeyError, TypeError, IndexError):  # an earlier change took it away
+            reduce(getitem, path, data)[key] = deepcopy(value)
+            if value == "deleted":
+                del reduce(getitem, path, data)[key]
+    return data
+
+
+def sentence(error: Exception) -> str:
+    assert 10 < len(str(error)) < 800 and "\n" not in str(error)
+    return str(error)
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 50), WRONG), min_size=1, max_size=3)
+
+
+@fuzz(st.sampled_from(["llama", "qwen2", "gpt_neox", "gpt2"]), CHANGES)
+@example("llama", [(3, 10**7)])
+def test_a_configuration_with_anything_changed_is_read_or_refused_in_a_sentence(kind, changes):
+    folder, families = checkpoint_folder()
+    source = Path(folder.name)
+    (source / "config.json").write_text(json.dumps(changed(families[kind], changes)))
+    try:
+        stop_ids, context = ir.read_config(source)
+        assert all(0 <= id < 2**31 for id in stop_ids) and 0 <= context < 2**31
+    except BadInput as error:
+        sentence(error)
+    refusals = pytest.raises((BadInput, FetchError, MissingPackage))
+    with patch.object(exporting, "_NEEDED", ("no_such_package",)), refusals as refused:
+        exporting.export(source, source / "out", "int8")
+    sentence(refused.value)
+
+
+TOKENS = {f"{name}_token": "<x>" for name in ("bos", "eos", "unk", "pad")}
+TOKENS["eos_token"] = {"content": "</s>", "special": True}
+TOKENS["chat_template"] = [{"name": "default", "template": "{{ messages[0].content }}"}]
+
+
+@fuzz(CHANGES)
+def test_tokens_with_anything_changed_give_a_template_or_a_sentence(changes):
+    folder, _ = checkpoint_folder()
+    text = json.dumps(changed(TOKENS, changes))
+    Path(folder.name, "tokenizer_config.json").write_text(text)
+    try:
+        assert (chat_template(Path(folder.name)) or Template("", "")).jinja is not None
+    except (BadInput, FetchError) as error:
+        sentence(error)
+
+
+@cache
+def gguf_folder() -> tuple[tempfile.TemporaryDirectory, bytes]:
     """A folder for files, and the content of a small one."""
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name, "tiny.gguf")
-    writer = GGUFWriter(path, "llama")
-    for name in ("block_count", "attention.head_count", "feed_forward_length"):
-        writer.add_uint32(f"llama.{name}", 1)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_token_list(["a", "b", "c"])
-    writer.add_token_types([1, 1, 1])
-    writer.add_tensor("token_embd.weight", np.ones((3, 32), np.float32))
-    writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_gguf(path, METADATA)
+    vocabulary.write(gguf_file.read(path), path.parent)
+    assert gguf_file.decoder(gguf_file.read(path))
     return folder, path.read_bytes()
 
 
-@fuzz(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=4))
-def test_a_gguf_header_with_anything_changed_is_read_or_refused_in_a_sentence(changes):
-    folder, content = gguf_header()
+METADATA = {
+    f"llama.{name}": 1 for name in ("block_count", "attention.head_count", "context_length")
+}
+METADATA |= {"llama.feed_forward_length": 64, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+METADATA |= {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+METADATA |= {"general.architecture": "llama", "general.alignment": 32}
+METADATA |= {"tokenizer.chat_template": "{{ messages[0].content }}"}
+METADATA |= {
+    f"tokenizer.ggml.{name}": value
+    for name, value in {
+        "model": "llama",
+        "tokens": ["<s>", "a", "b", "ab"],
+        "token_type": [3, 1, 1, 1],
+        "scores": [0.0, -1.0, -2.0, -3.0],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "add_bos_token": True,
+        "add_space_prefix": False,
+    }.items()
+}
+
+
+KINDS = {bool: (7, "?"), int: (11, "q"), float: (12, "d"), str: (8, ""), list: (9, "")}
+
+
+def packed(value: object, kind: type) -> bytes:
+    """A value of a GGUF file's metadata, without its type. Raises struct.error, AttributeError."""
+    if kind is list:
+        inner = type(value[0]) if value else int
+        items = b"".join(packed(one, inner) for one in value)
+        return struct.pack("<IQ", KINDS[inner][0], len(value)) + items
+    if kind is str:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+    return struct.pack(f"<{KINDS[kind][1]}", value)
+
+
+def write_gguf(path: Path, metadata: dict) -> None:
+    fields = [
+        packed(name, str) + struct.pack("<I", KINDS[type(value)][0]) + packed(value, type(value))
+        for name, value in metadata.items()
+    ]
+    tensors = {"token_embd.weight": 4, "blk.0.attn_q.weight": 32}
+    infos = [
+        packed(name, str) + struct.pack("<IQQIQ", 2, 32, rows, 0, 0)
+        for name, rows in tensors.items()
+    ]
+    counts = struct.pack("<IQQ", 3, len(infos), len(fields))
+    path.write_bytes(b"GGUF" + counts + b"".join(fields + infos) + bytes(8000))
+
+
+def read_gguf(path: Path) -> None:
+    """Everything that a header says is read, or refused in a sentence."""
+    try:
+        file = gguf_file.read(path)
+        gguf_file.decoder(file)
+        vocabulary.write(file, path.parent)
+        assert ir.read_config(path.parent)
+    except (BadInput, FetchError) as error:
+        sentence(error)
+
+
+@fuzz(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 255)), max_size=4))
+def test_a_gguf_header_with_any_bytes_changed_is_read_or_refused_in_a_sentence(changes):
+    folder, content = gguf_folder()
     data = bytearray(content)
     for at, value in changes:
         data[at] = value
     path = Path(folder.name, "changed.gguf")
     path.write_bytes(data)
+    read_gguf(path)
+
+
+@fuzz(CHANGES)
+def test_a_gguf_file_with_any_value_changed_is_read_or_refused_in_a_sentence(changes):
+    folder, _ = gguf_folder()
+    path = Path(folder.name, "changed.gguf")
     try:
-        gguf_file.decoder(gguf_file.read(path))
-    except (BadInput, FetchError) as error:
-        assert 10 < len(str(error)) < 800 and "\n" not in str(error)
+        write_gguf(path, changed(METADATA, changes))
+    except (struct.error, KeyError, AttributeError, TypeError):
+        return  # no such file can hold this value
+    read_gguf(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shutil
@@ -86,6 +87,20 @@ def test_folders_of_ir_are_used_with_the_prompt_and_stop_that_dolly_was_trained_
     assert ids[-1] == 50279
     assert [id for id in ids if id >= 50277] == [50278, 50279]
     assert (loaded.stop_ids, loaded.context_limit) == ({0, 50277}, 2048)
+
+
+def test_files_with_a_byte_order_mark_are_read(tiny, tmp_path):
+    marked = shutil.copytree(tiny.dolly, tmp_path / "marked")
+    (marked / "generation_config.json").write_text('{"eos_token_id": 7}')
+    (marked / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    files = [*marked.glob("*.json"), *marked.glob("*.jinja")]
+    for path in files:
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {one.name for one in files}
+    plain, loaded = load_own(tiny.dolly), load_own(marked)
+    assert loaded.tokenizer.encode("a b") == plain.tokenizer.encode("a b")
+    assert loaded.stop_ids == plain.stop_ids | {7} and loaded.template.name == "chat"
+    assert loaded.template.render("hello", loaded.tokenizer) == plain.tokenizer.encode("hello")
 
 
 def test_a_checkpoint_is_exported_once_and_answers_identically_with_ir_drafting_for_it(

@@ -123,7 +123,7 @@ def _parse(kind: type, given: dict[str, Any]) -> Any:
 def _text_of(path: str, option: str) -> str:
     """The text of a file. Raises BadInput, which names `option`."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

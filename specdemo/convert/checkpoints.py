@@ -1,17 +1,18 @@
 """Reads checkpoints of safetensors: the decoder's shape, and where its tensors lie, by the names of
 GGUF files. The safetensors package reads bfloat16 only with torch."""
 
-import json
 import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
+from pydantic import Field, TypeAdapter
 
+from specdemo.convert.configuration import Checkpoint, LinearRope, Llama3Rope, Rope
 from specdemo.convert.decoder import FAMILIES, Family, Shape, with_biases
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
@@ -20,79 +21,57 @@ _NAMES = {"gpt_neox": "gptneox", "mistral": "llama"}
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 FLOATS = [GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")]
 _TYPES = {kind.name: kind for kind in (*FLOATS, GGMLQuantizationType.I64)}
-_HEADER_BYTES = 256 << 20
+_SCALINGS = ("default", "linear", "llama3")
+_HEADER_BYTES = 64 << 20  # 600,000 tensors
 _BUFFERS = ("rotary_emb.inv_freq", "attention.bias", "masked_bias", "attn.bias")
 
 
-def shape_of(config: dict[str, Any]) -> Shape | None:
-    """The shape of the model with this config.json; None if `decoder` does not build it."""
-    kind = config.get("model_type")
-    family = FAMILIES.get(_NAMES.get(kind, kind))
+def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
+    """The shape of the model with the configuration `data`, which is from `path`; None if `decoder`
+    does not build it. Raises BadInput for impossible values."""
+    kind = data.get("model_type")
+    family = FAMILIES.get(_NAMES.get(kind, kind)) if isinstance(kind, str) else None
     if family is None:
         return None
-    hidden = _first(config, "hidden_size", "n_embd")
-    heads = _first(config, "num_attention_heads", "n_head")
-    width = config.get("head_dim") or hidden // heads
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    config = Checkpoint.of(data, path)
+    scaling = Rope.of(config.rope, path)
     usual = 0.25 if kind == "gpt_neox" else 1.0
-    rotary = rope.get("partial_rotary_factor", config.get("rotary_pct", usual))
-    base = rope.get("rope_theta") or _first(config, "rope_theta", "rotary_emb_base") or 10_000
-    factors = _rope_factors(rope, base, int(width * rotary))
-    family = _of_family(family, config)
-    if family is None or factors is None:
+    rotary = scaling.partial_rotary_factor or config.rotary_pct or usual
+    base = scaling.rope_theta or config.rope_base
+    own = _of_family(family, config)
+    if own is None or scaling.kind not in _SCALINGS:
         return None
-    return Shape(
-        hidden=hidden,
-        layers=_first(config, "num_hidden_layers", "n_layer"),
-        heads=heads,
-        vocabulary=config["vocab_size"],
-        inner=_first(config, "intermediate_size", "n_inner") or 4 * hidden,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        width=width,
-        rotary=rotary,
-        rope_base=base,
-        rope_factors=factors,
-        epsilon=_first(config, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") or 1e-5,
-        context=config.get("n_positions", 0),
-        tied=config.get("tie_word_embeddings", family.positions),
-        family=family,
-    )
+    tied = family.positions if config.tie_word_embeddings is None else config.tie_word_embeddings
+    shape = Shape.of(config, own, path, rotary=rotary, rope_base=base, tied=tied)
+    return replace(shape, rope_factors=_rope_factors(config.rope, scaling.kind, shape, path))
 
 
-def _first(config: dict[str, Any], *names: str) -> Any:
-    return next((config[name] for name in names if config.get(name) is not None), None)
-
-
-def _of_family(family: Family, config: dict[str, Any]) -> Family | None:
+def _of_family(family: Family, config: Checkpoint) -> Family | None:
     """The family with this model's own choices; None if `decoder` lacks one of them."""
-    active = _first(config, "hidden_act", "activation_function")
     if family.rms:
         # Qwen's files name a window that is not used, Mistral's first one that is.
-        windowed = config.get("use_sliding_window", bool(config.get("sliding_window")))
-        return family if active in (None, "silu") and not windowed else None
-    gelu = _GELU.get(active or "gelu")
-    if gelu is None or config.get("scale_attn_by_inverse_layer_idx"):
+        windowed = config.use_sliding_window
+        windowed = bool(config.sliding_window) if windowed is None else windowed
+        return family if config.activation in (None, "silu") and not windowed else None
+    gelu = _GELU.get(config.activation or "gelu")
+    if gelu is None or config.scale_attn_by_inverse_layer_idx:
         return None
-    parallel = family.parallel and config.get("use_parallel_residual", True)
-    return replace(family, gelu=gelu, parallel=parallel)
+    return replace(family, gelu=gelu, parallel=family.parallel and config.use_parallel_residual)
 
 
-def _rope_factors(rope: dict[str, Any], base: float, rotated: int) -> tuple[float, ...] | None:
-    """What the rotary frequencies are divided by, () for nothing; None for an unknown scaling."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _rope_factors(values: dict[str, Any], kind: str, shape: Shape, path: Path) -> tuple[float, ...]:
+    """What the rotary frequencies are divided by, () for nothing. Raises BadInput."""
     if kind == "default":
         return ()
     if kind == "linear":
-        return (rope["factor"],) * (rotated // 2)
-    if kind != "llama3":
-        return None
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        return (LinearRope.of(values, path).factor,) * (shape.rotated // 2)
+    rope = Llama3Rope.of(values, path)
     factors = []
-    for power in range(0, rotated, 2):
+    for power in range(0, shape.rotated, 2):
         # Turns within the original context: many stay as they are, few are slowed down.
-        turns = rope["original_max_position_embeddings"] / (math.tau * base ** (power / rotated))
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / (smooth + (1 - smooth) / rope["factor"]))
+        turns = rope.original / (math.tau * shape.rope_base ** (power / shape.rotated))
+        smooth = min(max((turns - rope.low) / (rope.high - rope.low), 0.0), 1.0)
+        factors.append(1 / (smooth + (1 - smooth) / rope.factor))
     return tuple(factors)
 
 
@@ -103,7 +82,14 @@ def decoder(source: Path, shape: Shape) -> tuple[Shape, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     for key, tensor in tensors_of(source).items():
         if tensor.type in FLOATS:
-            tensors |= _split(names.get_name(key, (".weight", ".bias")) or key, tensor, shape)
+            name = names.get_name(key, (".weight", ".bias")) or key
+            try:
+                tensors |= _split(name, tensor, shape)
+            except (ValueError, IndexError) as error:
+                raise FetchError(
+                    f"{tensor.path} does not go with its configuration: {key:.80} has the shape "
+                    f"{list(tensor.shape)}."
+                ) from error
     if shape.tied:
         tensors.pop("output.weight", None)
     required = family.biases if family.rms else ()
@@ -118,6 +104,18 @@ def tensors_of(source: Path) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in named if not key.endswith(_BUFFERS)}
 
 
+class _Entry(NamedTuple):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 40)]], Field(max_length=8)]
+    data_offsets: tuple[int, int]
+
+
+_TABLE = TypeAdapter(dict[str, dict[str, Any]])
+_ENTRY = TypeAdapter(_Entry)
+
+
 def _header(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises FetchError if it is damaged."""
     try:
@@ -125,19 +123,19 @@ def _header(path: Path) -> dict[str, Tensor]:
             end = 8 + int.from_bytes(file.read(8), "little")
             size = file.seek(0, 2)
             file.seek(8)
-            table = json.loads(file.read(end - 8)) if end <= min(size, _HEADER_BYTES) else {}
-        found = {}
-        for key, entry in table.items():
-            if (kind := entry.get("dtype")) in _TYPES:
-                first, last = entry["data_offsets"]
-                tensor = Tensor(path, end + first, tuple(entry["shape"]), _TYPES[kind])
+            data = file.read(end - 8) if end <= min(size, _HEADER_BYTES) else b"{}"
+        tensors = {}
+        for key, entry in _TABLE.validate_json(data).items():
+            if entry.get("dtype") in _TYPES:
+                kind, shape, (first, last) = _ENTRY.validate_python(entry)
+                tensor = Tensor(path, end + first, tuple(shape), _TYPES[kind])
                 if not 0 <= first <= last <= size - end or tensor.bytes != last - first:
                     raise ValueError(f"{key} lies outside of the file")
-                found[key] = tensor
-        if not found:
+                tensors[key] = tensor
+        if not tensors:
             raise ValueError("it holds no tensors")
-        return found
-    except Exception as error:  # a damaged table may fail in any way
+        return tensors
+    except (OSError, ValueError) as error:
         raise FetchError(f"{path} is damaged or truncated; fetch it again.") from error
 
 
@@ -148,6 +146,8 @@ def _split(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
         tensor = replace(tensor, shape=tensor.shape[::-1], swapped=tensor.shape[1])
     if "attn_qkv" not in name:
         return {name: tensor}
+    if tensor.shape[0] != 3 * shape.heads * shape.width:
+        raise ValueError("it has not the rows of all heads")
     rows = np.arange(tensor.shape[0])
     if shape.family.positions:
         parts = rows.reshape(3, -1)

@@ -8,13 +8,17 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.convert import ir
+from specdemo.convert.configuration import Sizes, unusable
 from specdemo.convert.weights import GROUP, FileWeights
+from specdemo.engine.graph import last_line
+from specdemo.errors import BadInput
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 _LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -76,6 +80,29 @@ class Shape:
     tied: bool = False
     family: Family = FAMILIES["llama"]
 
+    @classmethod
+    def of(cls, sizes: Sizes, family: Family, source: Path, **own: Any) -> Self:
+        """The shape of these `sizes`, with defaults as in transformers; `own` are further fields.
+        Raises BadInput, about `source`, for sizes that do not go together."""
+        kv_heads, width = sizes.kv_heads or sizes.heads, sizes.width or sizes.hidden // sizes.heads
+        shape = cls(
+            hidden=sizes.hidden,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            vocabulary=sizes.vocabulary,
+            inner=sizes.inner or 4 * sizes.hidden,
+            kv_heads=kv_heads,
+            width=width,
+            epsilon=sizes.epsilon or (1e-6 if family.rms else 1e-5),
+            context=sizes.positions,
+            family=family,
+            **own,
+        )
+        if sizes.heads % kv_heads or shape.rotated < 2:
+            heads = f"{sizes.heads} heads of {width} values, {shape.rotated} of them rotated"
+            raise unusable(source, f"{heads}, and {kv_heads} heads of keys do not go together.")
+        return shape
+
     @property
     def graph(self) -> type[DecoderGraph]:
         return DecoderGraph
@@ -97,9 +124,12 @@ class Shape:
 
 def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
     """Write IR of `shape` with `weights` of `bits` (16, 8 or 4) into `folder`. Takes as much memory
-    as the IR. Raises FetchError."""
+    as the IR. Raises FetchError, BadInput for a shape that OpenVINO refuses."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = shape.graph(shape, bits, weights).build()
+    try:
+        model = shape.graph(shape, bits, weights).build()
+    except RuntimeError as error:
+        raise BadInput(f"No decoder has this shape: {last_line(error)}") from error
     ov.save_model(model, folder / ir.MODEL, compress_to_fp16=False)
     if bits == 16:  # plugins keep 16-bit weights as they are if their conversion has this mark
         text = (folder / ir.MODEL).read_text(encoding="utf-8")

@@ -112,10 +112,7 @@ def shape_of(config: dict[str, Any], name: str) -> HeadShape:
     if flags.get("norm_before_fc") and flags.get("fc_norm"):
         settings["norm_before_fc with fc_norm"] = True
     whole = {**layer, "num_hidden_layers": 1, "use_sliding_window": False}
-    try:
-        shape = None if settings else checkpoints.shape_of(whole)
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise BadInput(f"{name} has a damaged config.json ({error!r:.80}).") from error
+    shape = None if settings else checkpoints.shape_of(whole, Path(name))
     if shape is None:
         named = ("hidden_act", "rope_scaling", "rope_parameters")
         settings = settings or {key: layer[key] for key in named if layer.get(key)}

@@ -1,6 +1,7 @@
 """Exports PyTorch checkpoints and GGUF files to OpenVINO IR. `decoder` builds what it has a family
 for; optimum-intel exports other checkpoints in a child process, which may crash."""
 
+import errno
 import importlib.util
 import math
 import os
@@ -47,10 +48,11 @@ def export(
         shape, tensors = gguf_file.decoder(file)
     else:
         require_checkpoint(source)
-        config = ir.read_json(source / "config.json")
+        path = source / "config.json"
+        config = ir.read_json(path)
         if eagle3.is_head(config):
             shape, tensors = eagle3.head(source, config, name)
-        elif shape := checkpoints.shape_of(config):
+        elif shape := checkpoints.shape_of(config, path):
             shape, tensors = checkpoints.decoder(source, shape)
     if weight_format == "auto":
         large = shape and 2 * shape.bytes(8) > memory_bytes()
@@ -91,8 +93,10 @@ def export(
         raise
     except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk
         why = getattr(error, "strerror", None) or "is the disk full?"
+        space = getattr(error, "errno", errno.ENOSPC) == errno.ENOSPC
+        advice = "free some disk space" if space else "choose a folder that can be written"
         raise FetchError(
-            f"The IR of {name} could not be written to {out.parent} ({why}); free some disk space."
+            f"The IR of {name} could not be written to {out.parent} ({why}); {advice}."
         ) from error
 
 

@@ -6,39 +6,54 @@ import re
 from pathlib import Path
 from typing import Any
 
+from specdemo.convert.configuration import Ends
 from specdemo.errors import BadInput, FetchError
+from specdemo.host.progress import size
 
 MODEL = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
 HEAD = "openvino_head.xml"  # a draft head (`heads`)
 SOURCE = "source.gguf"  # the GGUF file that the IR was made of, or a link to it
 MANIFEST = "sha256.json"  # hashes of the files in a folder that this program wrote
+JSON_BYTES = 100_000_000  # tokenizers of 262,000 tokens take 35 MB
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
-    """Stop ids and context limit (tokens, 0: not given) of a model. Raises FetchError."""
-    if not (folder / "config.json").is_file():
+    """Stop ids and context limit (tokens, 0: not given) of a model. Raises FetchError, BadInput."""
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    if not path.is_file():
         raise FetchError(f"There is no config.json in {folder}.")
-    config = read_json(folder / "config.json")
-    text = config.get("text_config") or config
-    stop_ids: set[int] = set()
-    for source in (config, text, read_json(folder / "generation_config.json")):
-        stop = source.get("eos_token_id")
-        stop_ids.update(id for id in (stop if isinstance(stop, list) else [stop]) if id is not None)
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
-    return frozenset(stop_ids), next(filter(None, map(text.get, names)), 0)
+    config = Ends.of(read_json(path), path)
+    text = Ends.of(config.text_config, path) if config.text_config else config
+    ends = config, text, Ends.of(read_json(generation), generation)
+    stop_ids = frozenset(id for part in ends for id in part.eos_token_id if id >= 0)
+    return stop_ids, text.context
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, {} if there is no file. Raises FetchError if it is damaged."""
+    """The JSON object in `path`, {} if there is no file. Raises FetchError if it is damaged or has
+    more than JSON_BYTES."""
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise FetchError(f"{path} is damaged; fetch it again.") from error
     return data if isinstance(data, dict) else {}
+
+
+def read_text(path: Path) -> str:
+    """The text in `path`, in UTF-8 with or without a byte order mark. Raises FetchError if it
+    cannot be read or has more than JSON_BYTES."""
+    try:
+        if path.stat().st_size > JSON_BYTES:
+            raise FetchError(f"{path} has more than {size(JSON_BYTES)}, too much for its kind.")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise FetchError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise FetchError(f"{path} is not UTF-8 text; fetch it again.") from error
 
 
 def fingerprint(source: Path) -> str:
@@ -59,7 +74,11 @@ def gguf_parts(path: Path) -> list[Path]:
     if not found:
         return [path]
     stem, count = path.name[: found.start()], int(found[1])
-    files = [path.with_name(f"{stem}-{at:05}-of-{found[1]}.gguf") for at in range(1, count + 1)]
-    if lacking := [file.name for file in files if not file.is_file()]:
-        raise BadInput(f"{path.name} is one part of {count}; {lacking[0]} is not beside it.")
+    files = []
+    for part in range(1, count + 1):
+        files.append(path.with_name(f"{stem}-{part:05}-of-{found[1]}.gguf"))
+        if not files[-1].is_file():
+            raise BadInput(
+                f"{path.name} is one part of {count}; {files[-1].name} is not beside it."
+            )
     return files

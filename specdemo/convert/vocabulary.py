@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.processors import TemplateProcessing
 
+from specdemo.convert.configuration import ADDED_TOKENS, Ends, GgufVocabulary
 from specdemo.convert.gguf_file import Gguf
 from specdemo.errors import BadInput
 
@@ -42,46 +43,55 @@ PRE_TOKENIZERS = {
 
 def write(file: Gguf, folder: Path) -> None:
     """Write the three files into `folder`. Raises BadInput for damaged and other vocabularies."""
-    name, pre = file.path.name, file.fields.get("tokenizer.ggml.pre", "")
-    kind = file.fields.get("tokenizer.ggml.model", "")
+    name = file.path.name
+    metadata = GgufVocabulary.of(
+        file.section("tokenizer.") | file.section("tokenizer.ggml."), file.path
+    )
+    kind, pre = metadata.model, metadata.pre
     pre = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}.get(pre, pre)
     if kind != _PIECES and (kind != "gpt2" or pre not in PRE_TOKENIZERS):
         raise BadInput(
-            f"{name} has a vocabulary of the kind {kind!r}, {pre!r}; SentencePiece ({_PIECES}) and "
-            f"byte pairs (gpt2) with one of {', '.join(PRE_TOKENIZERS)} can be read."
+            f"{name} has a vocabulary of the kind {kind!r:.40}, {pre!r:.40}; "
+            f"SentencePiece ({_PIECES}) and byte pairs (gpt2) with one of "
+            f"{', '.join(PRE_TOKENIZERS)} can be read."
         )
     try:
-        tokens: list[str] = file.fields["tokenizer.ggml.tokens"]
-        tokenizer = _tokenizer(file, tokens, pre)
-        config, about = _configurations(file, tokens)
+        tokenizer = _of_pieces(metadata) if kind == _PIECES else _of_bytes(metadata, pre)
+        _add_tokens(tokenizer, metadata, kind == _PIECES or pre == "llama-bpe")
     except Exception as error:  # the tokenizers library raises bare Exception
         why = f"{error!s:.200}".partition("\n")[0]
         raise BadInput(f"{name} has a damaged vocabulary ({why}); fetch it again.") from error
     tokenizer.save(str(folder / "tokenizer.json"))
-    for path, content in (("config.json", config), ("tokenizer_config.json", about)):
+    for path, content in (
+        ("config.json", _configuration(file, metadata)),
+        ("tokenizer_config.json", _tokenizer_configuration(metadata)),
+    ):
         (folder / path).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _tokenizer(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
-    kinds: list[int] = file.fields["tokenizer.ggml.token_type"]
-    pieces = file.fields["tokenizer.ggml.model"] == _PIECES
-    tokenizer = _of_pieces(file, tokens, kinds) if pieces else _of_bytes(file, tokens, pre)
-    for token, kind in zip(tokens, kinds, strict=True):
-        added = AddedToken(token, normalized=False)
-        if kind == TokenType.CONTROL:
-            tokenizer.add_special_tokens([added])
-        elif kind == TokenType.USER_DEFINED:
-            tokenizer.add_tokens([added])
-    if file.fields.get("tokenizer.ggml.add_bos_token", pieces or pre == "llama-bpe"):
-        id = file.fields["tokenizer.ggml.bos_token_id"]
-        begin = [(tokens[id], id)]
-        tokenizer.post_processor = TemplateProcessing([tokens[id], "$A"], special_tokens=begin)
-    return tokenizer
+def _add_tokens(tokenizer: Tokenizer, metadata: GgufVocabulary, begins: bool) -> None:
+    """Add the tokens that are found in a text first, and the one that every text begins with, if
+    the file says so; `begins`: where it says nothing."""
+    control = metadata.of_type(TokenType.CONTROL)
+    others = metadata.of_type(TokenType.USER_DEFINED)
+    if len(control) + len(others) > ADDED_TOKENS:
+        raise ValueError(f"it has more than {ADDED_TOKENS:,} tokens that are not of its text")
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in others])
+    if begins if metadata.add_bos_token is None else metadata.add_bos_token:
+        if metadata.bos < 0:
+            raise ValueError("it does not name the token that a text begins with")
+        first = metadata.tokens[metadata.bos]
+        tokenizer.post_processor = TemplateProcessing(
+            [first, "$A"], special_tokens=[(first, metadata.bos)]
+        )
 
 
-def _of_bytes(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
-    merges = [tuple(pair.split(" ")) for pair in file.fields["tokenizer.ggml.merges"]]
-    vocabulary = {token: id for id, token in enumerate(tokens)}
+def _of_bytes(metadata: GgufVocabulary, pre: str) -> Tokenizer:
+    if not metadata.merges:
+        raise ValueError("it has no merges")
+    merges = [tuple(pair.split(" ")) for pair in metadata.merges]
+    vocabulary = {token: id for id, token in enumerate(metadata.tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]
     tokenizer.decoder = decoders.ByteLevel()
@@ -90,12 +100,12 @@ def _of_bytes(file: Gguf, tokens: list[str], pre: str) -> Tokenizer:
     return tokenizer
 
 
-def _of_pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> Tokenizer:
+def _of_pieces(metadata: GgufVocabulary) -> Tokenizer:
     """SentencePiece joins the pair with the highest score first: its scores order the merges."""
-    scores: list[float] = file.fields["tokenizer.ggml.scores"]
+    tokens = metadata.tokens
     usual = {
         token: score
-        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        for token, score, kind in zip(tokens, metadata.scores, metadata.token_type, strict=True)
         if kind == TokenType.NORMAL
     }
     merges = [
@@ -105,12 +115,11 @@ def _of_pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> Tokenizer:
         if token[:at] in usual and token[at:] in usual
     ]
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    unknown = tokens[file.fields.get("tokenizer.ggml.unknown_token_id", 0)]
-    rules = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    rules = {"unk_token": tokens[max(metadata.unk, 0)], "fuse_unk": True, "byte_fallback": True}
     tokenizer = Tokenizer(BPE(vocabulary, merges, **rules))
     spaces = [normalizers.Replace(" ", "▁")]
     shown = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if file.fields.get("tokenizer.ggml.add_space_prefix", True):
+    if metadata.add_space_prefix:
         spaces.insert(0, normalizers.Prepend("▁"))
         shown.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(spaces)
@@ -118,21 +127,20 @@ def _of_pieces(file: Gguf, tokens: list[str], kinds: list[int]) -> Tokenizer:
     return tokenizer
 
 
-def _configurations(file: Gguf, tokens: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of config.json and tokenizer_config.json."""
-    known = {
-        name: file.fields[f"tokenizer.ggml.{field}_token_id"]
-        for name, field in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if f"tokenizer.ggml.{field}_token_id" in file.fields
-    }
-    ends = {known.get("eos"), file.fields.get("tokenizer.ggml.eot_token_id")} - {None}
-    kinds = file.fields["tokenizer.ggml.token_type"]
-    controls = (id for id, kind in enumerate(kinds) if kind == TokenType.CONTROL)
-    ends |= {id for id in controls if tokens[id] in _ENDS}
-    config = {
+def _configuration(file: Gguf, metadata: GgufVocabulary) -> dict[str, Any]:
+    """The content of config.json."""
+    context = Ends.of(file.section(f"{file.architecture}."), file.path).context
+    controls = set(metadata.of_type(TokenType.CONTROL))
+    ends = {id for id, token in enumerate(metadata.tokens) if token in _ENDS and token in controls}
+    return {
         "model_type": file.architecture,
-        "max_position_embeddings": file.value("context_length", 0),
-        "eos_token_id": sorted(ends),
+        "max_position_embeddings": context,
+        "eos_token_id": sorted(ends | {metadata.eos, metadata.eot} - {-1}),
     }
-    about = {f"{name}_token": tokens[id] for name, id in known.items()}
-    return config, about | {"chat_template": file.fields.get("tokenizer.chat_template")}
+
+
+def _tokenizer_configuration(metadata: GgufVocabulary) -> dict[str, Any]:
+    """The content of tokenizer_config.json."""
+    ids = {name: getattr(metadata, name) for name in ("bos", "eos", "unk", "pad")}
+    named = {f"{name}_token": metadata.tokens[id] for name, id in ids.items() if id >= 0}
+    return named | {"chat_template": metadata.chat_template or None}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub import constants
 
 from specdemo.convert import ir
+from specdemo.convert.configuration import ShardIndex
 from specdemo.errors import BadInput, FetchError, SpecdemoError
 from specdemo.host.disk import file_size, require_space, sha256
 from specdemo.host.hardware import require_memory
@@ -57,7 +58,8 @@ def cached(repo: str) -> Snapshot | None:
             first = _choose(names, repo)[0]
             if gguf:
                 return Snapshot(ir.gguf_parts(folder / first)[0], commit)
-            shards = ir.read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+            index = folder / "model.safetensors.index.json"
+            shards = ShardIndex.of(ir.read_json(index), index).weight_map
             if names.issuperset(shards.values()):
                 return Snapshot(folder, commit)
     return None

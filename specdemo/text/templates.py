@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdemo.convert.ir import read_json
+from specdemo.convert.configuration import TokenizerConfig
+from specdemo.convert.ir import read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.renderer import JSON_TEXT
@@ -128,20 +129,14 @@ RAW = Template("raw", _ONE_TEXT, bos=True)
 def chat_template(folder: Path) -> Template | None:
     """The chat template in `folder`, or None. Raises FetchError if a prompt does not contain a
     single user message exactly once."""
-    config = read_json(folder / "tokenizer_config.json")
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        source = {named.get("name"): named.get("template") for named in source}.get("default")
-    own_file = folder / "chat_template.jinja"
+    path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    tokens = TokenizerConfig.of(read_json(path), path).model_dump()
+    source = tokens.pop("chat_template")
     if own_file.is_file():
-        source = own_file.read_text(encoding="utf-8")
+        source = read_text(own_file)
     if not source:
         return None
-    texts = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = config.get(name) or ""
-        texts[name] = token["content"] if isinstance(token, dict) else str(token)
-    template = Template("chat", source, tokens=texts)
+    template = Template("chat", source, tokens=tokens)
     try:
         once = len(template.parts([Message("user", "")])) == 3
     except BadInput as error:

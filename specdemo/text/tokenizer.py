@@ -9,6 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from specdemo.convert.configuration import ADDED_TOKENS
+from specdemo.convert.ir import read_text
 from specdemo.errors import FetchError
 
 
@@ -20,10 +22,14 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         """Read `path` (tokenizer.json). Raises FetchError."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(path)
             added = json.loads(text).get("added_tokens") or []
+            if len(added) > ADDED_TOKENS:
+                raise FetchError(f"{path} has more than {ADDED_TOKENS:,} added tokens.")
             self._parsing = tokenizers.Tokenizer.from_str(text)
             self._literal = tokenizers.Tokenizer.from_str(text)
+        except FetchError:
+            raise
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise FetchError(f"{path} is missing, or not a tokenizer that can be read.") from error
         for one in (self._parsing, self._literal):
