@@ -70,9 +70,8 @@ def program() -> None:
 
 def main(
     arguments: Sequence[str] | None = None,
-    *,
-    name: str = "specdemo",
     command: click.Command | str | None = None,
+    name: str = "specdemo",
 ) -> int:
     """Run the command line, or only its `command`. Returns the exit code: 0, 1 failure, 2 bad
     input, 130 interrupted."""
