@@ -30,15 +30,8 @@ def read_decoder(core: ov.Core, xml: Path | str) -> ov.Model:
 def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> None:
     """Turn a stateful decoder IR into a paged one, in place, with `shape_head`, `add_hidden` and
     `fuse_matmuls`. Raises ModelError for any other graph."""
-    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
-    shapes = [node.get_output_partial_shape(0) for node in states]
-    # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
-    if any(s.rank.is_static and all(one.is_static for one in list(s)[1:]) for s in shapes):
-        raise ModelError(
-            "The IR has recurrent layers, which cannot go back; choose a model with attention only."
-        )
     try:
-        paged_attention_transformation(model, False, False)
+        page_attention(model)
         shape_head(model, vocabulary)
     except RuntimeError as error:
         raise ModelError(
@@ -49,14 +42,31 @@ def to_paged(model: ov.Model, vocabulary: int | None, hidden: Taps | None) -> No
     fuse_matmuls(model)
 
 
+def page_attention(model: ov.Model) -> None:
+    """Turn the state of a decoder IR into a paged KV cache, in place. Raises ModelError for a model
+    with recurrent layers, RuntimeError for others without such a state."""
+    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+    shapes = [node.get_output_partial_shape(0) for node in states]
+    # A KV cache grows with the text; the state of a recurrent layer has a fixed size.
+    if any(s.rank.is_static and all(one.is_static for one in list(s)[1:]) for s in shapes):
+        raise ModelError(
+            "The IR has recurrent layers, which cannot go back; choose a model with attention only."
+        )
+    paged_attention_transformation(model, False, False)
+
+
 def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
     """A copy of a paged decoder for forwards of `tokens` sub-sequences of one token each and an
     empty one. It gives logits of all rows. Both models share the memory of the weights."""
     sizes = dict.fromkeys(("input_ids", "position_ids", ROWS_INPUT), tokens)
     sizes |= {"past_lens": tokens + 1, "subsequence_begins": tokens + 2}
     sizes["block_indices_begins"] = tokens + 2
+    shapes = {name: ov.PartialShape([size]) for name, size in sizes.items()}
+    for port in model.inputs:  # the states that an EAGLE-3 head reads
+        if "_states" in port.any_name:
+            shapes[port.any_name] = ov.PartialShape([tokens, *list(port.partial_shape)[1:]])
     fixed = model.clone()
-    fixed.reshape({name: ov.PartialShape([size]) for name, size in sizes.items()})
+    fixed.reshape(shapes)
     return fixed
 
 
@@ -108,7 +118,12 @@ def add_hidden(model: ov.Model, taps: Taps) -> None:
         if taps.layers:
             parts = entering(stream, layers_of(model), taps.layers)
         parts += [stream[max(round(share * (len(stream) - 1)), 1)] for share in taps.fractions]
-    shape = ops.constant(np.array([-1, width.get_length()]))
+    add_states(model, parts)
+
+
+def add_states(model: ov.Model, parts: list[ov.Node]) -> None:
+    """Add the output HIDDEN: the states `parts` of all tokens, side by side."""
+    shape = ops.constant(np.array([-1, parts[0].get_output_partial_shape(0)[-1].get_length()]))
     flat = [ops.reshape(ops.convert(part, "f32"), shape, False) for part in parts]
     hidden = ops.concat(flat, -1)
     hidden.output(0).get_tensor().set_names({HIDDEN})

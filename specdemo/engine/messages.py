@@ -49,13 +49,17 @@ class Run:
     """One sequence's part of a forward: append `tokens`, return logits for the last `rows` of them.
 
     `stepwise` makes each token a sub-sequence of its own, which is faster for few tokens.
-    `unpadded` runs without padding, also where the model pads (`least_tokens`)."""
+    `unpadded` runs without padding, also where the model pads (`least_tokens`). An EAGLE-3 head
+    reads for each token the target's `states` (float32 [tokens, S]), or `chained` (float32
+    [tokens, H]), its own of the token before."""
 
     sequence: Sequence
     tokens: tuple[int, ...] | list[int]
     rows: int
     stepwise: bool = False
     unpadded: bool = False
+    states: np.ndarray | None = None
+    chained: np.ndarray | None = None
 
 
 class Logits(NamedTuple):

@@ -54,8 +54,9 @@ class Instance:
         self._bound: dict[str, list[int]] = {}
         self.seconds = 0.0
 
-    def run(self, parts: list[Part], wanted: list[int]) -> Logits:
-        """Run one forward; gives the logits of the rows `wanted`, valid until the next run."""
+    def run(self, parts: list[Part], wanted: list[int], states: dict[str, np.ndarray]) -> Logits:
+        """Run one forward, with `states` as further inputs; gives the logits of the rows `wanted`,
+        valid until the next run."""
         ids: list[int] = []
         positions: list[int] = []
         blocks: list[int] = []
@@ -76,6 +77,8 @@ class Instance:
         self._bind("block_indices_begins", block_begins)
         self._bind("max_context_len", [longest])
         self._bind(ROWS_INPUT, wanted)
+        for name, array in states.items():
+            self.request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         before = perf_counter()
         # Without share_outputs the results would be copied into unused arrays.
         self.request.infer(share_outputs=True)
@@ -127,8 +130,7 @@ class PagedModel:
         self.costs = CostModel()
         self.size = 0
         core = core or ov.Core()
-        model = read_decoder(core, xml)
-        to_paged(model, settings.vocabulary, settings.hidden)
+        model = self._read(core, xml)
         self.compiling = self._compile_fixed(core, model)
         try:
             compiled = core.compile_model(model, "CPU", dict(settings.properties))
@@ -142,6 +144,16 @@ class PagedModel:
         self.block_size = values.partial_shape[2].get_length()
         self.vocabulary_size = compiled.outputs[0].partial_shape[-1].get_length()
         self.resize_cache(-(-CACHE_TOKENS // self.block_size))
+
+    def _read(self, core: ov.Core, xml: Path) -> ov.Model:
+        """The graph to compile: its outputs are logits, their log-sum-exp, and states, if any."""
+        model = read_decoder(core, xml)
+        to_paged(model, self.settings.vocabulary, self.settings.hidden)
+        return model
+
+    def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
+        """Further inputs of a forward of `size` tokens, by name."""
+        return {}
 
     def new_sequence(self) -> Sequence:
         return Sequence(self.pool, self.block_size)
@@ -182,7 +194,7 @@ class PagedModel:
         # Padding rows attend to a scratch block.
         parts += [Part([0], 0, [self.pool.limit])] * (size - count) + [Part([], 0, [])]
         try:
-            logits = instance.run(parts, wanted or [0])
+            logits = instance.run(parts, wanted or [0], self._inputs(batch, size))
         except RuntimeError as error:
             raise ModelError(f"The inference failed: {last_line(error)}") from error
         self.seconds += instance.seconds

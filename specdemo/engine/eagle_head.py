@@ -1,0 +1,131 @@
+"""A compiled EAGLE-3 head (`convert.eagle3` has its equations): a decoder of one layer with its own
+paged KV cache, which also reads states of the target model.
+
+The graph is split at g, the states in the head's width: a row of g comes from the target's states,
+or in a chain from the head's own row before.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from .faults import ModelError
+from .graph import (
+    add_states,
+    embedding_of,
+    fuse_matmuls,
+    last_line,
+    page_attention,
+    read_decoder,
+    residual_stream,
+    shape_head,
+)
+from .messages import ModelSettings, Run
+from .model import PagedModel
+
+GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1, S]
+JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
+
+
+class EagleHead(PagedModel):
+    """The head in `xml`, IR of `convert.eagle3` or of optimum-intel's export. Column j of its
+    logits stands for token `head_tokens[j]`. Without an embedding it uses that of the IR `target`.
+
+    Row i of a sequence is the pair of the target's states of token i and of token i + 1, so its
+    `tokens` are those of the text from the second on. Raises ModelError."""
+
+    def __init__(self, xml: Path, target: Path, settings: ModelSettings, core: ov.Core):
+        self._target = target
+        super().__init__(xml, settings, core)
+
+    def _read(self, core: ov.Core, xml: Path) -> ov.Model:
+        model = read_decoder(core, xml)
+        try:
+            names = {port.any_name for port in model.inputs}
+            if "input_ids" not in names:
+                _embed(model, read_decoder(core, self._target))
+            page_attention(model)
+            self.head_tokens = _take_tokens(model)
+            joined = _split(model)
+            self._joining = core.compile_model(joined, "CPU", dict(self.settings.properties))
+        except (RuntimeError, StopIteration) as error:
+            raise ModelError(f"{xml.name} is no EAGLE-3 head: {last_line(error)}") from error
+        self._join = self._joining.create_infer_request()
+        self._width = joined.output(0).partial_shape[-1].get_length()
+        return model
+
+    def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
+        """g of every token, and zeros for padding."""
+        rows = np.zeros((size, 1, self._width), np.float32)
+        given = [run.states for run in batch if run.states is not None]
+        if given:
+            states = np.concatenate(given)[:, None]
+            joined = self._join.infer({GIVEN: states}, share_inputs=True)[0]
+        begin = read = 0
+        for run in batch:
+            end = begin + len(run.tokens)
+            if run.states is not None:
+                rows[begin:end] = joined[read : read + len(run.tokens)]
+                read += len(run.tokens)
+            elif run.chained is not None:
+                rows[begin:end, 0] = run.chained
+            begin = end
+        return {JOINED: rows}
+
+
+def _embed(model: ov.Model, target: ov.Model) -> None:
+    """Give a head the token input of a decoder, and the embedding of `target`."""
+    vectors = model.input("inputs_embeds").node
+    tokens = ops.parameter([-1, -1], ov.Type.i64, name="input_ids")
+    tokens.output(0).get_tensor().set_names({"input_ids"})
+    table = embedding_of(target).input_value(0)
+    rows = ops.gather(table, ops.convert(tokens, "i32"), ops.constant(0))
+    vectors.output(0).replace(ops.convert(rows, "f32").output(0))
+    model.add_parameters([tokens])
+    model.remove_parameter(vectors)
+    model.validate_nodes_and_infer_types()
+
+
+def _take_tokens(model: ov.Model) -> np.ndarray:
+    """Remove the output `d2t`; gives the token ids of the logits, int64 [V']."""
+    port = model.output("d2t")
+    offsets = port.node.input_value(0).get_node()
+    if offsets.get_type_name() != "Constant":
+        raise RuntimeError("its output d2t is not constant")
+    values = offsets.data.astype(np.int64).reshape(-1)
+    model.remove_result(port.node)
+    return values + np.arange(len(values))
+
+
+def _split(model: ov.Model) -> ov.Model:
+    """Cut a head at g, its first matrix product of the target's states. Gives the part before it;
+    the rest gets the input JOINED, and as outputs logits, their log-sum-exp, and the states that
+    take the place of g in a chain."""
+    given = model.input(GIVEN).node
+    reached = {given.get_name()}
+    for node in model.get_ordered_ops():
+        if any(value.get_node().get_name() in reached for value in node.input_values()):
+            reached.add(node.get_name())
+            if node.get_type_name() == "MatMul":
+                break
+    width = node.get_output_partial_shape(0)[-1].get_length()
+    joined = ops.parameter([-1, 1, width], ov.Type.f32, name=JOINED)
+    joined.output(0).get_tensor().set_names({JOINED})
+    for port in node.output(0).get_target_inputs():
+        port.replace_source_output(joined.output(0))
+    before = ov.Model([ops.result(node.output(0))], [given], "joined_states")
+    model.add_parameters([joined])
+    model.remove_parameter(given)
+    model.validate_nodes_and_infer_types()
+    named = [port for port in model.outputs if "state" in port.names]
+    if named:
+        state = named[0].node.input_value(0).get_node()
+        model.remove_result(named[0].node)
+    else:
+        state = residual_stream(model, ov.Dimension(width))[-1]
+    shape_head(model, None)
+    add_states(model, [state])
+    fuse_matmuls(model)
+    return before
