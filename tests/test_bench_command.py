@@ -42,7 +42,7 @@ def test_bench_measures_every_length_of_a_list(capsys):
 def test_a_benchmark_of_which_no_prompt_can_be_run_fails_and_says_why(capsys, tmp_path):
     prompts = tmp_path / "long.jsonl"
     prompts.write_text(json.dumps({"id": 1, "task": "qa", "instruction": "x" * 5000}))
-    assert cli.main(["bench", "--prompts", str(prompts)]) == cli.FAILURE
+    assert cli.main(["bench", "--prompts", str(prompts)]) == 1
     out, err = capsys.readouterr()
     assert "shorten it" in out and "None of the prompts could be run" in err
 
@@ -62,7 +62,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2_before_anything_is_loaded(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "load_pair", lambda choice: pytest.fail("loaded a model"))
-    assert cli.main(options) == cli.BAD_INPUT
+    assert cli.main(options) == 2
     out, err = capsys.readouterr()
     assert says in err
     assert out == "" and err.count("\n") == 1
@@ -86,7 +86,7 @@ def test_an_audit_passes_the_true_rule_and_has_the_contracts_fields(capsys):
 
 def test_an_audit_catches_a_rule_that_accepts_everything(capsys, monkeypatch):
     monkeypatch.setattr(decode, "verify", accept_everything)
-    assert cli.main([*AUDIT, "--draws", "150"]) == cli.FAILURE
+    assert cli.main([*AUDIT, "--draws", "150"]) == 1
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["greedy"]["identical"] < 3 and found["same_seed"]["identical"] < 2
