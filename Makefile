@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --retries 1 --quiet --disable-pip-version-check
 RUN_STAMP := $(VENV)/.requirements
+PEERS_STAMP := $(VENV)/.requirements-peers
 DEV_STAMP := $(VENV)/.requirements-dev
 ARGS ?=
 
@@ -28,10 +29,15 @@ $(RUN_STAMP): requirements.txt pyproject.toml | $(BIN)/python
 	$(PIP) -r requirements.txt -e .
 	@touch $@
 
-$(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-dev.txt pyproject.toml | $(BIN)/python
+$(PEERS_STAMP): requirements.txt requirements-peers.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the engines to compare with (first time only)"
+	$(PIP) -r requirements-peers.txt -e .
+	@touch $(RUN_STAMP) $@
+
+$(DEV_STAMP): requirements.txt requirements-torch.txt requirements-export.txt requirements-peers.txt requirements-dev.txt pyproject.toml | $(BIN)/python
 	@echo "Installing what the tests need (first time only)"
 	$(PIP) -r requirements-dev.txt -e .
-	@touch $(RUN_STAMP) $@
+	@touch $(RUN_STAMP) $(PEERS_STAMP) $@
 
 setup: $(RUN_STAMP)
 	$(BIN)/python -m specdemo fetch embedded
@@ -72,7 +78,7 @@ test-hostile-schemas: hostile-setup
 test-hostile-fuzz: hostile-setup
 	FUZZ_SECONDS=25 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/test_fuzz.py
 
-bench: setup
+bench: setup $(PEERS_STAMP)
 	@mkdir -p results
 	$(BIN)/python -m specdemo bench --pair embedded --peers openvino-genai \
 		--json results/bench.json --html results/bench.html $(ARGS)

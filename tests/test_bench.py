@@ -219,6 +219,12 @@ def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
         first.answer("hello", SETTINGS)
 
 
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(tiny_llama_pair, monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackage, match=r"pip install -e \.\[peers\]"):
+        list(peers.peers_of(["openvino-genai"], tiny_llama_pair, {}))
+
+
 def test_openvino_genai_answers_with_the_embedded_target(embedded_pair):
     ways = [one for one in peers.peers_of(["openvino-genai"], embedded_pair, {}) if one.length]
     tokens, seconds = ways[0].answer("Name three colours.", Settings(max_new_tokens=8))

@@ -90,6 +90,8 @@ def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """OpenVINO GenAI: each mode with our target's `properties`, then with the plugin's own."""
     if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
         raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
+    if find_spec("openvino_genai") is None:
+        raise MissingPackage("--peers openvino-genai needs it: run `pip install -e .[peers]`.")
     ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
     if loaded.draft:
         ways.append(("speculative", "PA"))

@@ -34,16 +34,16 @@ from specdemo.runs.trace import (
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
-PACKAGES = "openvino openvino-genai openvino-tokenizers tokenizers numpy torch transformers".split()
+PACKAGES = "openvino tokenizers numpy".split()
+IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
 WAYS = ("autoregressive", "speculative")
 
 
 def head(session: Session, settings: Settings) -> dict[str, Any]:
     """What every report begins with: the machine, versions, pair and settings."""
     versions = {"specdemo": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        if package not in ("torch", "transformers") or package in sys.modules:
-            versions[package] = metadata.version(package)
+    imported = [name for name in IF_IMPORTED if name.replace("-", "_") in sys.modules]
+    versions |= {package: metadata.version(package) for package in [*PACKAGES, *imported]}
     pair = {"machine": describe(), "versions": versions, "pair": session.info}
     return {**pair, "settings": settings}
 
