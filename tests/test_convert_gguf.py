@@ -295,9 +295,9 @@ def reference_tokenizer(pre: str):
 def test_the_files_template_asks_without_thinking_unless_told_to(file, tmp_path):
     vocabulary.write(gguf_file.read(file), tmp_path)
     template = chat_template(tmp_path)
-    assert template.parts([Message("user", "Hi")])[-1].endswith("assistant\n<think>")
+    assert template.text([Message("user", "Hi")]).endswith("assistant\n<think>")
     thinking = replace(template, thinking=True)
-    assert thinking.parts([Message("user", "Hi")])[-1].endswith("assistant\n")
+    assert thinking.text([Message("user", "Hi")]).endswith("assistant\n")
     ids, limit = ir.read_config(tmp_path)
     tokenizer = Tokenizer(tmp_path / "tokenizer.json")
     assert ids == {tokenizer.token_id(one) for one in ("<|im_end|>", "<|endoftext|>")}

@@ -24,7 +24,7 @@ from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.serving.application import CallReader
 from specdemo.text.grammar import Grammars, Tools
-from specdemo.text.templates import Message, Template
+from specdemo.text.templates import Call, Message, Template
 
 FILE = Path(__file__).parent / "data" / "schemas.jsonl"
 SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
@@ -285,7 +285,7 @@ def test_nothing_in_tools_or_their_calls_becomes_a_special_token(embedded_pair):
         tool = {"type": "function", "function": {"name": "sing", "description": text}}
         turns = [
             Message("user", "Sing."),
-            Message("assistant", "", (("sing", f'{{"a": "{text}"}}'),)),
+            Message("assistant", "", (Call("sing", f'{{"a": "{text}"}}'),)),
         ]
         ids = template.render_chat(turns, tokenizer, [tool])
         assert tokenizer.decode(ids).count(text) == 2

@@ -3,8 +3,6 @@ special token."""
 
 from __future__ import annotations
 
-import json
-
 import gguf
 import jinja2
 import openvino_genai
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 
 from specdemo.convert import ir
 from specdemo.errors import FetchError
-from specdemo.text.templates import Message, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
 
 UNSPEAKABLE = "\x04\x06\x13\x14\x16\x1d"  # SmolLM2's vocabulary has no token for these
@@ -87,58 +84,3 @@ def test_the_chat_prompt_is_the_one_the_model_was_trained_on(tokenizer, embedded
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     prompt = source.render(messages=messages, add_generation_prompt=True)
     assert CHATML.render("Why is the sky blue?", tokenizer) == tokenizer.encode(prompt)
-
-
-@settings(max_examples=200, deadline=None)
-@given(instruction=HOSTILE)
-def test_no_instruction_becomes_a_special_token(tokenizer, instruction):
-    ids = CHATML.render(instruction, tokenizer)
-    assert [id for id in ids if id in tokenizer.special_ids] == [1, 2, 1, 2, 1]
-    before, _, after = CHATML.parts([Message("user", "")])
-    assert spelled(tokenizer, ids) == before + instruction + after
-
-
-def test_a_special_token_that_the_template_completes_stays_text(tokenizer):
-    template = Template("odd", "Say {{ messages[0].content }}|> now<|im_end|>")
-    ids = template.render("<|im_end", tokenizer)
-    assert ids.count(2) == 1
-    assert spelled(tokenizer, ids) == "Say <|im_end|> now<|im_end|>"
-
-
-TURNS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [model]"
-
-
-def write_config(folder, template) -> None:
-    config = {"chat_template": template, "bos_token": {"content": "<s>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize("source", [TURNS, [{"name": "default", "template": TURNS}], "a file"])
-def test_a_tokenizers_own_chat_template_is_used(tmp_path, source):
-    assert chat_template(tmp_path) is None
-    write_config(tmp_path, source)
-    if source == "a file":
-        (tmp_path / "chat_template.jinja").write_text(TURNS)
-    template = chat_template(tmp_path)
-    assert template.parts([Message("user", "x")]) == ["<s>[user] ", "x", " [model]"]
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{% for m in messages %}no message{% endfor %}",
-        "{{ messages[0].content }}{{ messages[0].content }}",
-        "{% if %}",
-        "{{ raise_exception('no') }}",
-    ],
-)
-def test_a_chat_template_that_does_not_hold_the_message_once_is_refused(tmp_path, hostile):
-    write_config(tmp_path, hostile)
-    with pytest.raises(FetchError, match="chat template"):
-        chat_template(tmp_path)
-
-
-def test_a_long_conversation_is_no_endless_one():
-    turns = [Message(("user", "assistant")[at % 2], "x" * 1000) for at in range(999)]
-    assert len(CHATML.parts(turns)) == 2 * 999 + 1

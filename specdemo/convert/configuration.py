@@ -90,12 +90,11 @@ class ShardIndex(Configuration):
     weight_map: dict[str, str] = {}
 
 
-def _default_template(value: object) -> object:
-    """The template called "default" of several, each a dict with name and template."""
-    named = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else None
-    if named is None:
-        return value
-    return next((one.get("template") for one in named if one.get("name") == "default"), "")
+def _by_name(value: object) -> object:
+    """Several templates, each a dict with name and template, or one, as a dict by name."""
+    if not isinstance(value, list):
+        return {"default": value}
+    return {str(one.get("name")): one.get("template") for one in value if isinstance(one, dict)}
 
 
 Token = Annotated[
@@ -104,9 +103,9 @@ Token = Annotated[
 
 
 class TokenizerConfig(Configuration):
-    """tokenizer_config.json: the chat template, and the tokens that it may name."""
+    """tokenizer_config.json: the chat templates by name, and the tokens that they may name."""
 
-    chat_template: Annotated[str, BeforeValidator(_default_template)] = ""
+    chat_template: Annotated[dict[str, str], BeforeValidator(_by_name)] = {}
     bos_token: Token = ""
     eos_token: Token = ""
     unk_token: Token = ""

@@ -15,7 +15,7 @@ from specdemo.errors import BadInput
 from specdemo.options import Whole
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
 from specdemo.text.grammar import Tools
-from specdemo.text.templates import Message
+from specdemo.text.templates import Call, Message
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = "temperature", "top_p", "top_k", "seed"
@@ -128,6 +128,7 @@ class CalledFunction(Strict, extra="ignore"):
 
 
 class ToolCall(Strict, extra="ignore"):
+    id: str = ""
     function: CalledFunction
 
 
@@ -135,14 +136,20 @@ class ChatMessage(Strict, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
     def turn(self) -> Message:
         """The message in the form that a chat template takes."""
         content = self.content or ""
         parts = [content] if isinstance(content, str) else [part.text for part in content]
-        calls = [(one.function.name, one.function.arguments) for one in self.tool_calls or ()]
+        calls = [
+            Call(call.function.name, call.function.arguments, call.id)
+            for call in self.tool_calls or ()
+        ]
         role = "system" if self.role == "developer" else self.role
-        return Message(role, "".join(parts), tuple(calls))
+        name = self.name if role == "tool" else ""  # others' names would change their text
+        return Message(role, "".join(parts), tuple(calls), self.tool_call_id or "", name or "")
 
 
 class Function(Strict):

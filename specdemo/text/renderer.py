@@ -27,10 +27,6 @@ HEADER = struct.Struct(">?I")
 """Of an answer: whether it is a text (else the reason why there is none), and its size in bytes."""
 
 
-JSON_TEXT = "\ue000"
-"""The only key of data that `tojson` writes as this key's value."""
-
-
 def environment() -> Any:
     """The Jinja environment in which transformers renders chat templates."""
     from jinja2 import TemplateError, ext, nodes, sandbox
@@ -55,8 +51,6 @@ def environment() -> Any:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        if isinstance(value, dict) and value.keys() == {JSON_TEXT}:
-            return value[JSON_TEXT]
         options = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 

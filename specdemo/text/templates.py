@@ -4,18 +4,22 @@ writes stays text: no part of it can become a special token."""
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from specdemo.convert.configuration import TokenizerConfig
 from specdemo.convert.ir import read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
-from specdemo.text.renderer import JSON_TEXT
-from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tokenizer import MARK, Tokenizer, valid
 
-_MARK = "\ue000{}\ue001"  # private-use characters stand for a message while a template renders
+_PLACEHOLDER = f"{MARK}{{}}{MARK}."
+_PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
+_CUT = "\ud801 "  # ends the text of a message that is continued; the space tells if it is trimmed
 
 # For models without turns: system text first, then the messages; several get their role's name.
 _ONE_TEXT = (
@@ -29,24 +33,37 @@ _ONE_TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool; `arguments` are the JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". `calls` are an
-    assistant's calls of tools: names, and arguments as JSON text."""
+    assistant's calls of tools; `call_id` and `name` tell which of them a tool's turn answers."""
 
     role: str
     content: str
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The text around an instruction or a conversation, in Jinja. `bos`: add the tokens that the
-    tokenizer itself puts before a text, such as `<s>`. `tokens`: the texts of the special tokens
-    that the template may name. `thinking`: ask models that can think before they answer to do so.
+    """The text around an instruction or a conversation, in Jinja; `tools_jinja` replaces it for a
+    conversation with tools. `bos`: add the tokens that the tokenizer itself puts before a text,
+    such as `<s>`. `tokens`: the texts of the special tokens that the template may name. `thinking`:
+    ask models that can think before they answer to do so.
     """
 
     name: str
     jinja: str
+    tools_jinja: str = ""
     bos: bool = False
     tokens: dict[str, str] = field(default_factory=dict)
     thinking: bool = False
@@ -61,61 +78,146 @@ class Template:
         return tuple(os.path.commonprefix(pair))
 
     def render_chat(
-        self, messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[dict] = ()
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        tools: Sequence[dict] = (),
+        *,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a conversation that the model is to continue, with `tools` that it may
-        call (OpenAI's definitions). Raises BadInput.
+        call (OpenAI's definitions): those of transformers' `apply_chat_template`, but nothing that
+        a message or a tool holds becomes a special token. With `continue_final_message` the prompt
+        ends within the last message, an assistant's. `chat_template_kwargs` (JSON data) are
+        variables of the template. Raises BadInput if the template refuses the conversation or drops
+        a system or user message, or a tool."""
+        given = messages, tools, continue_final_message, chat_template_kwargs or {}
 
-        If a message spells a special token such as `<|im_end|>`, by itself or together with the
-        text beside it, this is encoded as ordinary characters."""
+        def encoded(change: Callable[[str], str]) -> tuple[list[int], list[int]]:
+            return tokenizer.encode_marked(self.text(*given, change), bos=self.bos)
 
-        def special(ids: list[int]) -> list[int]:
-            return [id for id in ids if id in tokenizer.special_ids]
+        _, own = encoded(_Placeholders())
+        ids, special = encoded(valid)
+        if special == own:
+            return ids
+        # Either the texts spell special tokens, or the template looks at them.
+        guarded, own = encoded(tokenizer.mark_starts)
+        if special != own:
+            ids, special = encoded(tokenizer.mark_special)
+        return ids if special == own else guarded
 
-        parts = self.parts(messages, tools)
-        whole = tokenizer.encode("".join(parts), bos=self.bos)
-        if special(whole) == special(tokenizer.encode("".join(parts[::2]), bos=self.bos)):
-            return whole
-        ids = special(tokenizer.encode("", bos=self.bos))
-        for at, part in enumerate(parts):
-            ids += tokenizer.encode(part, special=at % 2 == 0)
-        return ids
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict] = (),
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        change: Callable[[str], str] = valid,
+    ) -> str:
+        """The text of a prompt, for which `change` is applied to all text of messages and tools.
+        Raises BadInput like `render_chat`."""
+        if continue_final_message and messages[-1].role != "assistant":
+            why = "continue_final_message needs a conversation that ends with the assistant's text."
+            raise BadInput(why, "messages")
+        try:
+            turns = [_turn(message, change) for message in messages]
+            final = turns[-1]["content"].strip()
+            if continue_final_message:
+                turns[-1]["content"] += _CUT
+            variables = {
+                "enable_thinking": self.thinking,
+                **self.tokens,
+                **_changed(dict(chat_template_kwargs), _unless_plain(change)),
+                "messages": turns,
+                "tools": _changed(list(tools), change) or None,
+                "documents": None,
+                "add_generation_prompt": not continue_final_message,
+            }
+        except (ValueError, TypeError, RecursionError) as error:
+            why = f"The tools, their calls or chat_template_kwargs are not JSON data: {error}."
+            raise BadInput(why, "messages") from error
+        text = sandbox.render(tools and self.tools_jinja or self.jinja, variables)
+        if isinstance(change, _Placeholders):
+            change.require(variables, text)
+        if not continue_final_message:
+            return text
+        text, cut, rest = text.rpartition(_CUT.strip())
+        if not cut or final not in text:
+            why = "The model's chat template changes the last message, which cannot be continued."
+            raise BadInput(why, "messages")
+        return text if rest.startswith(" ") else text.rstrip()
 
-    def parts(self, messages: Sequence[Message], tools: Sequence[dict] = ()) -> list[str]:
-        """The prompt of a conversation: the template's own text alternates with that of messages
-        and tools. Raises BadInput if the template refuses the conversation or drops a system or
-        user message, or a tool."""
-        texts: list[str] = []
-        needed: list[str] = []
 
-        def mark(text: str, name: str = "") -> str:
-            texts.append(text)
-            needed.append(name)
-            return _MARK.format(len(texts) - 1)
+class _Placeholders:
+    """Replaces each text by a number between MARKs, which is found in the prompt."""
 
-        def turn(message: Message) -> dict:
-            name = "" if message.role == "assistant" else f"the {message.role} message"
-            content = "" if message.calls and not message.content else mark(message.content, name)
-            turned = {"role": message.role, "content": content}
-            calls = [
-                {"name": one, "arguments": {JSON_TEXT: mark(text)}} for one, text in message.calls
-            ]
-            if calls:
-                turned["tool_calls"] = [{"type": "function", "function": call} for call in calls]
-            return turned
+    def __init__(self) -> None:
+        self._count = 0
 
-        given = {"messages": [turn(message) for message in messages], "add_generation_prompt": True}
-        listed = [mark(json.dumps(tool, ensure_ascii=False), "a tool") for tool in tools]
-        given["tools"] = [{JSON_TEXT: one} for one in listed] or None
-        given |= {"documents": None, "enable_thinking": self.thinking}
-        text = sandbox.render(self.jinja, given | self.tokens)
-        pieces = re.split(_MARK.format("([0-9]+)"), text)  # own text and indices alternate
-        for at, name in enumerate(needed):
-            if name and str(at) not in pieces[1::2]:
+    def __call__(self, text: str) -> str:
+        self._count += 1
+        return text and _PLACEHOLDER.format(self._count)
+
+    def require(self, variables: dict[str, Any], prompt: str) -> None:
+        """Raises BadInput if a message or a tool of `variables` is not in `prompt`."""
+        texts = [
+            (message["content"], f"the {message['role']} message", "messages")
+            for message in variables["messages"]
+            if message["role"] != "assistant"
+        ]
+        for tool in variables["tools"] or ():
+            texts.append((tool["function"]["name"], "a tool", "tools"))
+        for text, name, param in texts:
+            if text not in prompt:
                 why = f"The model's chat template leaves out {name} of this conversation."
-                raise BadInput(why, "tools" if name == "a tool" else "messages")
-        pieces[1::2] = [texts[int(at)] for at in pieces[1::2]]
-        return pieces
+                raise BadInput(why, param)
+
+
+def _turn(message: Message, change: Callable[[str], str]) -> dict[str, Any]:
+    """A message as templates expect it."""
+    plain = partial(_changed, change=_unless_plain(change))
+    turn: dict[str, Any] = {"role": plain(message.role), "content": change(message.content)}
+    calls = [
+        {
+            "type": "function",
+            "id": plain(call.id),
+            "function": _changed(
+                {"name": call.name, "arguments": json.loads(call.arguments)}, change
+            ),
+        }
+        for call in message.calls
+    ]
+    optional = {
+        "tool_calls": calls,
+        "tool_call_id": plain(message.call_id),
+        "name": plain(message.name),
+    }
+    return turn | {name: value for name, value in optional.items() if value}
+
+
+def _unless_plain(change: Callable[[str], str]) -> Callable[[str], str]:
+    """`change` for texts that could spell a special token. Others stay, so that a template can
+    compare them in every rendering."""
+    return lambda text: text if _PLAIN.fullmatch(text) else change(text)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with `change` applied to its texts; plain names of properties and types stay.
+    Raises TypeError for other data."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, dict):
+        names = _unless_plain(change)
+        return {
+            names(key): _changed(item, names if key == "type" else change)
+            for key, item in value.items()
+        }
+    if value is None or isinstance(value, int | float):
+        return value
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 DOLLY = Template(
@@ -131,16 +233,17 @@ def chat_template(folder: Path) -> Template | None:
     single user message exactly once."""
     path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     tokens = TokenizerConfig.of(read_json(path), path).model_dump()
-    source = tokens.pop("chat_template")
+    sources = tokens.pop("chat_template")
     if own_file.is_file():
-        source = read_text(own_file)
-    if not source:
+        sources["default"] = read_text(own_file)
+    if not sources.get("default"):
         return None
-    template = Template("chat", source, tokens=tokens)
+    tokens = {name: token for name, token in tokens.items() if token}
+    template = Template("chat", sources["default"], sources.get("tool_use", ""), tokens=tokens)
     try:
-        once = len(template.parts([Message("user", "")])) == 3
+        text = template.text([Message("user", "A")], change=_Placeholders())
     except BadInput as error:
         raise FetchError(f"The chat template in {folder} cannot be used: {error}") from error
-    if not once:
+    if text.count(_PLACEHOLDER.format(1)) != 1:
         raise FetchError(f"The chat template in {folder} does not contain a user's message once.")
     return template

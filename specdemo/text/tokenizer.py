@@ -2,8 +2,11 @@
 AutoTokenizer would import torch, which takes seconds)."""
 
 import json
-from collections.abc import Callable, Iterable
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import tokenizers
@@ -12,6 +15,10 @@ from tokenizers.decoders import DecodeStream
 from specdemo.convert.configuration import ADDED_TOKENS
 from specdemo.convert.ir import read_text
 from specdemo.errors import FetchError
+
+MARK = "\ud800"
+"""Stands before characters that must not become part of a special token. No text can hold it: it is
+half of a character."""
 
 
 class Tokenizer:
@@ -23,7 +30,8 @@ class Tokenizer:
         """Read `path` (tokenizer.json). Raises FetchError."""
         try:
             text = read_text(path)
-            added = json.loads(text).get("added_tokens") or []
+            content = json.loads(text)
+            added = content.get("added_tokens") or []
             if len(added) > ADDED_TOKENS:
                 raise FetchError(f"{path} has more than {ADDED_TOKENS:,} added tokens.")
             self._parsing = tokenizers.Tokenizer.from_str(text)
@@ -37,6 +45,11 @@ class Tokenizer:
             one.no_truncation()
         self._literal.encode_special_tokens = True
         self.special_ids = frozenset(one["id"] for one in added if one.get("special"))
+        self._added = frozenset(one["content"] for one in added)
+        first = "".join({re.escape(one["content"][:1]) for one in added if one.get("special")})
+        self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
+        unknown = content["model"].get("unk_token")
+        self._unknown_id = unknown and self.token_id(unknown)
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -50,9 +63,48 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
         for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
-        text = text.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates
         chosen = self._parsing if special else self._literal
-        return chosen.encode(text, add_special_tokens=bos).ids
+        return chosen.encode(valid(text), add_special_tokens=bos).ids
+
+    def mark_special(self, text: str) -> str:
+        """`text` with a MARK before each special token that it spells."""
+        text = valid(text)
+        starts = [start for _, start, _ in self._special(self._parsing.encode(text), text)]
+        return MARK.join(text[start:end] for start, end in pairwise([0, *starts, len(text)]))
+
+    def mark_starts(self, text: str) -> str:
+        """`text` with a MARK before each word, and before each character with which a special token
+        begins: enough to recognise all that the text could add to one."""
+        return self._starts.sub(MARK, valid(text))
+
+    def encode_marked(self, text: str, *, bos: bool = False) -> tuple[list[int], list[int]]:
+        """The token ids of `text` without its MARKs, and those of them that are special tokens: one
+        that would contain a marked character is encoded as ordinary text."""
+        pieces = text.split(MARK)
+        text = valid("".join(pieces))
+        marks = list(accumulate(map(len, pieces[:-1])))
+        encoded = self._parsing.encode(text, add_special_tokens=bos)
+        own, literal = [], []
+        for id, start, end in self._special(encoded, text):
+            if bisect_left(marks, start) < bisect_left(marks, end):
+                literal += [start, end]
+            else:
+                own.append(id)
+        if not literal:
+            return encoded.ids, own
+        ids = self.encode("", bos=bos)
+        for index, (start, end) in enumerate(pairwise([0, *literal, len(text)])):
+            ids += self.encode(text[start:end], special=index % 2 == 0)  # they alternate
+        return ids, own
+
+    def _special(self, encoded: tokenizers.Encoding, text: str) -> Iterator[tuple[int, int, int]]:
+        """Each special token of `text`, and where it begins and ends."""
+        for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            # The token for unknown characters may stand for any.
+            if id in self.special_ids and (
+                id != self._unknown_id or text[start:end] in self._added
+            ):
+                yield id, start, end
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, without special tokens and ids beyond the vocabulary (padding)."""
@@ -71,3 +123,8 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """All vocabulary strings with their ids, added and special tokens too."""
         return self._parsing.get_vocab(with_added_tokens=True)
+
+
+def valid(text: str) -> str:
+    """`text` with "?" for halves of characters, which UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
