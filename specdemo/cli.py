@@ -14,9 +14,8 @@ import click
 from specdemo import __version__
 from specdemo.commands.shared import CONTEXT
 from specdemo.errors import BadInput, SpecdemoError
-from specdemo.start import INTERRUPTED
 
-FAILURE = 1
+FAILURE, INTERRUPTED = 1, 130
 UNWRITABLE = errno.ENOSPC, errno.EIO, errno.EPIPE
 
 COMMANDS = {

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # a type checker takes it for true; importing typing woul
 if TYPE_CHECKING:
     from types import FrameType
 
-INTERRUPTED = 130
-
 
 def start(name: str = "specdemo", command: str | None = None) -> int:
     """Run the command line, or only its `command`, under the program's `name`. Returns the exit
@@ -30,7 +28,7 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
 
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupt)
-        from specdemo.cli import main
+        from specdemo.cli import INTERRUPTED, main
 
         code = main(name=name, command=command)
     except KeyboardInterrupt:
@@ -47,7 +45,7 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
     return code
 
 
-def _end(message: str = "", code: int = INTERRUPTED) -> None:
+def _end(message: str = "", code: int = 130) -> None:
     """End the process without waiting for its threads, which may be compiling for seconds."""
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -19,7 +19,7 @@ from specdemo.bench.prompts import WARM_UP, BenchPrompt
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
 from specdemo.host.progress import Progress
-from specdemo.host.terminal import Table, where
+from specdemo.host.terminal import Table
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import (
@@ -30,6 +30,7 @@ from specdemo.runs.trace import (
     combined,
     over,
     summarize,
+    where,
 )
 
 PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answers all prompts

@@ -14,11 +14,11 @@ from specdemo.bench.prompts import PromptOptions
 from specdemo.commands.bench import session_with_peers
 from specdemo.commands.shared import answer_options, options_of, write_json
 from specdemo.errors import RequestFailed
-from specdemo.host.terminal import show, where
+from specdemo.host.terminal import show
 from specdemo.options import CONFIG, Whole, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json
+from specdemo.runs.trace import as_json, where
 
 if TYPE_CHECKING:
     from specdemo.bench.auditor import Audit

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from specdemo.commands.shared import answer_options, load_pair, write_json
 from specdemo.errors import BadInput
-from specdemo.host.terminal import printable, where
+from specdemo.host.terminal import printable
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, Round, Trace, summarize, to_json
+from specdemo.runs.trace import BaselineToken, Round, Trace, summarize, to_json, where
 
 STYLES = {
     "accepted": "green",

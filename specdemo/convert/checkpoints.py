@@ -12,7 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from pydantic import Field, TypeAdapter
 
-from specdemo.convert.configuration import Checkpoint, LinearRope, Llama3Rope, Rope
+from specdemo.convert.configuration import CheckpointConfig, LinearRope, Llama3Rope, Rope
 from specdemo.convert.decoder import FAMILIES, Family, Shape, with_biases
 from specdemo.convert.weights import Tensor
 from specdemo.errors import FetchError
@@ -33,7 +33,7 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     family = FAMILIES.get(_NAMES.get(kind, kind)) if isinstance(kind, str) else None
     if family is None:
         return None
-    config = Checkpoint.of(data, path)
+    config = CheckpointConfig.of(data, path)
     scaling = Rope.of(config.rope, path)
     usual = 0.25 if kind == "gpt_neox" else 1.0
     rotary = scaling.partial_rotary_factor or config.rotary_pct or usual
@@ -46,7 +46,7 @@ def shape_of(data: dict[str, Any], path: Path) -> Shape | None:
     return replace(shape, rope_factors=_rope_factors(config.rope, scaling.kind, shape, path))
 
 
-def _of_family(family: Family, config: Checkpoint) -> Family | None:
+def _of_family(family: Family, config: CheckpointConfig) -> Family | None:
     """The family with this model's own choices; None if `decoder` lacks one of them."""
     if family.rms:
         # Qwen's files name a window that is not used, Mistral's first one that is.

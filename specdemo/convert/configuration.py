@@ -206,7 +206,7 @@ class Llama3Rope(LinearRope):
         return self
 
 
-class Checkpoint(Sizes):
+class CheckpointConfig(Sizes):
     """config.json of a checkpoint of a family that `decoder` builds."""
 
     rope: dict[str, Any] = Field(

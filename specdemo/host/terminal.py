@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from specdemo.host.progress import Progress, Report
-    from specdemo.runs.trace import Difference
 
 Table = Sequence[Mapping[str, Any]]
 
@@ -35,17 +34,6 @@ def text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return "-" if value is None else str(value)
-
-
-def where(difference: Difference | None) -> str:
-    """The first difference of answer and baseline in words: position, both tokens, margin."""
-    if difference is None:
-        return "one run ends before the other, or one that was repeated differs"
-    margin = "" if difference.margin is None else f", margin {text(difference.margin)} logits"
-    return (
-        f"token {difference.position + 1} is {difference.text!r}, "
-        f"autoregressive {difference.baseline_text!r}{margin}"
-    )
 
 
 def show(title: str | None, table: Table, out: TextIO) -> None:

@@ -114,6 +114,17 @@ class Difference:
     margin: float | None
 
 
+def where(difference: Difference | None) -> str:
+    """The first difference of answer and baseline in words: position, both tokens, margin."""
+    if difference is None:
+        return "one run ends before the other, or one that was repeated differs"
+    margin = "" if difference.margin is None else f", margin {difference.margin:.3g} logits"
+    return (
+        f"token {difference.position + 1} is {difference.text!r}, "
+        f"autoregressive {difference.baseline_text!r}{margin}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardCosts:
     """The engine's cost model at the end of a run, in seconds: `target` of the next forward of 1,

@@ -16,9 +16,8 @@ from specdemo.bench.costs import (
     token_seconds,
 )
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
-from specdemo.host.terminal import where
 from specdemo.runs import race as races
-from specdemo.runs.trace import Trace, summarize
+from specdemo.runs.trace import Trace, summarize, where
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
