@@ -1,5 +1,6 @@
 """How an option is declared, parsed and checked, for command line, page, API and saved runs."""
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, TypeVar
@@ -74,7 +75,7 @@ def sentence(error: ValidationError) -> str:
     place = " ".join(".".join(map(str, first["loc"])).split()) or "the request"
     if first["type"] == "missing":
         return f"{place} is missing."
-    return f"{place} is {first['input']!r:.60}; {_expected(first, place)}."
+    return f"{place} is {shown(first['input'])}; {_expected(first, place)}."
 
 
 def _expected(finding: ErrorDetails, place: str) -> str:
@@ -82,3 +83,12 @@ def _expected(finding: ErrorDetails, place: str) -> str:
         return "there is no such option"
     reason = finding["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
     return f"{reason}, or auto" if place == "draft_tokens" else reason
+
+
+_repr = reprlib.Repr()
+_repr.maxstring = 60
+
+
+def shown(value: object) -> str:
+    """The beginning of a value, for a message; a long one costs no more than a short one."""
+    return _repr.repr(value)

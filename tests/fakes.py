@@ -176,14 +176,15 @@ def running(server) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def served(session, loaded, *, key: str | None = None, load: Callable | None = None):
-    """A running API server over a session; `load` replaces how its engine is made."""
+def served(session, loaded, *, key: str | None = None, load: Callable | None = None, **options):
+    """A running API server over a session, with `options` of ServeOptions; `load` replaces how its
+    engine is made."""
     from specdemo.serving.application import application
     from specdemo.serving.backend import LocalBackend
     from specdemo.serving.request_guard import Server
     from specdemo.serving.server_options import ServeOptions
 
-    options = ServeOptions(max_new_tokens=8)
+    options = ServeOptions(**{"max_new_tokens": 8, **options})
     session.loaded = loaded
     backend = LocalBackend(options, load or (lambda *_: session))
     app = application(backend, options, key)

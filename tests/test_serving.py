@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
+from unittest.mock import Mock
 
 import httpx
 import openai
 import pytest
 from fakes import CHATML, PIECES, FakeSession, served, until
+from pydantic import ValidationError
 
 from specdemo.errors import BadInput, DamagedModel
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.trace import from_json
+from specdemo.serving.schema import ChatRequest, CompletionRequest
 from specdemo.text.templates import DOLLY, Message, Template
+from specdemo.text.tokenizer import Tokenizer
 
 QUESTION = [{"role": "user", "content": "Count, please."}]
 
@@ -208,6 +214,8 @@ def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja
 
 VALUE, UNKNOWN, UNSUPPORTED = "invalid_value", "unknown_parameter", "unsupported_parameter"
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+CALLED = {"name": "f", "arguments": "[" * 2000}
+NESTED = {"role": "assistant", "tool_calls": [{"function": CALLED}]}
 TWO = [{"role": "system", "content": "Be brief."}, *QUESTION]
 BASELINE = {"baseline": True, "trace": True}
 REFUSED = [
@@ -224,6 +232,7 @@ REFUSED = [
     ("suffix", UNSUPPORTED, {"extra_body": {"suffix": "x"}}),
     ("messages", VALUE, {"messages": []}),
     ("messages", VALUE, {"messages": [IMAGE]}),
+    ("messages", VALUE, {"messages": [*QUESTION, NESTED]}),
     ("messages", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),
     ("temprature", UNKNOWN, {"extra_body": {"temprature": 1}}),
     ("speculative", VALUE, {"extra_body": {"speculative": {"drafter": "oracle"}}}),
@@ -237,6 +246,23 @@ def test_bad_values_are_refused_by_name_before_a_stream_begins(client, more, par
         chat(client, stream=True, **more)
     assert (caught.value.param, caught.value.code) == (param, code)
     assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"messages": [IMAGE]}, "messages.0.content.0.type is 'image_url'; it must be 'text'."),
+        ({"stop": 5}, "stop is 5; it must be a string or a list."),
+        ({"stop": ["x"] * 17}, "stop: List should have at most 16 items after validation, not 17."),
+        ({"tool_choice": "any"}, "tool_choice is 'any'; it must be 'none', 'auto' or 'required'."),
+        ({"max_tokens": None, "messages": None}, "messages is None; it must be a list."),
+        ({"extra_body": {"temprature": 1}}, "temprature is not known; leave it out."),
+    ],
+)
+def test_a_refusal_tells_the_one_true_cause(client, more, sentence):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, **more)
+    assert caught.value.body["message"] == sentence
 
 
 def test_a_prompt_that_is_too_long_is_named_by_its_parameter(client, session, monkeypatch):
@@ -338,6 +364,96 @@ def test_a_model_found_damaged_fails_the_server_with_the_files_name(embedded_pai
             chat(client_of(server))
         health = httpx.get(f"{server.url}/health")
     assert (health.status_code, health.json()["detail"]) == (503, str(session.refusal))
+
+
+# What a request costs is bounded before the work begins
+
+
+WHOLE = {
+    "model": "Scripted-1",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+    ],
+    "stop": ["x"],
+    "stream_options": {"include_usage": True},
+    "speculative": {"trace": True},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}},
+    "metadata": {},
+}
+MANY = 20_000
+WRONG = [[1] * MANY, [True] * MANY, [{}] * MANY, [[]] * MANY, {f"k{at}": 1 for at in range(MANY)}]
+
+
+def places(node, path=()):
+    """The keys to every value of a body."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        yield *path, key
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=["ints", "bools", "objects", "lists", "fields"])
+@pytest.mark.parametrize(
+    ("kind", "whole"),
+    [(ChatRequest, WHOLE), (CompletionRequest, {"model": "Scripted-1", "prompt": [1]})],
+)
+def test_many_wrong_values_are_few_errors_wherever_they_are(kind, whole, wrong):
+    for *path, key in places(whole):
+        body = json.loads(json.dumps(whole))
+        reduce(getitem, path, body)[key] = wrong
+        with suppress(BadInput):
+            try:
+                kind.model_validate(body)
+            except ValidationError as error:
+                assert error.error_count() < 150, (path, key)
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "a b " * 20_000}, {"prompt": "\u00e9" * 50_000}])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_read(client, monkeypatch, asked):
+    monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=AssertionError))
+    with pytest.raises(openai.BadRequestError, match="reads fewer than") as caught:
+        client.completions.create(model="Scripted-1", **asked)
+    assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_a_text_that_is_read_leaves_other_threads_running(embedded_pair):
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(embedded_pair.tokenizer.encode, "a b " * 200_000)
+        turns = 0
+        while not reading.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 20
+
+
+def test_a_body_holds_what_the_context_can_need(server, client):
+    client.models.list()
+    size = 500_000 + 32 * 512
+    for length, status in ((size, 400), (size + 1, 413)):
+        body = b"{" + b" " * (length - 2) + b"}"
+        headers = {"Content-Type": "application/json"}
+        response = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+        assert response.status_code == status
+
+
+def test_requests_beyond_the_queue_are_refused_before_they_are_read(embedded_pair, monkeypatch):
+    session = scripted()
+    session.held.set()
+    with (
+        served(session, embedded_pair, max_ongoing=1, max_waiting=1) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        client = client_of(server)
+        answers = [pool.submit(chat, client, max_tokens=2) for _ in range(2)]
+        until(lambda: session.active == 2)
+        monkeypatch.setattr(Tokenizer, "encode", Mock(side_effect=AssertionError))
+        with pytest.raises(openai.RateLimitError, match="wait already"):
+            chat(client)
+        session.held.clear()
+        assert all(answer.result(10).choices for answer in answers)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -5,13 +5,14 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.background import BackgroundTask
@@ -21,7 +22,7 @@ from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
 from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, certain
-from specdemo.serving.request_guard import RequestGuard, has_key, refusal
+from specdemo.serving.request_guard import MAX_BODY, RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.serving.server_options import ServeOptions
 from specdemo.text.grammar import CALL, END_OF_CALL
@@ -29,6 +30,26 @@ from specdemo.text.grammar import CALL, END_OF_CALL
 log = logging.getLogger(__name__)
 
 Backend = LocalBackend | ReplicaBackend
+
+SPARE_BYTES, TOKEN_BYTES = 500_000, 32
+"""The most bytes of a body: for all but its texts, and for each token of the model's context."""
+
+
+class ReadRequest(Request):
+    """A request whose JSON the RequestGuard has read."""
+
+    async def json(self) -> Any:
+        return self.scope["json"]
+
+
+class Route(APIRoute):
+    def get_route_handler(self) -> Callable:
+        handle = super().get_route_handler()
+
+        async def handle_read(request: Request) -> Response:
+            return await handle(ReadRequest(request.scope, request.receive))
+
+        return handle_read
 
 
 def application(backend: Backend, options: ServeOptions, key: str | None) -> FastAPI:
@@ -48,9 +69,11 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
         redoc_url=None,
         middleware=guard.middleware(),
         exception_handlers=dict.fromkeys(
-            (HTTPException, RequestValidationError, SpecdemoError, Exception), failed
+            (HTTPException, RequestValidationError, SpecdemoError, RecursionError, Exception),
+            failed,
         ),
     )
+    app.router.route_class = Route
     app.state.guard = guard
     guarded = [Depends(HTTPBearer(auto_error=False))] if key else []  # for /openapi.json
 
@@ -71,6 +94,7 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
     @app.get("/v1/models/{name:path}", dependencies=guarded)
     async def model_named(name: str) -> dict[str, Any]:
         model = await backend.model()
+        guard.most_bytes = min(MAX_BODY, SPARE_BYTES + TOKEN_BYTES * model["context_length"])
         if name not in (model["id"], model["pair"]):
             message = f"The model `{name[:100]}` does not exist here; this server has"
             raise BadInput(f"{message} `{model['id']}`.", "model", "model_not_found")

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begun
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 PING = 0.25  # seconds
+LONG_TEXT = 20_000  # characters of a prompt
 
 
 class NotReady(Busy):
@@ -55,12 +56,17 @@ class Piece:
 
 
 def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How many characters of a text are certain, which the start of a stop string is not, and
-    whether a stop string ends them."""
-    places = [at for stop in stops if (at := text.find(stop)) >= 0]
+    """Length of the prefix of a text that cannot be part of a stop string, and whether a stop
+    string follows it."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
     if places:
         return min(places), True
-    starts = (size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    starts = (
+        size
+        for stop in stops
+        for size in range(1, min(len(stop), len(text) + 1))
+        if text.endswith(stop[:size])
+    )
     return len(text) - max(starts, default=0), False
 
 
@@ -92,6 +98,7 @@ class LocalBackend:
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
+        self._long_texts = threading.Lock()
         self.failed: str | None = None
 
     def load(self) -> None:
@@ -147,6 +154,8 @@ class LocalBackend:
         """The events of an answer, which runs in its own thread; closing the iterator ends it.
         Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
+        if len(self._stops) >= self._options.max_ongoing + self._options.max_waiting:
+            raise Busy("Too many requests wait already; try again in a moment.")
         loop = asyncio.get_running_loop()
         stop, arrived = threading.Event(), asyncio.Queue()
 
@@ -199,27 +208,46 @@ class LocalBackend:
             require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
-        prompt, title = self._prompt(asked)
+        prompt, title = self._prompt(asked, stop)
         how = {"baseline": baseline, "stop": stop, "tools": asked.callable_tools}
         # A baseline decodes the instruction.
         question = Question(title, settings, None if baseline else prompt, **how)
-        text, sent, found = "", 0, False
+        text, found = "", False  # that is not certain yet
         with closing(self._session.ask(question)) as events:
             for event in events:
                 new = ""
                 if isinstance(event, Trace):
-                    new = "" if found else text[sent:]
+                    new = "" if found else text
                     event = replace(event, finish_reason="stop") if found else event
                 elif isinstance(event, Round) and not found:
                     text += "".join(token.text for token in event.tokens)
                     end, found = certain(text, asked.stops)
-                    new, sent = text[sent:end], end
+                    new, text = text[:end], text[end:]
                     if found:
                         stop.set()
                 yield Piece(event, new)
 
-    def _prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the trace's `instruction`: the last message, or the prompt."""
+    def _prompt(self, asked: CommonRequest, stop: threading.Event) -> tuple[tuple[int, ...], str]:
+        """The prompt's ids, and the trace's `instruction`: the last message, or the prompt. A text
+        that cannot fit is refused by its length. Long ones are read one at a time, with as long a
+        rest after each, so that other requests have the processor."""
+        characters, session = asked.characters, self._session
+        most = session.context_limit * session.loaded.tokenizer.longest_token
+        if characters > most:
+            message = (
+                f"The texts have {characters:,} characters; this model reads fewer than {most:,}."
+            )
+            raise BadInput(message, code="context_length_exceeded")
+        if characters <= LONG_TEXT:
+            return self._read_prompt(asked)
+        with self._long_texts:
+            begun = time.perf_counter()
+            try:
+                return self._read_prompt(asked)
+            finally:
+                stop.wait(time.perf_counter() - begun)
+
+    def _read_prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
         loaded = self._session.loaded
         tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import h11
 import uvicorn
@@ -27,12 +28,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specdemo.errors import BadInput, SpecdemoError
+from specdemo.options import shown
 
 MAX_BODY = 4_000_000  # bytes; no prompt that fits a context is longer, and there are no uploads
 MAX_UNREAD = 10 * MAX_BODY  # bytes, of one network
 
 CODES = {429: "rate_limit_exceeded", 500: "answer_interrupted", 503: "model_not_ready"}
 FINDINGS = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+WANTED = {"model_attributes_type": "an object", "string_type": "a string", "list_type": "a list"}
 
 CONNECTIONS = 1000
 HEAD_SECONDS = 20.0  # that a connection may be silent before its request
@@ -60,6 +63,7 @@ class RequestGuard:
 
     endless: tuple[str, ...] = ("\0",)
     most_of_network: int = CONNECTIONS
+    most_bytes: int = MAX_BODY  # of a body
 
     def __init__(
         self,
@@ -90,13 +94,15 @@ class RequestGuard:
 
     def largest_body(self, scope: Scope) -> int:
         """The most bytes of a request's body. Raises HTTPException for an address of no use."""
-        return MAX_BODY
+        return self.most_bytes
 
     def validate_request(self, scope: Scope, body: bytes) -> bytes:
-        """The body that the application gets. Raises BadInput or HTTPException."""
+        """The body that the application gets, and its JSON in `scope["json"]`. Raises BadInput or
+        HTTPException."""
         try:
             if body:
-                from_json(body, allow_inf_nan=False)  # refuses halves of surrogate pairs too
+                # Halves of surrogate pairs are refused too.
+                scope["json"] = from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise BadInput(f"The request's body is not JSON: {error}.") from None
         return body
@@ -205,6 +211,8 @@ def refusal(error: Exception) -> JSONResponse:
     message = f"The server had an error while processing your request ({type(error).__name__})."
     if isinstance(error, RequestValidationError):
         error = _first_finding(error)
+    if isinstance(error, RecursionError):
+        error = BadInput("The request has lists or objects in one another, more than can be read.")
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, error.headers
         code = {401: "invalid_api_key", 413: "request_too_large"}.get(status)
@@ -222,13 +230,37 @@ def refusal(error: Exception) -> JSONResponse:
 
 
 def _first_finding(error: RequestValidationError) -> BadInput:
-    finding = error.errors()[0]
-    if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
-        return cause
-    place = [str(part) for part in finding["loc"][1:] if finding["type"] != "json_invalid"]
-    where = ".".join(place)[:100] or "The body"
-    code = FINDINGS.get(finding["type"])
-    return BadInput(f"{where}: {finding['msg']}.", place[0][:100] if place else None, code)
+    """The first parameter that is wrong, at its innermost place, as one sentence. Where a value may
+    be one of several kinds, the sentence names them all."""
+    findings = error.errors()
+    for finding in findings:
+        if isinstance(cause := finding.get("ctx", {}).get("error"), BadInput):
+            return cause
+    places = [_place(finding, error.body) for finding in findings]
+    place = max((one for one in places if one[:1] == places[0][:1]), key=len)
+    here = [finding for finding, one in zip(findings, places, strict=True) if one == place]
+    here = [finding for finding in here if not finding["type"].endswith("_type")] or here
+    kind, where = here[0]["type"], ".".join(place)[:100] or "The body"
+    reasons = [WANTED.get(one["type"], one["msg"].partition("Input should be ")[2]) for one in here]
+    message = (
+        f"{where} is {shown(here[0]['input'])}; it must be {' or '.join(filter(None, reasons))}."
+    )
+    if not any(reasons):
+        message = f"{where}: {here[0]['msg'].removeprefix('Value error, ')}."
+    if kind in FINDINGS:
+        message = f"{where} is {'missing' if kind == 'missing' else 'not known; leave it out'}."
+    return BadInput(message, place[0][:100] if place else None, FINDINGS.get(kind))
+
+
+def _place(finding: dict[str, Any], value: Any) -> list[str]:
+    """The keys to a finding's value in a body; pydantic puts names of types between them."""
+    place = []
+    for part in finding["loc"][1:]:
+        known = part in value if isinstance(value, dict) else isinstance(part, int)
+        if known:
+            place.append(str(part))
+            value = value[part]
+    return place + [str(finding["loc"][-1])] * (finding["type"] == "missing")
 
 
 def has_key(request: HTTPConnection, key: str | None) -> bool:

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import from_json
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole
@@ -38,7 +47,17 @@ IGNORED = (
 
 
 class Strict(BaseModel):
+    """Has few errors, because each takes ten times as long as a value: lists that may be long end
+    at their first one."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 100:
+            raise ValueError(f"it has {len(value)} fields")
+        return value
 
 
 class StreamOptions(Strict):
@@ -97,6 +116,11 @@ class CommonRequest(Sampling):
     def callable_tools(self) -> Tools | None:
         return None
 
+    @property
+    def characters(self) -> int:
+        """Of all texts that the model reads."""
+        return 0
+
     def settings(self, default_limit: int) -> Settings:
         """The settings of the request; without a seed, each call draws a new one."""
         limit = self.max_tokens or default_limit
@@ -122,7 +146,7 @@ class CalledFunction(Strict, extra="ignore"):
     @field_validator("arguments")
     @classmethod
     def _json_object(cls, text: str) -> str:
-        if not isinstance(json.loads(text or "{}"), dict):
+        if not isinstance(from_json(text or "{}"), dict):
             raise ValueError("it must be the JSON text of an object")
         return text or "{}"
 
@@ -134,7 +158,7 @@ class ToolCall(Strict, extra="ignore"):
 
 class ChatMessage(Strict, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -193,7 +217,7 @@ class ChatRequest(CommonRequest):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    @property
+    @cached_property
     def json_schema(self) -> str:
         wanted = self.response_format
         if wanted is None:
@@ -205,7 +229,7 @@ class ChatRequest(CommonRequest):
             return json.dumps(wanted.json_schema.schema_)
         return "" if wanted.type == "text" else '{"type": "object"}'
 
-    @property
+    @cached_property
     def callable_tools(self) -> Tools | None:
         if not self.tools or self.tool_choice == "none":
             return None
@@ -219,6 +243,13 @@ class ChatRequest(CommonRequest):
         return Tools(
             json.dumps(functions), required, not named and self.parallel_tool_calls is not False
         )
+
+    @property
+    def characters(self) -> int:
+        turns = [message.turn() for message in self.messages]
+        calls = sum(len(text) for turn in turns for call in turn.calls for text in call)
+        tools = len(self.callable_tools.functions) if self.callable_tools else 0
+        return sum(len(turn.content) for turn in turns) + calls + tools
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -238,7 +269,11 @@ class ChatRequest(CommonRequest):
 
 
 class CompletionRequest(CommonRequest):
-    prompt: str | list[int]
+    prompt: str | Annotated[list[int], Field(fail_fast=True)]
+
+    @property
+    def characters(self) -> int:
+        return len(self.prompt) if isinstance(self.prompt, str) else 0
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionRequest:

@@ -2,6 +2,7 @@
 AutoTokenizer would import torch, which takes seconds)."""
 
 import json
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,8 @@ from tokenizers.decoders import DecodeStream
 from specdemo.convert.configuration import ADDED_TOKENS
 from specdemo.convert.ir import read_text
 from specdemo.errors import FetchError
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # each text by the thread that needs it
 
 MARK = "\ud800"
 """Stands before characters that must not become part of a special token. No text can hold it: it is
@@ -56,6 +59,11 @@ class Tokenizer:
         """The largest token id plus one. The logits of a model may be padded beyond it."""
         return max(self.vocabulary().values()) + 1
 
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters that one token stands for."""
+        return max(map(len, self.vocabulary()))
+
     @property
     def json(self) -> str:
         return self._parsing.to_str()
@@ -64,12 +72,12 @@ class Tokenizer:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
         for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
         chosen = self._parsing if special else self._literal
-        return chosen.encode(valid(text), add_special_tokens=bos).ids
+        return _encoding(chosen, valid(text), bos).ids
 
     def mark_special(self, text: str) -> str:
         """`text` with a MARK before each special token that it spells."""
         text = valid(text)
-        starts = [start for _, start, _ in self._special(self._parsing.encode(text), text)]
+        starts = [start for _, start, _ in self._special(_encoding(self._parsing, text), text)]
         return MARK.join(text[start:end] for start, end in pairwise([0, *starts, len(text)]))
 
     def mark_starts(self, text: str) -> str:
@@ -83,7 +91,7 @@ class Tokenizer:
         pieces = text.split(MARK)
         text = valid("".join(pieces))
         marks = list(accumulate(map(len, pieces[:-1])))
-        encoded = self._parsing.encode(text, add_special_tokens=bos)
+        encoded = _encoding(self._parsing, text, bos)
         own, literal = [], []
         for id, start, end in self._special(encoded, text):
             if bisect_left(marks, start) < bisect_left(marks, end):
@@ -123,6 +131,11 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """All vocabulary strings with their ids, added and special tokens too."""
         return self._parsing.get_vocab(with_added_tokens=True)
+
+
+def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> tokenizers.Encoding:
+    # A batch of one: `encode` would stop all threads of Python until it ends.
+    return tokenizer.encode_batch([text], add_special_tokens=bos)[0]
 
 
 def valid(text: str) -> str:
