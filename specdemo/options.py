@@ -54,7 +54,7 @@ class InvalidOption(BadInput):
     """The option `param` has an unusable `value`; the sentence ends with what is `expected`."""
 
     def __init__(self, param: str, value: object, expected: str):
-        super().__init__(f"{param} is {value!r:.60}; {expected}.", param)
+        super().__init__(f"{param} is {shown(value)}; {expected}.", param)
         self.value, self.expected = value, expected
 
 
