@@ -18,9 +18,10 @@ from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.answering import Answering, Question
+from specdemo.runs.race import on_show
 from specdemo.runs.session import CacheUse
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace
+from specdemo.runs.trace import Baseline, BaselineToken, Trace
 from specdemo.text.templates import Template
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
@@ -34,8 +35,9 @@ class FakeSession(Answering):
     between requests: `errors` are raised by the next answers, one each, after two rounds; `refusal`
     by every answer before anything runs, as is Busy where `limit` requests are at work; `waits`
     come before the first round; the baseline has another token at the position `differs_at`. With
-    `repeat` the trace comes again, with one more of `repeats` each time. While `held` is set a
-    Waiting comes again and again. `prompts` and `settings` are recorded.
+    `repeat` the trace comes again with one more race each time, of the `repeats`: seconds of
+    decoding of both runs. While `held` is set a Waiting comes again and again. `prompts` and
+    `settings` are recorded.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class FakeSession(Answering):
         self.waits: list[Waiting] = []
         self.limit: int | None = None
         self.differs_at: int | None = None
-        self.repeats: list[Repeat] = []
+        self.repeats: list[tuple[float, float]] = []
         self.held = threading.Event()
         self.prompts: list[tuple[int, ...] | None] = []
         self.settings: list[Settings] = []
@@ -116,10 +118,12 @@ class FakeSession(Answering):
                 baseline = Baseline(tuple(shown), trace.prefill_seconds, 0.2)
                 trace = dataclasses.replace(trace, baseline=baseline, identical=same)
             yield trace
-            for count in range(1, 1 + bool(question.repeat) * len(self.repeats)):
+            races = [trace]
+            for seconds in self.repeats if question.repeat else ():
                 if stop.wait(self.delay):
                     return
-                yield dataclasses.replace(trace, repeats=tuple(self.repeats[:count]))
+                races.append(at_pace(trace, *seconds))
+                yield on_show(races)
         finally:
             self.active -= 1
 
@@ -136,6 +140,20 @@ class FakeSession(Answering):
             cpu_seconds=0.1,
             outside_seconds=0.0,
         )
+
+
+def at_pace(trace: Trace, seconds: float, baseline_seconds: float) -> Trace:
+    """An unwatched race with the same tokens and these seconds of decoding."""
+
+    def paced(events: Sequence, whole: float) -> tuple:
+        begin, span = events[0].shown_at, events[-1].shown_at - events[0].shown_at
+        times = [begin + whole * (one.shown_at - begin) / span for one in events]
+        return tuple(map(lambda one, at: dataclasses.replace(one, shown_at=at), events, times))
+
+    tokens = paced(trace.baseline.tokens, baseline_seconds)
+    baseline = dataclasses.replace(trace.baseline, tokens=tokens)
+    rounds = paced(trace.rounds, seconds)
+    return dataclasses.replace(trace, rounds=rounds, baseline=baseline, watched=False)
 
 
 def _round(at: int, text: str) -> Round:

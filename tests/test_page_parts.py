@@ -42,30 +42,79 @@ def changed(baseline: dict | None = None, **changes) -> Trace:
 
 def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     words = wording.verdict(TRACE)
-    assert words["headline"] == "2.00 times faster" and not words["reason"]
-    said = "8 tokens in 0.08 s instead of 0.16 s; acceptance rate 50%; both answers are identical."
-    assert words["sentence"] == said
+    assert words["headline"] == "2.00 times faster" and words["tone"] == "faster"
+    assert (
+        words["sentence"]
+        == "8 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; acceptance rate 50%."
+    )
     tokens = TRACE.baseline.tokens
     quick = [dataclasses.replace(one, shown_at=one.shown_at / 4) for one in tokens]
-    words = wording.verdict(changed({"tokens": tuple(quick), "shared_with": 3}))
-    assert words["headline"] == "Not counted: 2.00 times slower"
-    assert "1.00 tokens and took as long as 2.00 tokens" in words["reason"]
-    assert "shared with 3 other requests" in words["reason"]
+    words = wording.verdict(changed({"tokens": tuple(quick)}))
+    assert words["headline"] == "2.00 times slower" and words["tone"] == "slower"
+    assert "0.04 s lost" in words["sentence"]
+    assert "1.00 tokens and took as long as 2.00 tokens" in words["notes"][-1]
 
 
-def test_answers_that_differ_are_told_with_the_first_position_and_both_tokens():
+def test_a_race_with_company_is_not_counted_and_says_why():
+    words = wording.verdict(changed(shared_with=3))
+    assert (words["tone"], words["headline"]) == ("unclear", "Not counted")
+    said = "1 race not counted: meanwhile the machine was shared with 3 other requests."
+    assert words["notes"][-1] == said
+    [only] = words["races"]
+    assert not only["counted"] and only["why"] == "other requests ran beside it"
+
+
+def test_answers_that_differ_are_amber_and_told_with_the_first_position_and_both_tokens():
     shown = list(TRACE.baseline.tokens)
     shown[4] = dataclasses.replace(shown[4], id=99, text="other", margin=0.0125)
     words = wording.verdict(changed({"tokens": tuple(shown)}, identical=False))
     said = "Not identical: token 5 is 'question ', autoregressive 'other', margin 0.0125 logits."
-    assert words["identity"] == said and "the answers differ" in words["sentence"]
+    assert words["identity"] == said and words["difference"] == 4
+    assert (words["tone"], words["headline"]) == ("differ", "The answers differ")
+
+
+FOX = [5, 6, 7, 8] * 12
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loops"),
+    [
+        (FOX, True),
+        ([1, 2, 3, *FOX[:30]], True),
+        (list(range(40)), False),
+        (list(range(30)) * 2, False),
+        (list(range(20)) * 3, True),
+        ([1, 1, 1, 2] + list(range(10, 40)), False),
+    ],
+)
+def test_an_answer_that_repeats_itself_is_recognised(tokens, loops):
+    assert wording.repeats_itself(tokens) == loops
+
+
+def test_an_answer_that_loops_is_named_and_not_green_and_a_cut_one_is_named():
+    tokens = [dataclasses.replace(one, id=7) for one in TRACE.baseline.tokens] * 6
+    times = enumerate(tokens, start=1)
+    shown = tuple(dataclasses.replace(one, shown_at=0.02 * at) for at, one in times)
+    rounds = tuple(
+        dataclasses.replace(
+            TRACE.rounds[0], emitted=EmittedToken(7, "plain"), shown_at=one.shown_at / 4
+        )
+        for one in shown
+    )
+    words = wording.verdict(changed({"tokens": shown}, rounds=rounds))
+    assert words["headline"] == "4.00 times faster" and words["tone"] == "neutral"
+    assert wording.LOOP in words["notes"]
+    assert "The answer was cut at 54 tokens, the maximum that was set." in words["notes"]
+    assert wording.verdict(TRACE)["notes"] == [
+        "The answer was cut at 9 tokens, the maximum that was set."
+    ]
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 9])
 def test_a_stopped_run_gets_words_and_claims_no_comparison(rounds):
     given = {"rounds": TRACE.rounds[:rounds], "baseline": None, "identical": None}
     words = wording.verdict(dataclasses.replace(TRACE, finish_reason="cancelled", **given))
-    assert words["tone"] == "stopped" and words["sentence"] and "identity" not in words
+    assert words["tone"] == "neutral" and words["sentence"] and "identity" not in words
 
 
 def test_the_curve_tells_the_cost_table_and_the_speed_up_that_it_predicts():

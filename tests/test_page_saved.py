@@ -10,18 +10,20 @@ import time
 
 import httpx
 import pytest
-from fakes import FakeSession, page_server
+from fakes import FakeSession, at_pace, page_server
 
 from specdemo.errors import BadInput
 from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.race import on_show
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import ForwardCosts, Repeat, from_json, to_json
+from specdemo.runs.trace import ForwardCosts, from_json, to_json
 from specdemo.ui import events, wording
 from specdemo.ui.service import Service
 
 *_, TRACE = FakeSession().race("one two three " * 4, Settings())
 COSTS = ForwardCosts((0.01,) * 16, 0.001)
-SAVED = to_json(dataclasses.replace(TRACE, costs=COSTS, repeats=(Repeat(1.0, 1.5),) * 2))
+RACES = [TRACE, at_pace(TRACE, 1.0, 1.5), at_pace(TRACE, 1.0, 1.6)]
+SAVED = to_json(dataclasses.replace(on_show(RACES), costs=COSTS))
 
 
 def changed(*path, value) -> str:
@@ -86,7 +88,7 @@ def largest_run() -> str:
     sources = ["model", "head", "lookup", "grammar", "ngrams"]
     for number in range(1600):
         drafted = [{**fields, "source": chance.choice(sources)} for _ in range(15)]
-        shown_at = 1.0 + number / 100
+        shown_at = 2.0 + number / 100
         emitted = {"id": 1, "kind": "correction"}
         run["rounds"].append(
             {**ROUND, "drafted": drafted, "emitted": emitted, "shown_at": shown_at}

@@ -8,7 +8,7 @@ import json
 import threading
 
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, at_pace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from specdemo.pairs.choice import ModelChoice
 from specdemo.runs import race
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Repeat, Trace, from_json, to_json
+from specdemo.runs.trace import Trace, from_json, summarize, to_json
 from specdemo.ui import events, offers, wording
 from specdemo.ui.service import Service, Visitor
 
@@ -26,88 +26,131 @@ from specdemo.ui.service import Service, Visitor
 
 EMBEDDED = ModelChoice("embedded")
 
-REPEATS = st.builds(
-    Repeat,
-    seconds=st.floats(0.01, 5),
-    baseline_seconds=st.floats(0.01, 5),
-    shared_with=st.sampled_from([0, 0, 0, 2]),
-    compiling=st.sampled_from([False, False, False, True]),
+
+def timed(seconds: float, baseline_seconds: float, **changes) -> Trace:
+    """A race with the same tokens and other seconds of decoding."""
+    return dataclasses.replace(at_pace(TRACE, seconds, baseline_seconds), **changes)
+
+
+RACES = st.lists(
+    st.builds(
+        timed,
+        st.floats(0.01, 5),
+        st.floats(0.01, 5),
+        shared_with=st.sampled_from([0, 0, 0, 2]),
+        compiling=st.sampled_from([False, False, False, True]),
+        watched=st.just(False),
+    ),
+    max_size=26,
 )
 
 
-def raced(*repeats: Repeat, **changes) -> Trace:
-    return dataclasses.replace(TRACE, repeats=tuple(repeats), **changes)
+def raced(*seconds: tuple[float, float], **changes) -> Trace:
+    """The watched race, and others of these seconds, as the one on show."""
+    others = [timed(*both, watched=False) for both in seconds]
+    return race.on_show([dataclasses.replace(TRACE, **changes), *others])
 
 
 def alike(*speedups: float, seconds: float = 0.1) -> Trace:
     """Races of `seconds` with these speed-ups."""
-    return raced(*(Repeat(seconds, seconds * one) for one in speedups))
+    return raced(*((seconds, seconds * one) for one in speedups))
 
 
-@given(st.lists(REPEATS, max_size=30))
-def test_a_race_is_repeated_until_its_seconds_or_its_agreement_suffice_and_never_for_long(repeats):
-    trace = raced(*repeats)
-    races, found = race.counted(trace), race.verdict(trace)
-    counting = [one for one in repeats if not one.disturbed]
-    assert len(races) == max(len(counting), 1)
+@given(RACES)
+def test_the_race_on_show_is_the_median_one_of_those_that_count(races):
+    trace = race.on_show([TRACE, *races])
+    assert len(trace.repeats) == len(races)
+    counting = [one for one in races if not one.disturbed] or [TRACE]
+    speedups = sorted(summarize(one).speedup for one in counting)
+    found = race.verdict(trace)
+    assert found.speedup == speedups[(len(speedups) - 1) // 2] == summarize(trace).speedup
+    assert found.range == pytest.approx((speedups[0], speedups[-1]))
+    assert found.races == len(race.counted(trace)) == len(speedups)
+    assert from_json(to_json(trace)) == trace
+
+
+@given(RACES)
+def test_a_race_is_repeated_until_its_seconds_or_its_agreement_suffice_and_never_for_long(races):
+    trace = race.on_show([TRACE, *races])
+    found, times = race.verdict(trace), race.counted(trace)
     least, most = found.range
-    assert least <= found.speedup <= most and found.races == len(races)
-    long = all(sum(way) >= race.ENOUGH_SECONDS for way in zip(*races, strict=True))
+    long = all(sum(way) >= race.ENOUGH_SECONDS for way in zip(*times, strict=True))
     close = least >= 0.95 * found.speedup and most <= 1.05 * found.speedup
-    stops = long or len(races) >= 3 and close or len(repeats) >= race.MOST_REPEATS
+    stops = long or len(times) >= 3 and close or len(races) >= race.MOST_REPEATS
     assert race.enough(trace) == stops
 
 
-@given(st.lists(REPEATS, max_size=8), st.integers(0, 8))
-def test_a_run_that_had_company_changes_no_verdict(repeats, place):
-    counting = [one for one in repeats if not one.disturbed] or [Repeat(1.0, 2.0)]
-    company = Repeat(0.01, 5.0, shared_with=1)
-    among = [*counting[:place], company, *counting[place:]]
-    assert race.verdict(raced(*among)) == race.verdict(raced(*counting))
+def test_where_no_race_counts_the_watched_one_is_on_show_without_a_verdict():
+    company = timed(0.1, 0.9, shared_with=1, watched=False)
+    disturbed = dataclasses.replace(TRACE, compiling=True)
+    trace = race.on_show([disturbed, company])
+    assert trace.watched and race.verdict(trace) is None and not race.enough(trace)
+    assert race.verdict(race.on_show([TRACE, company])).speedup == pytest.approx(2.0)
 
 
 def test_long_runs_are_not_repeated_and_short_ones_until_three_agree():
-    tokens = [dataclasses.replace(one, shown_at=60 * one.shown_at) for one in TRACE.baseline.tokens]
-    rounds = [dataclasses.replace(one, shown_at=60 * one.shown_at) for one in TRACE.rounds]
-    long = dataclasses.replace(TRACE.baseline, tokens=tuple(tokens))
-    assert race.enough(raced(rounds=tuple(rounds), baseline=long))
+    assert race.enough(timed(4.8, 9.6))
     assert not race.enough(TRACE) and not race.enough(alike(1.4, 1.42))
     assert race.enough(alike(1.4, 1.42, 1.38)) and not race.enough(alike(1.4, 1.42, 1.2))
     assert race.enough(alike(1.4, 0.9, seconds=1.7))
 
 
 def test_what_cannot_be_compared_is_not_repeated():
-    assert race.enough(raced(identical=False)) and race.enough(raced(identical=None))
-    assert race.enough(raced(rounds=TRACE.rounds[:1]))
+    for unequal in ({"identical": False}, {"identical": None}, {"rounds": TRACE.rounds[:1]}):
+        assert race.enough(dataclasses.replace(TRACE, **unequal))
 
 
-def test_the_page_tells_the_median_its_range_and_the_races_that_do_not_count():
-    words = wording.verdict(alike(1.43, 1.39, 1.48, 1.43))
-    assert words["headline"] == "1.43 times faster"
-    assert words["sentence"].startswith("1.39 to 1.48 in 4 races. 8 tokens in 0.1 s instead of ")
-    slower = wording.verdict(alike(0.8, 0.5, 0.8))
-    assert slower["headline"] == "1.25 times slower" and "1.25 to 2.00 in 3" in slower["sentence"]
-    company = Repeat(0.1, 0.9, shared_with=2), Repeat(0.1, 0.9, compiling=True)
-    words = wording.verdict(raced(Repeat(0.1, 0.15), *company))
-    assert words["headline"] == "1.50 times faster"
-    said = "2 races not counted: meanwhile models were loaded or compiled and the machine was "
-    assert words["reason"] == said + "shared with 2 other requests."
-    words = wording.verdict(raced(shared_with=1))
-    assert (words["tone"], words["headline"]) == ("even", "Not counted: 2.00 times faster")
+@pytest.mark.parametrize(
+    ("speedups", "headline", "tone", "ends"),
+    [
+        (
+            [1.43, 1.39, 1.48, 1.43],
+            "1.43 times faster",
+            "faster",
+            "1.39 to 1.48 times as fast in 4",
+        ),
+        ([0.8, 0.5, 0.8], "1.25 times slower", "slower", "0.50 to 0.80 times as fast in 3 races"),
+        ([0.81, 1.24, 1.67], "No clear difference", "unclear", "0.81 to 1.67 times as fast in 3"),
+        ([1.02], "No clear difference", "unclear", "in 0.10 s instead of 0.10 s"),
+        ([1.01, 1.02], "1.01 times faster", "faster", "1.01 to 1.02 times as fast in 2 races"),
+    ],
+)
+def test_a_difference_is_claimed_where_the_whole_range_shows_it(speedups, headline, tone, ends):
+    words = wording.verdict(alike(*speedups))
+    assert (words["headline"], words["tone"]) == (headline, tone)
+    assert ends in words["sentence"]
+    [shown, watched, *others] = words["races"]
+    assert shown["counted"] and all(one["counted"] for one in others)
+    assert not watched["counted"] and "watched" in watched["why"]
+    assert f"{shown['speedup']:.2f}" == f"{sorted(speedups)[(len(speedups) - 1) // 2]:.2f}"
+
+
+def test_the_sentence_and_the_headline_are_of_the_same_race():
+    words = wording.verdict(raced((0.111, 0.202), (0.2, 0.32), (0.4, 0.5)))
+    assert words["headline"] == "1.60 times faster"
+    assert words["sentence"].startswith("8 tokens in 0.20 s instead of 0.32 s, 0.12 s saved; 1.25")
+
+
+def test_a_verdict_so_far_says_so():
     assert wording.verdict(TRACE, again=True)["headline"] == "2.00 times faster, so far"
 
 
-def test_repeats_travel_with_a_saved_run_and_old_runs_open_without():
+def test_races_travel_with_a_saved_run_and_old_runs_open_with_what_was_watched():
     trace = alike(1.4, 1.5)
     assert from_json(to_json(trace)) == trace
     data = json.loads(to_json(trace))
     assert data["schema"] == 1
-    for name in ("repeats", "compiling"):
-        del data[name]
-    assert from_json(json.dumps(data)) == dataclasses.replace(trace, repeats=())
-    data["repeats"] = [{"seconds": 0, "baseline_seconds": 1.0}]
+    for one in data["repeats"]:
+        for name in ("times", "tokens", "baseline_times"):
+            del one[name]
+    assert race.verdict(from_json(json.dumps(data))) == race.verdict(trace)
+    old = json.loads(to_json(TRACE))
+    del old["watched"], old["compiling"]
+    old["repeats"] = [{"seconds": 1.0, "baseline_seconds": 1.5}]
+    assert from_json(json.dumps(old)) == TRACE
+    old["repeats"] = [{"seconds": 0, "baseline_seconds": 1.0}]
     with pytest.raises(BadInput, match="repeats.0.seconds"):
-        from_json(json.dumps(data))
+        from_json(json.dumps(old))
 
 
 # The page
@@ -129,18 +172,19 @@ def envelopes(session: FakeSession, stop_at: str = "") -> list[dict]:
 def test_a_repeated_race_is_told_once_as_streamed_and_once_with_its_repeats(monkeypatch):
     monkeypatch.setattr(Service, "update_seconds", 0.0)
     session = FakeSession()
-    session.repeats = [Repeat(1.0, 1.5), Repeat(1.0, 1.6)]
+    session.repeats = [(1.0, 1.5), (1.0, 1.6), (1.0, 1.7)]
     *_, again, done = envelopes(session)
     assert again["phase"] == "again" and "trace" not in again
     assert again["verdict"]["headline"] == "2.00 times faster, so far"
-    assert done["phase"] == "done" and len(done["trace"]["repeats"]) == 2
-    assert done["verdict"]["headline"] == "1.55 times faster"
+    assert done["phase"] == "done" and len(done["trace"]["repeats"]) == 3
+    assert done["verdict"]["headline"] == "1.60 times faster"
+    assert done["trace"]["summary"]["speedup"] == pytest.approx(1.6)
 
 
 def test_stopping_while_a_race_is_repeated_keeps_its_verdict(monkeypatch):
     monkeypatch.setattr(Service, "update_seconds", 0.0)
     session = FakeSession()
-    session.repeats = [Repeat(1.0, 1.5)]
+    session.repeats = [(1.0, 1.5)]
     *_, last = envelopes(session, stop_at="again")
     assert last["phase"] == "done" and last["trace"]["repeats"] == []
     assert last["verdict"]["headline"] == "2.00 times faster"
@@ -163,7 +207,19 @@ def repeated(session: Session, loading=lambda: False, stop=None, tokens: int = 5
 def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(session, few):
     first, *_, last = repeated(session)
     assert not first.repeats and last.identical and len(last.repeats) == 2
-    assert all(one.seconds > 0 and not one.disturbed for one in last.repeats)
+    assert [one.watched for one in last.repeats].count(True) == 1 and not last.watched
+    assert last.text == first.text and last.baseline.cpu_seconds > 0
+    for one in last.repeats:
+        assert one.seconds > 0 and not one.disturbed
+        assert one.times[-1] == one.seconds and one.baseline_times[-1] == one.baseline_seconds
+        assert one.tokens[-1] == len(one.baseline_times) == len(last.tokens)
+
+
+def test_both_runs_of_a_race_and_its_repeats_decode_the_same_token_ids(session, few):
+    asked = {"prompt": (5, 6, 7, 8), "repeat": 60.0}
+    *_, trace = session.race("token ids", Settings(max_new_tokens=5), **asked)
+    assert trace.identical and len(trace.repeats) == 2
+    assert trace.prompt_tokens == 4
 
 
 def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(session, few):

@@ -4,12 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from statistics import median
 
 import numpy as np
 
 from specdemo.engine.rounds import Round
-from specdemo.runs.race import counted
 from specdemo.runs.trace import Trace, judged, summarize
 
 LONG_DRAFT = 4  # tokens; drafts beyond it have acceptance rates of their own in a prediction
@@ -30,14 +28,12 @@ class Speed:
 
 
 def measured_speed(trace: Trace) -> Speed | None:
-    """The measured Speed of a run, by the medians of its repeats; None if it has no speed-up."""
+    """The measured Speed of the race on show; None if it has no speed-up."""
     summary = summarize(trace)
     if not summary.speedup:
         return None
-    times = counted(trace) or [(summary.decode_seconds, summary.baseline_decode_seconds)]
-    seconds, baseline = map(median, zip(*times, strict=True))
-    rounds, tokens = summary.decode_rounds, summary.baseline_decoded
-    return Speed(summary.tokens_per_round, seconds / rounds, baseline / tokens)
+    token = summary.baseline_decode_seconds / summary.baseline_decoded
+    return Speed(summary.tokens_per_round, summary.decode_seconds / summary.decode_rounds, token)
 
 
 def predicted_speed(trace: Trace) -> Speed | None:

@@ -1,9 +1,11 @@
-"""How often a race is repeated, and what all of its races say. Pure functions of traces."""
+"""How often a race is repeated, which of its races is on show, and what all of them say. Pure
+functions of traces."""
 
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from specdemo.runs.trace import Trace, summarize
+from specdemo.runs.trace import Repeat, Trace, summarize
 
 ENOUGH_SECONDS = 3.0
 """Seconds of decoding of each way, summed over its races, after which a race is not repeated."""
@@ -16,34 +18,61 @@ MOST_REPEATS = 24  # answers of a few tokens would be repeated for longer than a
 
 @dataclass(frozen=True, slots=True)
 class RaceVerdict:
-    """The median speed-up of the `races` that count, and the least and the largest."""
+    """The speed-up of the race on show, which is the median one of the `races` that count, and the
+    least and the largest of these."""
 
     speedup: float
     range: tuple[float, float]
     races: int
 
 
+def on_show(races: Sequence[Trace]) -> Trace:
+    """The race of median speed-up, of those that count, with the others as its repeats. Other work
+    takes time from a race, and so does the page, which draws the first one while it runs; that one
+    counts only if no other does. If none counts, the first is on show."""
+    quiet = [race for race in races if not race.disturbed]
+    counting = [race for race in quiet if not race.watched] or quiet or list(races[:1])
+    counting.sort(key=lambda race: summarize(race).speedup or 0.0)
+    shown = counting[(len(counting) - 1) // 2]
+    return replace(shown, repeats=tuple(_repeat(race) for race in races if race is not shown))
+
+
+def _repeat(race: Trace) -> Repeat:
+    rounds, baseline = race.rounds, race.baseline.tokens if race.baseline else ()
+    times = tuple(round_.shown_at - rounds[0].shown_at for round_ in rounds)
+    baseline_times = tuple(token.shown_at - baseline[0].shown_at for token in baseline)
+    lengths = tuple(accumulate(len(round_.tokens) for round_ in rounds))
+    return Repeat(
+        times[-1],
+        baseline_times[-1],
+        race.others,
+        race.compiling,
+        race.watched,
+        times,
+        lengths,
+        baseline_times,
+    )
+
+
 def counted(trace: Trace) -> list[tuple[float, float]]:
-    """Seconds of decoding, (speculative, baseline), of each race that counts: of the repeats
-    without company. The streamed race counts if none of them does: the page is drawn meanwhile."""
+    """Seconds of decoding, (speculative, baseline), of each race that counts; the first is the one
+    on show."""
     summary = summarize(trace)
-    repeats = [(one.seconds, one.baseline_seconds) for one in trace.repeats if not one.disturbed]
-    if summary.speedup is None or summary.baseline_decode_seconds is None:
+    if summary.speedup is None or summary.baseline_decode_seconds is None or trace.disturbed:
         return []
-    if not repeats and not trace.disturbed:
-        return [(summary.decode_seconds, summary.baseline_decode_seconds)]
-    return repeats
+    quiet = [one for one in trace.repeats if not (one.disturbed or one.watched)]
+    races = [(one.seconds, one.baseline_seconds) for one in quiet]
+    return [(summary.decode_seconds, summary.baseline_decode_seconds), *races]
 
 
 def verdict(trace: Trace) -> RaceVerdict | None:
     """The verdict of the races that count; None if none does. Speed-ups are per token."""
-    summary = summarize(trace)
-    races = counted(trace)
-    if not races or not summary.baseline_decoded:
+    summary, races = summarize(trace), counted(trace)
+    if not races or not summary.speedup or not summary.baseline_decoded:
         return None
     tokens = summary.decoded / summary.baseline_decoded
     speedups = [baseline / seconds * tokens for seconds, baseline in races]
-    return RaceVerdict(median(speedups), (min(speedups), max(speedups)), len(speedups))
+    return RaceVerdict(summary.speedup, (min(speedups), max(speedups)), len(speedups))
 
 
 def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:

@@ -2,7 +2,7 @@
 traces. The page, the command line, the servers and the benchmark use it."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from copy import deepcopy
 from dataclasses import replace
@@ -18,7 +18,7 @@ from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.scheduler import QUEUED, Handle, Load
+from specdemo.engine.scheduler import QUEUED, Load
 from specdemo.errors import BadInput, Busy, ModelError
 from specdemo.host import hardware, measured
 from specdemo.host.progress import Meter, Progress, watched
@@ -27,9 +27,9 @@ from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
 from specdemo.runs.answering import Answering, Event, Question
-from specdemo.runs.race import enough
+from specdemo.runs.race import enough, on_show
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Repeat, Trace
+from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace
 from specdemo.text.grammar import Grammars, Tools
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
@@ -135,10 +135,11 @@ class Session(Answering, AbstractContextManager[Any]):
         loading = question.loading()
         handle = self._engine.submit(request, target, stop=stop)
         rounds: list[Round] = []
-        for event in self._with_texts(handle):
-            if isinstance(event, Round):
-                rounds.append(event)
-            yield event
+        with closing(handle.events()) as events:
+            for event in self._with_texts(events):
+                if isinstance(event, Round):
+                    rounds.append(event)
+                yield event
         decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
         trace = Trace(
             instruction=question.instruction,
@@ -159,47 +160,51 @@ class Session(Answering, AbstractContextManager[Any]):
         )
         raced = question.baseline and not handle.stopped
         if raced:
-            trace = yield from self.baseline(trace, stop)
+            trace = yield from self.baseline(trace, stop, question.prompt)
             trace = replace(trace, compiling=trace.compiling or question.loading())
         yield trace
         if raced and question.repeat:
             yield from self._repeats(question, trace, target, rates)
 
     def baseline(
-        self, trace: Trace, stop: threading.Event | None = None
+        self,
+        trace: Trace,
+        stop: threading.Event | None = None,
+        prompt: tuple[int, ...] | None = None,
     ) -> Generator[Event, None, Trace]:
-        """Decode a trace's instruction autoregressively, independently of its answer; yields each
-        token, and returns the trace with `baseline` and `identical` set. Times count as if the
-        prefill had taken the trace's `prefill_seconds`: the prompt is in the prefix cache now."""
+        """Decode a trace's instruction, or `prompt` as in Question, autoregressively, independently
+        of its answer; yields each token, and returns the trace with `baseline` and `identical` set.
+        Times count as if the prefill had taken the trace's `prefill_seconds`: the prompt is in the
+        prefix cache now."""
         settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
-        request = self._request(trace.instruction, settings, prefill_seconds=prefill, timed=True)
+        request = self._request(
+            trace.instruction, settings, prompt, prefill_seconds=prefill, timed=True
+        )
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop, first=True)
         shown: list[BaselineToken] = []
-        for event in self._with_texts(handle):
-            if isinstance(event, Round):
-                [token] = event.tokens
-                margin = event.emitted.margin if event.emitted else None
-                event = BaselineToken(token.id, event.shown_at, token.text, margin)
-                shown.append(event)
-            yield event
+        with closing(handle.events()) as events:
+            for event in self._with_texts(events):
+                if isinstance(event, Round):
+                    event = _baseline_token(event)
+                    shown.append(event)
+                yield event
         baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
         same = tuple(token.id for token in shown) == trace.token_ids
         identical = None if handle.stopped else same
         compiling = trace.compiling or handle.compiling
         return replace(trace, baseline=baseline, identical=identical, compiling=compiling)
 
-    def _with_texts(self, handle: Handle) -> Iterator[Event]:
+    def _with_texts(self, events: Iterable[Event]) -> Iterator[Event]:
         """The events of a request, with texts: rejected tokens are decoded by themselves."""
         text, decode = self._tokenizer.stream(), self._tokenizer.decode
-        with closing(handle.events()) as events:
-            for event in events:
-                if isinstance(event, Round):
-                    for token in event.drafted:
-                        token.text = text(token.id) if token.accepted else decode([token.id])
-                    if event.emitted:
-                        event.emitted.text = text(event.emitted.id)
-                yield event
+        for event in events:
+            if isinstance(event, Round):
+                for token in event.drafted:
+                    token.text = text(token.id) if token.accepted else decode([token.id])
+                if event.emitted:
+                    event.emitted.text = text(event.emitted.id)
+            yield event
 
     def _repeats(
         self,
@@ -209,37 +214,75 @@ class Session(Answering, AbstractContextManager[Any]):
         rates: dict[str, Acceptance] | None,
     ) -> Iterator[Trace]:
         """Race again until it is `enough`, while nobody else asks and nothing is compiled. Yields
-        the trace with one repeat more each time. The two ways take turns in running first, so a
-        drift of the machine's speed favours neither. Speculative runs begin with the acceptance
-        `rates` of the first: a question that was learnt would seem fast."""
-        baseline = replace(trace.settings, drafter="none")
-        ways = [("baseline", baseline), ("speculative", trace.settings)]
+        the race on show, with one repeat more each time. The two ways take turns in running first,
+        so a drift of the machine's speed favours neither. Speculative runs begin with the
+        acceptance `rates` of the first: a question that was learnt would seem fast."""
+        races = [trace]
+        ways = [True, False]
         while not enough(trace, question.repeat):
-            seconds, others, compiling = {}, 0, question.loading()
-            for name, way in ways:
+            race = replace(races[0], watched=False, shared_with=0, compiling=question.loading())
+            for autoregressive in ways:
                 load = self.load
                 if load.active or load.waiting or load.preparing or question.loading():
                     return
-                request = self._request(trace.instruction, way, rates=deepcopy(rates), timed=True)
                 try:
-                    handle = self._engine.submit(request, target, stop=question.stop, first=True)
+                    run, same = self._run_again(race, autoregressive, target, question, rates)
                 except Busy:  # the models were closed; the race stands without more repeats
                     return
-                shown = [one.shown_at for one in handle.events() if isinstance(one, Round)]
-                if handle.stopped:
+                if run is None:
                     return
-                if tuple(request.answer) != trace.token_ids:
-                    yield replace(trace, identical=False)
+                race = run
+                if not same:
+                    yield replace(race, identical=False)
                     return
-                seconds[name] = shown[-1] - shown[0]
-                others = max(others, handle.most_others)
-                compiling = compiling or handle.compiling or question.loading()
-            times = seconds["speculative"], seconds["baseline"]
-            repeat = Repeat(*times, shared_with=others, compiling=compiling)
             costs = _costs(target.policy, trace.prompt_tokens, trace.token_ids)
-            trace = replace(trace, repeats=(*trace.repeats, repeat), costs=costs)
+            races.append(replace(race, compiling=race.compiling or question.loading()))
+            trace = replace(on_show(races), costs=costs)
             yield trace
             ways.reverse()
+
+    def _run_again(
+        self,
+        race: Trace,
+        autoregressive: bool,
+        target: Target,
+        question: Question,
+        rates: dict[str, Acceptance] | None,
+    ) -> tuple[Trace | None, bool]:
+        """`race` with one of its two runs replaced by another, None if that was stopped, and
+        whether it gave the same tokens. Both runs count as if the prefill had taken as long as
+        that of the first, because the prompt is in the prefix cache now."""
+        settings, prefill = race.settings, race.prefill_seconds
+        if autoregressive:
+            settings = replace(settings, drafter="none")
+        request = self._request(
+            race.instruction,
+            settings,
+            question.prompt,
+            rates=deepcopy(rates),
+            prefill_seconds=prefill,
+            timed=True,
+        )
+        handle = self._engine.submit(request, target, stop=question.stop, first=True)
+        events = list(handle.events())  # texts are for later: they take time from the models
+        rounds = tuple(event for event in self._with_texts(events) if isinstance(event, Round))
+        if handle.stopped:
+            return None, True
+        same = tuple(request.answer) == race.token_ids
+        race = replace(race, compiling=race.compiling or handle.compiling)
+        if autoregressive:
+            tokens = tuple(map(_baseline_token, rounds))
+            baseline = Baseline(tokens, prefill, request.cpu, handle.most_others)
+            return replace(race, baseline=baseline), same
+        decoding = rounds[-1].shown_at - rounds[0].shown_at
+        race = replace(
+            race,
+            rounds=rounds,
+            cpu_seconds=request.cpu,
+            outside_seconds=max(decoding - request.inference, 0.0),
+            shared_with=handle.most_others,
+        )
+        return race, same
 
     def _request(
         self,
@@ -278,6 +321,12 @@ class Session(Answering, AbstractContextManager[Any]):
             settings.draft_tokens,
             **options,
         )
+
+
+def _baseline_token(round_: Round) -> BaselineToken:
+    [token] = round_.tokens
+    margin = round_.emitted.margin if round_.emitted else None
+    return BaselineToken(token.id, round_.shown_at, token.text, margin)
 
 
 def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,9 @@ Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 ForwardSeconds = Annotated[float, Field(gt=0, le=3600)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_NEW_TOKENS)]
 
 
 def _possible(round_: Round, number: int) -> bool:
@@ -91,13 +94,19 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Another race of the same question, with the same tokens and not streamed: seconds of decoding
-    of both runs, first token to last. Other fields are as in Trace."""
+    """Another race of the same question, with the same tokens: seconds of decoding of both runs,
+    first token to last. `times` are the seconds from the first token to each round of its
+    speculative run, after which the answer has so many `tokens`; `baseline_times` those to each
+    token of its baseline. All three may be left out. Other fields are as in Trace."""
 
     seconds: Annotated[Seconds, Field(gt=0)]
     baseline_seconds: Annotated[Seconds, Field(gt=0)]
     shared_with: Count = 0
     compiling: bool = False
+    watched: bool = False
+    times: Times = ()
+    tokens: Annotated[tuple[Count, ...], Field(max_length=MAX_NEW_TOKENS)] = ()
+    baseline_times: Times = ()
 
     @property
     def disturbed(self) -> bool:
@@ -142,8 +151,10 @@ class Trace:
     `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
     `outside_seconds` (wall time outside inference) are of decoding, without prefill. At most
     `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
-    models were loaded or compiled meanwhile. `identical`: answer and baseline, and those of the
-    `repeats`, decoded independently, are equal."""
+    models were loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
+    takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
+    decoded independently, are equal. Of several races the fields are those of the one on show
+    (`race.on_show`), and the others are its `repeats`."""
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="ignore")
 
@@ -166,6 +177,7 @@ class Trace:
     shared_with: Count = 0
     costs: ForwardCosts | None = None
     compiling: bool = False
+    watched: bool = True
     repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
     schema: Literal[1] = 1
 
@@ -352,5 +364,7 @@ def from_json(text: str | bytes) -> Trace:
     elif not all(1 / LARGEST_SPEEDUP < one < LARGEST_SPEEDUP for one in speedups if one):
         problem = f"one of its runs is more than {LARGEST_SPEEDUP:.0f} times as fast as the other"
     else:
-        return trace
+        counted = any(not one.disturbed for one in trace.repeats)
+        # Earlier versions kept of a repeated race what was watched, which does not count.
+        return replace(trace, repeats=()) if trace.watched and counted else trace
     raise BadInput(f"The file is not a trace: {problem}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from statistics import median
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdemo.bench.costs import (
@@ -17,79 +17,148 @@ from specdemo.bench.costs import (
 )
 from specdemo.errors import CacheFull, ModelError, SpecdemoError
 from specdemo.runs import race as races
-from specdemo.runs.trace import Trace, summarize, where
+from specdemo.runs.trace import Repeat, Trace, summarize, where
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
 
 log = logging.getLogger(__name__)
 
-NOTICEABLE = 0.03  # a speed-up within this of 1 is called neither faster nor slower
+NOTICEABLE = 0.03  # one race's speed-up within this of 1 is called neither faster nor slower
+LOOP_PERIOD, LOOP_TOKENS = 48, 24
+LOOP = "This answer repeats itself, so guessing is easy."
+CUTS = {
+    "length": "The answer was cut at {}, the maximum that was set.",
+    "context": "The answer was cut at {}: the model's context is full.",
+}
+COMPILING = "models were loaded or compiled"
 AGREED = 0.05  # prediction and measurement that differ by less need no explanation
 
 
-def verdict(trace: Trace, again: bool = False) -> dict[str, str]:
-    """The words for a run: `tone` ("faster", "even", "slower", "stopped"), `headline`, `sentence`;
-    for a finished run `reason` and `identity` too. `again`: the race is being repeated."""
-    summary, baseline = summarize(trace), trace.baseline
+def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
+    """The words for a run: `tone` ("faster", "slower", "unclear", "differ", or "neutral" for a
+    stopped or looping one), `headline`, `sentence`, `notes` (a list of sentences); for a finished
+    run also `identity`, `difference` (the first position where the answers differ, or None) and its
+    `races`, the one on show first: `speedup`, `counted`, and `why` not. `again`: it is being
+    repeated."""
+    summary = summarize(trace)
+    stopped = trace.finish_reason == "cancelled" or (trace.baseline and trace.identical is None)
     acceptance = "nothing was drafted"
     if summary.acceptance_rate is not None:
         acceptance = f"acceptance rate {summary.acceptance_rate:.0%}"
-    stopped = trace.finish_reason == "cancelled" or (baseline and trace.identical is None)
     if stopped or summary.speedup is None:
         pace = f"{summary.tokens_per_second:.0f} tokens/s after the first"
         words = f"{_count(summary.tokens, 'token')}, {pace}; {acceptance}."
         headline = "Stopped" if stopped else "Nothing to compare"
-        return {"tone": "stopped", "headline": headline, "sentence": words}
-    found = races.verdict(trace)
-    speedup = found.speedup if found else summary.speedup
-    gain = speedup - 1.0
-    tone = "faster" if gain > NOTICEABLE else "slower" if gain < -NOTICEABLE else "even"
-    range_ = found.range if found else ()
-    factor, *ends = (1.0 / one if tone == "slower" else one for one in (speedup, *range_))
-    headline = "No faster this time" if tone == "even" else f"{factor:.2f} times {tone}"
-    reason = ""
-    if tone != "faster":
-        cost = summary.tokens_per_round / speedup
-        reason = (
-            f"Why: a round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
-            f"{cost:.2f} tokens of the baseline. "
-        )
-    repeated, times = "", [(summary.decode_seconds, summary.baseline_decode_seconds)]
-    if found is None:
-        tone, headline = "even", f"Not counted: {headline}"
-    elif trace.repeats:
-        times = races.counted(trace)
-        ends = " to ".join(f"{end:.2f}" for end in sorted(ends))
-        repeated = f"{ends} in {_count(found.races, 'race')}. "
-    # Both runs are counted from the first token, because both start from the same prefill.
-    seconds, baseline_seconds = map(median, zip(*times, strict=True))
-    pace = f"{_count(summary.decoded, 'token')} in {seconds:.3g} s instead of "
-    if summary.decoded != summary.baseline_decoded:
-        pace += f"{_count(summary.baseline_decoded, 'token')} in "
-    same = "both answers are identical"
+        return {"tone": "neutral", "headline": headline, "sentence": words, "notes": []}
+    notes, difference = _notes(trace), trace.difference
     identity = "Identical: two independent runs, with and without drafting, gave the same tokens."
     if not trace.identical:
-        same = "the answers differ"
-        identity = f"Not identical: {where(trace.difference)}."
+        tone, headline = "differ", "The answers differ"
+        identity = f"Not identical: {where(difference)}."
+    else:
+        tone, headline = _headline(trace)
+        if LOOP in notes and tone == "faster":
+            tone = "neutral"
     return {
         "tone": tone,
-        "headline": headline + ", so far" * again,
-        "sentence": f"{repeated}{pace}{baseline_seconds:.3g} s; {acceptance}; {same}.",
-        "reason": reason + _company(trace),
+        "headline": headline + (", so far" if again else ""),
+        "sentence": f"{_pace(trace)}; {acceptance}.",
+        "notes": notes,
         "identity": identity,
+        "difference": difference.position if difference else None,
+        "races": _races(trace),
     }
 
 
-def _company(trace: Trace) -> str:
-    """What else this process did during the races that do not count, as a sentence."""
+def _headline(trace: Trace) -> tuple[str, str]:
+    """Tone and headline of a comparison. A difference is claimed only where all races agree."""
+    found = races.verdict(trace)
+    if found is None:
+        return "unclear", "Not counted"
+    least, most = found.range
+    alike = found.races == 1 and abs(found.speedup - 1) <= NOTICEABLE
+    if not alike and least > 1:
+        return "faster", f"{found.speedup:.2f} times faster"
+    if not alike and most < 1:
+        return "slower", f"{1 / found.speedup:.2f} times slower"
+    return "unclear", "No clear difference"
+
+
+def _pace(trace: Trace) -> str:
+    """Seconds of both runs of the race on show, counted from the first token because both start
+    from the same prefill, and the range of the races."""
+    summary, found = summarize(trace), races.verdict(trace)
+    seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds
+    words = f"{_count(summary.decoded, 'token')} in {seconds:.2f} s instead of "
+    if summary.decoded != summary.baseline_decoded:
+        words += f"{_count(summary.baseline_decoded, 'token')} in "
+    saved = baseline_seconds - seconds
+    words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
+    if found and found.races > 1:
+        least, most = found.range
+        words += f"; {least:.2f} to {most:.2f} times as fast in {found.races} races"
+    return words
+
+
+def _notes(trace: Trace) -> list[str]:
+    """What a reader should know of the answer and of the races that do not count."""
+    summary, notes = summarize(trace), []
+    if repeats_itself(trace.token_ids):
+        notes.append(LOOP)
+    if trace.finish_reason in CUTS:
+        notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
+    found = races.verdict(trace)
+    if found and found.range[0] <= 1:
+        cost = summary.tokens_per_round / found.speedup
+        notes.append(
+            f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
+            f"{cost:.2f} tokens of the baseline."
+        )
     disturbed = [race for race in (trace, *trace.repeats) if race.disturbed]
-    if not disturbed:
-        return ""
-    others = max(trace.others, *(one.shared_with for one in disturbed))
-    causes = ["models were loaded or compiled"] * any(one.compiling for one in disturbed)
-    causes += [f"the machine was shared with {_count(others, 'other request')}"] * bool(others)
-    return f"{_count(len(disturbed), 'race')} not counted: meanwhile {' and '.join(causes)}."
+    if disturbed:
+        others = max(trace.others, *(race.shared_with for race in disturbed))
+        causes = [COMPILING] if any(race.compiling for race in disturbed) else []
+        if others:
+            causes.append(f"the machine was shared with {_count(others, 'other request')}")
+        number = _count(len(disturbed), "race")
+        notes.append(f"{number} not counted: meanwhile {' and '.join(causes)}.")
+    return notes
+
+
+def _races(trace: Trace) -> list[dict[str, Any]]:
+    """Speed-up of each race, per token, and whether it counts."""
+    summary, counted = summarize(trace), bool(races.verdict(trace))
+    others = [
+        {
+            "speedup": one.baseline_seconds / one.seconds,
+            "counted": counted and not (one.disturbed or one.watched),
+            "why": _why(one),
+        }
+        for one in trace.repeats
+    ]
+    return [{"speedup": summary.speedup, "counted": counted, "why": _why(trace)}, *others]
+
+
+def _why(race: Trace | Repeat) -> str:
+    """Why a race does not count, or "" """
+    if race.compiling:
+        return COMPILING
+    if race.disturbed:
+        return "other requests ran beside it"
+    return "it was watched, and drawing its tokens takes time from the models"
+
+
+def repeats_itself(tokens: Sequence[int]) -> bool:
+    """Whether the same few tokens come again and again: at least LOOP_TOKENS in a row, each as it
+    was one period earlier, and at least twice the period."""
+    for period in range(1, LOOP_PERIOD + 1):
+        alike = 0
+        for earlier, later in zip(tokens, tokens[period:], strict=False):
+            alike = alike + 1 if earlier == later else 0
+            if alike >= max(LOOP_TOKENS, 2 * period):
+                return True
+    return False
 
 
 def _count(number: int, name: str) -> str:

@@ -88,10 +88,11 @@ class RaceView {
     if (phase === "again") this.tell(message.verdict);
     if (failed && this.live) {
       this.live = false;
-      this.tell({ tone: "stopped", headline: "No answer", sentence: "" });
+      this.tell({ tone: "neutral", headline: "No answer", sentence: "" });
     }
     if (KEEPING.includes(phase)) return;
-    if (message.run !== this.run) this.reset(message);
+    // The race on show at the end may be another one than that which was watched.
+    if (message.run !== this.run || trace) this.reset(message);
     const { rounds, baseline } = trace ? { rounds: trace.rounds, baseline: trace.baseline?.tokens ?? [] }
       : message;
     fresh(this.spec, rounds, trace ? 0 : message.rounds_from).forEach((one) => this.addRound(one));
@@ -119,9 +120,9 @@ class RaceView {
       + "at a time: one run after the other, so that neither takes the processor from the other." });
   }
 
-  tell({ tone, headline, sentence, reason = "", identity = "" }) {
+  tell({ tone, headline, sentence, notes = [], identity = "" }) {
     this.find(".sd-verdict").dataset.tone = tone;
-    for (const [name, text] of Object.entries({ headline, sentence, reason, identity })) {
+    for (const [name, text] of Object.entries({ headline, sentence, reason: notes.join(" "), identity })) {
       this.say(name, text);
     }
   }
@@ -179,10 +180,10 @@ class RaceView {
   /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
   settle({ trace, verdict, curve }) {
     const { spec, baseline } = this;
-    const watched = this.live && verdict.tone !== "stopped";
+    const watched = this.live && trace.identical !== null;
     Object.assign(this, { trace, verdict, curve, live: false });
     // The bars of a finished race end at its last token; those of a stopped race at the limit.
-    if (verdict.tone !== "stopped") this.total = Math.max(spec.tokens, baseline.tokens, 1);
+    if (trace.identical !== null) this.total = Math.max(spec.tokens, baseline.tokens, 1);
     this.root.dataset.settled = this.run;
     this.tell(verdict);
     // Not earlier: during a race, drawing the columns would take time from it.
