@@ -209,6 +209,13 @@ def test_a_template_that_refuses_or_drops_a_message_says_so(embedded_pair, jinja
         Template("odd", jinja=jinja).render_chat(messages, embedded_pair.tokenizer)
 
 
+def test_calls_of_tools_in_a_conversation_are_read(client, session):
+    called = {"function": {"name": "f", "arguments": '{"a": 1}'}, "id": "1", "type": "function"}
+    turn = {"role": "assistant", "tool_calls": [called]}
+    told = {"role": "tool", "tool_call_id": "1", "content": "2"}
+    assert chat(client, messages=[*QUESTION, turn, told]).choices
+
+
 # Errors
 
 

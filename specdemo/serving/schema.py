@@ -247,7 +247,7 @@ class ChatRequest(CommonRequest):
     @property
     def characters(self) -> int:
         turns = [message.turn() for message in self.messages]
-        calls = sum(len(text) for turn in turns for call in turn.calls for text in call)
+        calls = sum(len(call.arguments) for turn in turns for call in turn.calls)
         tools = len(self.callable_tools.functions) if self.callable_tools else 0
         return sum(len(turn.content) for turn in turns) + calls + tools
 
