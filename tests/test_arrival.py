@@ -52,7 +52,7 @@ class Place:
         self.arrival = Arrival(self.service, self.offer)
 
     def load(self, pair, choice: ModelChoice, progress) -> SimpleNamespace:
-        info = PairInfo(choice.pair, choice.pair, choice.draft or None)
+        info = PairInfo(choice.pair, choice.pair, choice.assistant_model or None)
         return SimpleNamespace(info=info, target=Path())
 
     def open(self, loaded: SimpleNamespace, **capacity) -> FakeSession:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import openvino as ov
 import pytest
+from tiny_models import ir_folder
 
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.convert import heads, ir
@@ -15,6 +16,9 @@ from specdemo.engine.faults import ModelError
 from specdemo.engine.messages import HeadStep, ModelSettings, Run, Taps
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.loading import load_pair
+from specdemo.pairs.registry import chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from tools.replay import record
@@ -22,9 +26,9 @@ from tools.replay import record
 EXACT = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 
 
-def write_head(folder, fractions=()):
-    """A draft head with made-up weights for hidden states of 64 values and the even ids below
-    256."""
+def write_head(folder, fractions=(), embedding=None, target="made up"):
+    """A draft head with made-up weights for hidden states of 64 values and the even ids below 256;
+    with a made-up `embedding` too, if none is named."""
     rng = np.random.default_rng(0)
 
     def made_up(*shape):
@@ -32,9 +36,11 @@ def write_head(folder, fractions=()):
 
     weights = {"mix": made_up(8, 64 * (2 + len(fractions)) + 8), "out": made_up(64, 8)}
     weights |= {"gate_up": made_up(16, 8), "down": made_up(8, 8), "rows": made_up(128, 64)}
-    embedding = rng.normal(size=(256, 64)).astype(np.float32)
+    if embedding is None:
+        embedding = rng.normal(size=(256, 64)).astype(np.float32)
     folder.mkdir(exist_ok=True)
-    heads.write(heads.HeadWeights(weights, np.arange(0, 256, 2), fractions), embedding, folder)
+    written = heads.HeadWeights(weights, np.arange(0, 256, 2), fractions)
+    heads.write(written, embedding, folder, target)
     return folder / ir.HEAD
 
 
@@ -140,6 +146,43 @@ def test_a_head_says_which_hidden_states_it_reads(tmp_path):
     broken.write_text("no")
     with pytest.raises(ModelError, match="not a usable draft head"):
         fractions(broken, core)
+
+
+def load_with_head(target, head):
+    choice = ModelChoice(model=str(target), assistant_model=str(head))
+    return load_pair(chosen_pair(choice), choice=choice)
+
+
+def test_a_head_of_its_target_is_loaded_at_any_precision_of_the_target(tiny_home, tmp_path):
+    embedding, _ = heads.tables(ir_folder(tiny_home, "llama-target", "int8") / ir.MODEL)
+    head = write_head(tmp_path / "head", (0.5,), embedding)
+    for precision in ("int8", "int4", "fp16"):
+        target = ir_folder(tiny_home, "llama-target", precision)
+        assert load_with_head(target, head.parent).head == head
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "was made for made up \\(1\\): its embedding is not that of"),
+        ({"target": ""}, "was made for another target: its embedding"),
+        ({"embedding": np.ones((200, 64), np.float32)}, "does not name 128 of 200 tokens"),
+        ({"embedding": np.ones((300, 64), np.float32)}, "knows 300 tokens, and .* 256"),
+        ({"fractions": (0.5, 2.0)}, "not a usable draft head: it reads the fractions"),
+        ({"fractions": (float("nan"),)}, "not a usable draft head: it reads the fractions"),
+    ],
+    ids=str,
+)
+def test_a_head_of_another_target_is_refused_at_the_load(tiny_home, tmp_path, change, words):
+    head = write_head(tmp_path / "head", **{"target": "made up (1)", **change})
+    with pytest.raises((BadInput, ModelError), match=words):
+        load_with_head(ir_folder(tiny_home, "llama-target", "int8"), head.parent)
+
+
+def test_a_head_for_states_of_another_width_is_refused(embedded_pair, tmp_path):
+    head = write_head(tmp_path / "head", (1 / 3, 2 / 3))
+    with pytest.raises(BadInput, match="reads 192 values, and the states of SmolLM2 have 1728"):
+        heads.require_target(head, embedded_pair.target, "SmolLM2")
 
 
 @pytest.mark.parametrize("drafter", ["auto", "model"])

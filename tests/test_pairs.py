@@ -110,8 +110,7 @@ def test_a_pairs_draft_is_one_of_its_own_or_any_other_model_or_none():
     assert pair.with_draft(DRAFTS[1], "--x").drafts == (pair.drafts[1],)
     assert pair.with_draft(NO_DRAFT, "--x").drafts == ()
     assert pair.with_draft("EleutherAI/pythia-410m", "--x").draft.name == "EleutherAI/pythia-410m"
-    with pytest.raises(BadInput, match="--x: the embedded pair has its own draft"):
-        find_pair("embedded").with_draft("EleutherAI/pythia-410m", "--x")
+    assert find_pair("embedded").with_draft("a/b", "--x").draft.name == "a/b"
     with pytest.raises(BadInput, match="needs model or pair"):
         chosen_pair(ModelChoice(assistant_model="pythia-70m"))
 

@@ -318,7 +318,7 @@ def test_a_draft_of_another_vocabulary_is_refused_with_the_first_difference(tiny
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "a/b/c", "x y"])
 def test_a_model_that_is_neither_folder_nor_repository_is_bad_input(name):
-    with pytest.raises(BadInput, match="target"):
+    with pytest.raises(BadInput, match="^model "):
         load_own(name)
 
 

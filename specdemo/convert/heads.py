@@ -24,11 +24,14 @@ from openvino import opset13 as ops
 
 from specdemo.convert import ir
 from specdemo.convert.weights import compressed
-from specdemo.engine.graph import embedding_of, raw_bytes
+from specdemo.engine import draft_head, graph
+from specdemo.errors import BadInput
 
 TOKENS = "head_tokens.npy"
 MATRICES = ("mix", "gate_up", "down", "out", "rows")
 EPSILON = 1e-6
+LIKENESS = 0.9  # cosine of two embeddings of a token in one model, rounded differently; others: 0
+_TARGET = ["specdemo", "target"]
 GROUP = 64  # weights that share a scale
 DAMPING = 0.01  # relative to the mean of the squares
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # scales, relative to the one that cuts nothing
@@ -114,23 +117,64 @@ def _scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
     """The embedding and the output matrix of a decoder IR, float32 [vocabulary, width] each."""
-    model = ov.Core().read_model(str(xml))
-    head = model.get_results()[0].input_value(0).get_node()
-    while head.get_type_name() != "MatMul":
-        head = head.input_value(0).get_node()
-    lookup = embedding_of(model)
-    results = [ops.result(value) for value in (lookup.input_value(0), head.input_value(1))]
-    exact = {"INFERENCE_PRECISION_HINT": "f32"}
-    found = ov.Core().compile_model(ov.Model(results, []), "CPU", exact)([])
-    return found[0].copy(), found[1].copy()
+    model = graph.read_decoder(ov.Core(), xml)
+    embedding, output = graph.embedding_of(model), graph.output_product(model)
+    return _values(embedding.input_value(0)), _values(output.input_value(1))
 
 
-def write(head: HeadWeights, embedding: np.ndarray, folder: Path) -> None:
+def _values(expression: ov.Output) -> np.ndarray:
+    """The value of an expression of constants, float32."""
+    model = ov.Model([ops.result(ops.convert(expression, "f32"))], [])
+    return ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([])[0].copy()
+
+
+def require_target(xml: Path, target: Path, name: str) -> None:
+    """Raise BadInput unless the draft head in `xml` was made for the decoder in `target`, which is
+    called `name`: its states have the widths that the head reads, and its embedding is the one in
+    the head, rounded in whatever way. Raises ModelError for a file that is no draft head."""
+    core = ov.Core()
+    decoder, parts = graph.read_decoder(core, target), 1 + len(draft_head.fractions(xml, core))
+    table = graph.embedding_of(decoder).input_value(0)
+    states = graph.output_product(decoder).input_value(0).get_partial_shape()[-1].get_length()
+    try:
+        head, tokens = core.read_model(xml), np.load(xml.with_name(TOKENS))
+        read = head.input("hidden").partial_shape[-1].get_length()
+        columns = head.output("logits").partial_shape[-1].get_length()
+        gathers = (node for node in head.get_ops() if node.get_type_name() == "Gather")
+        own = next(gathers).input_value(0)
+        known, vocabulary = (one.get_partial_shape()[0].get_length() for one in (own, table))
+        if tokens.shape != (columns,) or not 0 <= tokens.min() <= tokens.max() < known:
+            raise ValueError(f"{TOKENS} does not name {columns} of {known} tokens.")
+    except (RuntimeError, OSError, ValueError, StopIteration) as error:
+        raise draft_head.unusable(xml, error) from error
+    if read != parts * states:
+        why = f"it reads {read} values, and the states of {name} have {parts * states}"
+    elif known != vocabulary:
+        why = f"it knows {known} tokens, and {name} {vocabulary}"
+    elif _likeness(own, table, tokens[:64]) < LIKENESS:
+        why = f"its embedding is not that of {name}"
+    else:
+        return
+    made = head.get_rt_info(_TARGET).astype(str) if head.has_rt_info(_TARGET) else ""
+    raise BadInput(
+        f"The draft head {xml.parent.name} was made for {made or 'another target'}: {why}; choose "
+        "another draft, or train one with `specdemo train-draft`."
+    )
+
+
+def _likeness(one: ov.Output, other: ov.Output, ids: np.ndarray) -> float:
+    """The median cosine of these rows of two matrices."""
+    rows = [_values(ops.gather(each, ids, 0).output(0)) for each in (one, other)]
+    unit = [each / (np.linalg.norm(each, axis=1, keepdims=True) + 1e-9) for each in rows]
+    return float(np.median((unit[0] * unit[1]).sum(1)))
+
+
+def write(head: HeadWeights, embedding: np.ndarray, folder: Path, target: str) -> None:
     """Write the head's IR and TOKENS into `folder`. Inputs: hidden [n, H] and state [n, S],
     float32; token [n], int64. Outputs: logits [n, V'] and next_state [n, S], float32.
 
     `embedding`: the target's, float32 [vocabulary, E]. The IR's runtime information holds the
-    fractions.
+    fractions and the name and revision of the `target`.
     """
     width, parts = embedding.shape[1], 1 + len(head.fractions)
     state_size = 2 * head.weights["mix"].values.shape[1] - (parts + 1) * width
@@ -151,6 +195,7 @@ def write(head: HeadWeights, embedding: np.ndarray, folder: Path) -> None:
         results.append(ops.result(output.output(0)))
     model = ov.Model(results, [hidden, state, token], "draft_head")
     model.set_rt_info(",".join(map(repr, head.fractions)), ["specdemo", "fractions"])
+    model.set_rt_info(target, _TARGET)
     ov.save_model(model, folder / ir.HEAD, compress_to_fp16=False)
     np.save(folder / TOKENS, head.tokens.astype(np.int64))
 
@@ -178,5 +223,5 @@ def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
     outputs, groups = weights.scales.shape
     columns = 2 * weights.values.shape[1]
     integers = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
-    raw_bytes(integers)[:] = weights.values.reshape(-1)
+    graph.raw_bytes(integers)[:] = weights.values.reshape(-1)
     return ops.matmul(rows, compressed(integers, weights.scales[:, :, None]), False, True)

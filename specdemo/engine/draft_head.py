@@ -38,7 +38,7 @@ class DraftHead:
             model.reshape({port: [1, *port.partial_shape[1:]] for port in model.inputs})
             single = core.compile_model(model, "CPU", _PROPERTIES)
         except (RuntimeError, OSError, ValueError) as error:
-            raise _unusable(xml, error) from error
+            raise unusable(xml, error) from error
         self._single, self._several = single.create_infer_request(), several.create_infer_request()
         self._bound = {1: self._bind(self._single, 1)}
         self.seconds = 0.0
@@ -91,12 +91,18 @@ def fractions(xml: Path, core: ov.Core) -> tuple[float, ...]:
     try:
         model = core.read_model(xml)
     except RuntimeError as error:
-        raise _unusable(xml, error) from error
+        raise unusable(xml, error) from error
     if not model.has_rt_info(_FRACTIONS):
         return ()
     listed = model.get_rt_info(_FRACTIONS).astype(str)
-    return tuple(float(share) for share in listed.split(",") if share)
+    try:
+        shares = tuple(float(share) for share in listed.split(",") if share)
+    except ValueError as error:
+        raise unusable(xml, error) from error
+    if not all(0 <= share <= 1 for share in shares):
+        raise unusable(xml, ValueError(f"it reads the fractions {shares} of the target."))
+    return shares
 
 
-def _unusable(xml: Path, error: Exception) -> ModelError:
+def unusable(xml: Path, error: Exception) -> ModelError:
     return ModelError(f"{xml.name} is not a usable draft head: {last_line(error)}")

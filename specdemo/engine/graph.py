@@ -73,7 +73,7 @@ def with_fixed_shape(model: ov.Model, tokens: int) -> ov.Model:
 def shape_head(model: ov.Model, vocabulary: int | None) -> None:
     """Limit a decoder's head to the rows listed in the new input ROWS_INPUT, and its weights to the
     first `vocabulary` tokens (None: all). Adds the log-sum-exp of each row as an output."""
-    head = _head(model)
+    head = output_product(model)
     rows = ops.parameter(ov.PartialShape([-1]), ov.Type.i32, name=ROWS_INPUT)
     rows.output(0).get_tensor().set_names({ROWS_INPUT})
     chosen = ops.gather(head.input_value(0), rows, ops.constant(0))
@@ -110,7 +110,7 @@ def add_log_sums(model: ov.Model) -> None:
 def add_hidden(model: ov.Model, taps: Taps) -> None:
     """Add the output HIDDEN, float32 [tokens, H], to a paged decoder after `shape_head`: the states
     `taps` of all tokens. Raises ModelError when the graph has no such states."""
-    output = _head(model).input_value(0).get_node().input_value(0).get_node()
+    output = output_product(model).input_value(0).get_node().input_value(0).get_node()
     width = output.get_output_partial_shape(0)[-1]
     parts = [] if taps.layers else [output]
     if taps.layers or taps.fractions:
@@ -181,7 +181,7 @@ def _through_casts(value: ov.Output) -> ov.Node:
     return node
 
 
-def _head(model: ov.Model) -> ov.Node:
+def output_product(model: ov.Model) -> ov.Node:
     """The last MatMul before the logits."""
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() != "MatMul":

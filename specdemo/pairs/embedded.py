@@ -51,7 +51,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             report(Progress("Building the embedded draft head"))
             (made := scratch / "draft").mkdir()
             embedding, _ = heads.tables(target.folder / ir.MODEL)
-            heads.write(heads.load(DRAFT / "head.npz"), embedding, made)
+            heads.write(heads.load(DRAFT / "head.npz"), embedding, made, REVISION)
             integrity.put(made, draft.folder)
     return target, draft
 

@@ -84,8 +84,6 @@ def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> li
     """Fetch target and draft, if any, in the format that the devices of `choice` run. Raises as
     `load_pair`. An exception in `progress` stops the download; a later call resumes it."""
     models = pair.target, *chosen_draft(pair, choice)
-    if pair.embedded:
-        return list(embedded.fetch(progress)[: len(models)])
     wanted = [
         replace(source, export=sources.AS_IT_IS) if on_torch(device) else source
         for source, device in zip(models, (choice.device, choice.draft_device), strict=False)
@@ -98,6 +96,10 @@ def _opened(
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
     has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
+    if has_head and pair.draft.repo and not on_torch(choice.device):
+        from specdemo.convert.heads import require_target  # imports OpenVINO
+
+        require_target(draft.folder / ir.HEAD, target.folder / ir.MODEL, pair.target.name)
     # A folder may hold nothing but a draft head.
     model = None if has_head and not (draft.folder / ir.MODEL).is_file() else draft
     ids, *limits = ir.read_config(target.folder)
@@ -108,7 +110,8 @@ def _opened(
     end = tokenizer.token_id("### End")  # only Dolly has this token
     template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
-    typical = pair.embedded and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
+    own = pair.embedded and not (pair.draft and pair.draft.repo)
+    typical = own and not on_torch(choice.device) and embedded.TYPICAL.read_bytes()
     return LoadedPair(
         target=_model(target, choice.device),
         draft=_model(model, choice.draft_device) if model else None,

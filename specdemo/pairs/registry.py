@@ -12,7 +12,7 @@ from specdemo.host import hardware, measured
 from specdemo.host.hardware import on_torch, require_device
 from specdemo.pairs import embedded, sources
 from specdemo.pairs.choice import ModelChoice, WeightFormat
-from specdemo.pairs.sources import EMBEDDED_TARGET, Source
+from specdemo.pairs.sources import EMBEDDED_DRAFT, EMBEDDED_TARGET, Source
 
 MB = 1_000_000
 OWN = "own"  # name of a pair that the list does not hold
@@ -100,8 +100,6 @@ class Pair:
         Raises BadInput, which names `option`."""
         drafts = tuple(draft for draft in self.drafts if draft.name == name)
         if name != NO_DRAFT and not drafts:
-            if self.embedded:
-                raise BadInput(f"{option}: the embedded pair has its own draft, or {NO_DRAFT}.")
             drafts = (sources.source_of(name, option, weight_format),)
         return replace(self, drafts=drafts)
 
@@ -156,7 +154,7 @@ EMBEDDED = Pair(
     "SmolLM2-135M-Instruct with its own draft",
     3_400 * MB,
     replace(EMBEDDED_TARGET, download_bytes=embedded.WHEEL_BYTES),
-    (Source("", "embedded draft"),),
+    (EMBEDDED_DRAFT,),
     "a first look, simple English",
 )
 

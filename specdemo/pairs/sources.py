@@ -32,6 +32,7 @@ class Source:
 
 
 EMBEDDED_TARGET = Source("", "SmolLM2-135M-Instruct")
+EMBEDDED_DRAFT = Source("", "embedded draft")
 
 
 def source_of(text: str, option: str, weight_format: str) -> Source:
@@ -63,13 +64,16 @@ def prepare(
         fetched = hardware.in_background(lambda: hub.download(repos, report, to_run=to_run))
         found |= zip(absent, fetched.result(), strict=True)
     return [
-        _ready(source, found[source] or embedded.fetch(report)[0], report) for source in sources
+        _ready(source, found[source] or _embedded(source, embedded.fetch(report)), report)
+        for source in sources
     ]
 
 
 def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
     """The folder that runs: `found` itself, or its export, made first if it is missing."""
-    if source.export == AS_IT_IS and found.folder.is_dir() and source.repo:
+    if not source.repo:
+        return found
+    if source.export == AS_IT_IS and found.folder.is_dir():
         require_checkpoint(found.folder)
     elif not any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
         # Torch reads a GGUF file itself, but the tokenizer comes from its export.
@@ -91,6 +95,11 @@ def _local(source: Source) -> Snapshot | None:
     """The model's folder or GGUF file on this disk, or None."""
     if not source.repo:
         found = embedded.here()
-        return found and found[0]
+        return found and _embedded(source, found)
     path = Path(source.repo)
     return Snapshot(path, ir.fingerprint(path)) if path.exists() else hub.cached(source.repo)
+
+
+def _embedded(source: Source, pair: tuple[Snapshot, Snapshot]) -> Snapshot:
+    target, draft = pair
+    return draft if source.name == EMBEDDED_DRAFT.name else target

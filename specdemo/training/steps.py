@@ -85,7 +85,8 @@ def _make_head(
     found = _agreement(trained.guesses(rows, judged), kinds)
     own = heads.HeadWeights(trained.quantized(rows), trained.frequent, data.THIRDS)
     own.save(out / "head.npz")
-    heads.write(own, embedding, out)
+    made_for = f"{loaded.info.target} ({loaded.info.target_revision})"
+    heads.write(own, embedding, out, made_for)
     hidden = PRIVATE | {"target", "text", "start"}
     card = {
         "target": loaded.info.target,
