@@ -26,9 +26,11 @@ import openvino as ov
 from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 
-from specdemo.convert import checkpoints
+from specdemo.convert import checkpoints, ir
 from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, with_biases
 from specdemo.convert.weights import FileWeights, Tensor
+from specdemo.engine.eagle_head import read_head
+from specdemo.engine.graph import embedding_of, layers_of, read_decoder
 from specdemo.errors import BadInput, FetchError
 
 ARCHITECTURES = (
@@ -71,12 +73,6 @@ class HeadShape(Shape):
         return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * own
 
 
-def is_head(config: dict[str, Any]) -> bool:
-    """Whether this config.json is of an EAGLE head, of whatever version."""
-    names = [*(config.get("architectures") or []), config.get("speculators_model_type", "")]
-    return any("eagle" in str(name).lower() for name in names)
-
-
 def target_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     """The layers of a target of `layers` layers whose inputs a head with this config.json reads;
     `layers` itself stands for the output of the last one."""
@@ -86,6 +82,35 @@ def target_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
     # Ids that begin with 1 name the layers that give the states, others those that read them: of
     # 36 layers, [1, 17, 32] are [2, 18, 33]. SGLang tells them apart in the same way.
     return tuple(id + (ids[0] == 1) for id in ids)
+
+
+def require_target(folder: Path, name: str, target: Path, target_name: str) -> tuple[int, ...]:
+    """The layers of the decoder `target` (IR) whose inputs the head `name` reads, whose IR is in
+    `folder`. Raises BadInput if the head is damaged or was made for another target."""
+    core, config = ov.Core(), ir.read_json(folder / "config.json")
+    shape, decoder = shape_of(config, name), read_decoder(core, target)
+    count = layers_of(decoder)
+    layers = target_layers(config, count)
+    if not all(0 <= layer <= count for layer in layers):
+        raise BadInput(
+            f"{name} reads the layers {', '.join(map(str, layers))} of its target, and "
+            f"{target_name} has {count}; choose a head that was made for it."
+        )
+    width = embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
+    vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
+    sizes = (("values a state", shape.target_hidden, width),)
+    sizes += (("tokens in the vocabulary", shape.vocabulary, vocabulary),)
+    for what, own, given in sizes:
+        if own != given:
+            raise BadInput(
+                f"{name} was made for a target with {own} {what}, and {target_name} has {given}; "
+                "choose a head that was made for it."
+            )
+    found = read_head(core, folder / ir.MODEL, target)
+    tokens = found.tokens
+    if found.states != len(layers) * width or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise BadInput(f"The IR of {name} does not go with its config.json; export it again.")
+    return layers
 
 
 def _flags(config: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +145,14 @@ def shape_of(config: dict[str, Any], name: str) -> HeadShape:
         raise BadInput(f"{name} is an EAGLE-3 head with {shown}, which is not supported.")
     sizes = {one.name: getattr(shape, one.name) for one in fields(Shape)}
     target = config.get("target_hidden_size") or shape.hidden
-    counts = (*(sizes[key] for key in _SIZES), target)
+    counts = [*(sizes[key] for key in _SIZES), target]
+    ids = flags.get(_LAYERS) or [2, 2, 2]
+    counts += [id + 1 if isinstance(id, int) else id for id in ids]
     if not all(isinstance(count, int) and 0 < count < 1 << 24 for count in counts):
         raise BadInput(f"{name} has a damaged config.json: its sizes are {counts!r:.80}.")
     return HeadShape(
         **sizes | {"tied": False},
-        states=len(flags.get(_LAYERS) or (0, 0, 0)),
+        states=len(ids),
         target_hidden=target,
         **{variant: bool(flags.get(variant)) for variant in _VARIANTS},
     )

@@ -55,7 +55,8 @@ def cached(repo: str) -> Snapshot | None:
             folder = storage / "snapshots" / commit
             files = (path for path in folder.rglob("*") if path.is_file())
             names = {path.relative_to(folder).as_posix() for path in files}
-            first = _choose(names, repo)[0]
+            config = ir.read_json(folder / "config.json")
+            first = _choose(names, repo, ir.is_eagle_head(config))[0]
             if gguf:
                 return Snapshot(ir.gguf_parts(folder / first)[0], commit)
             index = folder / "model.safetensors.index.json"
@@ -101,7 +102,8 @@ def _listing(repo: str) -> ModelInfo:
     name, revision, _ = split(repo)
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
-    wanted = _choose([sibling.rfilename for sibling in info.siblings or []], repo)
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    wanted = _choose(names, repo, ir.is_eagle_head(info.config or {}))
     info.siblings = [sibling for sibling in info.siblings if sibling.rfilename in wanted]
     info.siblings.sort(key=lambda one: one.size)
     return info
@@ -125,9 +127,10 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
     return Snapshot(folder / first if gguf else folder, listing.sha)
 
 
-def _choose(names: Collection[str], repo: str) -> list[str]:
+def _choose(names: Collection[str], repo: str, head: bool = False) -> list[str]:
     """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with its
-    tokenizer, else the PyTorch checkpoint. Raises BadInput if it is missing or incomplete."""
+    tokenizer, else the PyTorch checkpoint. A draft `head` needs no tokenizer. Raises BadInput if it
+    is missing or incomplete."""
     if kind := split(repo)[2]:
         return _choose_gguf(names, kind, repo)
     weights = [ir.MODEL, ir.WEIGHTS]
@@ -137,7 +140,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
         has_gguf = any(name.endswith(".gguf") for name in names)
         gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
         raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
-    required = [*weights, "config.json", "tokenizer.json"]
+    required = [*weights, "config.json", *([] if head else ["tokenizer.json"])]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
