@@ -51,7 +51,7 @@ def export(
         path = source / "config.json"
         config = ir.read_json(path)
         if ir.is_eagle_head(config):
-            shape, tensors = eagle3.head(source, config, name)
+            shape, tensors = eagle3.head(source, name)
         elif shape := checkpoints.shape_of(config, path):
             shape, tensors = checkpoints.decoder(source, shape)
     if weight_format == "auto":

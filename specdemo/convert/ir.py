@@ -21,8 +21,8 @@ _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 def is_eagle_head(config: dict[str, Any]) -> bool:
     """Whether this config.json is of a draft head of EAGLE, of whatever version."""
-    names = [*(config.get("architectures") or []), config.get("speculators_model_type")]
-    return any("eagle" in str(name).lower() for name in names)
+    names = f"{config.get('architectures')} {config.get('speculators_model_type')}"
+    return "eagle" in names.lower()
 
 
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
