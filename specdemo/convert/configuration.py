@@ -223,7 +223,7 @@ class CheckpointConfig(Sizes):
     scale_attn_by_inverse_layer_idx: bool = False
 
 
-class EagleLayer(Checkpoint):
+class EagleLayer(CheckpointConfig):
     """The decoder layer of an EAGLE-3 head. Where only one value is listed, no other can be run."""
 
     model_type: Literal["llama", "qwen3"]
