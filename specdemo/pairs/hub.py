@@ -5,6 +5,7 @@ starts a file again; so this module keeps partial files and renames them when th
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -183,11 +184,35 @@ def _explaining(repo: str) -> Iterator[None]:
             "for access there, then set HF_TOKEN to a token that may read it."
         ) from error
     except Exception as error:
+        again = "run the same again, it goes on where it stopped"
+        raise FetchError(f"{name} is not in the cache, and {_cause(error)}; {again}.") from error
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, and what to do. The client wraps errors in others."""
+    import httpx
+    from huggingface_hub import errors
+
+    chain = [error]
+    while wrapped := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(wrapped)
+    host, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    unreachable = httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError
+    for error in reversed(chain):
         why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
-        raise FetchError(
-            f"{name} is not in the cache, and {constants.ENDPOINT} cannot be reached or broke off, "
-            f"or the disk is full ({why}); run the same again, it goes on where it stopped."
-        ) from error
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            return f"HF_HUB_OFFLINE forbids to ask {host}; unset it"
+        if isinstance(error, unreachable):
+            return f"{host} cannot be reached ({why}); check the network, or the proxy's settings"
+        if isinstance(error, errors.HfHubHTTPError):
+            return f"{host} refused ({why})"
+        if isinstance(error, httpx.TransportError):
+            return f"{host} broke off ({why})"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"the disk of {cache} is full; free some space, or set HF_HOME to a larger disk"
+        if isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS:
+            return f"{cache} cannot be written ({error.strerror}); set HF_HOME to another folder"
+    return f"it could not be fetched ({why})"
 
 
 def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:
