@@ -60,11 +60,11 @@ def toy_draw(settings: Settings, tokens: int):
     return toy.answer_ids(rounds)[:tokens], None
 
 
-def accept_everything(
-    logits, draft, position, sampling, reach=0.0, masks=None, verify=acceptance.verify
-):
+def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):
     last = len(draft.tokens)
-    true = verify(logits.part(last, last + 1), Draft(), position + last, sampling)
+    context = [*rows.context, *draft.tokens]
+    whole = acceptance.TargetRows(rows.logits.part(last, last + 1), context)
+    true = verify(whole, Draft(), sampling)
     return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
 
 

@@ -197,6 +197,8 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     expected += " --draft-device --kv-cache --max-new-tokens --draft-tokens"
     expected += (
         " --drafter --temperature --top-p --top-k --seed --coupling --numerics --json-schema --help"
+        " --min-p --presence-penalty --frequency-penalty --repetition-penalty --logit-bias"
+        " --ignore-eos"
     )
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(expected.split())
     assert "SPECDEMO_DRAFT_TOKENS" in out

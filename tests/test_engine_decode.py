@@ -3,6 +3,8 @@ good and bad, and what rounding can and cannot change."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import toy
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, constraint, decode
+from specdemo.engine.adjustment import adjustment
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.guard import Guard
 from specdemo.engine.messages import Draft
@@ -44,7 +47,7 @@ def autoregressive(table, limits, sampling=toy.GREEDY, language=None) -> tuple[i
     """Decoding spelled out."""
     tokens = list(PROMPT)
     for _ in range(min(limits.max_new_tokens, limits.context_limit - len(PROMPT))):
-        row = table[tokens[-1]]
+        row = toy.adjusted(table[tokens[-1]], sampling, PROMPT, tokens[len(PROMPT) :])
         if language is not None:
             language.tokens = tokens[len(PROMPT) :]
             row = np.where(language.mask(), row, -np.inf)
@@ -100,20 +103,43 @@ def test_output_is_autoregressive_decodings_to_the_token(
 
 
 SAMPLED = [Sampling(), Sampling(0.8, seed=3), Sampling(1.2, top_p=0.8, top_k=6, seed=4)]
+PENALTIES = [
+    {},
+    {"presence_penalty": 1.0, "logit_bias": ((3, 2.0), (1, -100.0))},
+    {"frequency_penalty": -0.3, "min_p": 0.1},
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.4},
+    {"repetition_penalty": 0.6},
+]
 
 
-@settings(max_examples=60, deadline=None)
-@given(seeds, KINDS | st.sampled_from(["model", "auto"]), st.sampled_from(SAMPLED), st.data())
-def test_a_constraint_gives_the_tokens_of_constrained_autoregressive_decoding(
-    seed, kind, sampling, data
+@settings(max_examples=100, deadline=None)
+@given(
+    seeds,
+    KINDS | st.sampled_from(["model", "auto"]),
+    st.sampled_from(SAMPLED),
+    st.sampled_from(PENALTIES),
+    st.data(),
+)
+def test_constraints_and_penalties_give_the_tokens_of_autoregressive_decoding_with_them(
+    seed, kind, sampling, penalties, data
 ):
+    sampling = dataclasses.replace(sampling, **penalties)
     table, length = table_of(seed), data.draw(st.integers(1, 9))
     limits = decode.Limits(data.draw(st.integers(1, 25)), 40, frozenset({0}))
-    languages = [toy.Language(seed, VOCABULARY, limits.stop_ids) for _ in range(2)]
+    languages = [None, None]
+    if data.draw(st.booleans(), "constrained"):
+        languages = [toy.Language(seed, VOCABULARY, limits.stop_ids) for _ in range(2)]
     expected = autoregressive(table, limits, sampling, languages[0])
     policy = Policy(fixed=length)
     if kind in ("model", "auto"):
-        drafter = make_drafter(kind, policy, sampling, sequence=toy.sequence())
+        drafter = make_drafter(
+            kind,
+            policy,
+            sampling,
+            sequence=toy.sequence(),
+            adjustment=adjustment(sampling, PROMPT),
+            prediction=expected,
+        )
     else:
         drafter = script(kind, expected, length)
     with pytest.MonkeyPatch.context() as patch:
@@ -189,26 +215,28 @@ def test_leaving_early_keeps_the_sequence_consistent():
 # Rounding
 
 
+def rows_of(rows: np.ndarray) -> acceptance.TargetRows:
+    return acceptance.TargetRows(toy.logits_of(rows), [0] * 7)
+
+
 @settings(max_examples=100, deadline=None)
 @given(seeds, st.integers(2, 400))
 def test_a_greedy_choice_holds_for_all_logits_nearer_than_half_its_margin(seed, vocabulary):
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(1, vocabulary)) * 4).astype(np.float32)
-    verdict = acceptance.verify(toy.logits_of(rows), Draft(), 7, toy.GREEDY)
+    verdict = acceptance.verify(rows_of(rows), Draft(), toy.GREEDY)
     assert verdict.margin == verdict.least_margin > 0
     for change in (rng.uniform(-1, 1, rows.shape), rng.choice([-1, 1], rows.shape)):
         moved = (rows + 0.499 * verdict.margin * change).astype(np.float32)
-        assert (
-            acceptance.verify(toy.logits_of(moved), Draft(), 7, toy.GREEDY).token == verdict.token
-        )
+        assert acceptance.verify(rows_of(moved), Draft(), toy.GREEDY).token == verdict.token
 
 
 def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
-    verdict = acceptance.verify(toy.logits_of(rows), toy.drafted(1, 2), 7, toy.GREEDY)
+    verdict = acceptance.verify(rows_of(rows), toy.drafted(1, 2), toy.GREEDY)
     assert (verdict.accepted, verdict.token) == (2, 0)
     assert (verdict.margin, verdict.least_margin) == (2, 0.25)
-    rejected = acceptance.verify(toy.logits_of(rows), toy.drafted(0, 2), 7, toy.GREEDY)
+    rejected = acceptance.verify(rows_of(rows), toy.drafted(0, 2), toy.GREEDY)
     assert rejected.least_margin == 3, "rows after a rejection decide nothing"
 
 
@@ -239,8 +267,12 @@ class RoundingModel(toy.ToyModel):
 
 ROUNDING = {"greedy": 5e-5, "sampled": 2e-2}
 SAMPLINGS = {
-    "greedy": [{}],
-    "sampled": [{"temperature": 0.7}, {"temperature": 0.9, "top_p": 0.8, "top_k": 6}],
+    "greedy": [{}, {"repetition_penalty": 0.5}],
+    "sampled": [
+        {"temperature": 0.7},
+        {"temperature": 0.9, "top_p": 0.8, "top_k": 6},
+        {"temperature": 0.9, "min_p": 0.1, "repetition_penalty": 1.8},
+    ],
 }
 
 

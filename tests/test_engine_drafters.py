@@ -12,6 +12,7 @@ from toy import logits_of, sequence
 
 from specdemo.engine.drafters import AdaptiveDrafter, LogitsDrafter, Lookup, ModelDrafter
 from specdemo.engine.lookup import DOUBT, LEAST_LOGIT, MOST_LOGIT, ORDERS, RECENCY, Guess
+from specdemo.engine.messages import Proposal
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Sampling
 
@@ -55,7 +56,7 @@ def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
             return Guess([*self._ending, *drafted][-1] + 1, 0.9)
 
     policy = Policy(fixed=3)
-    drafter = AdaptiveDrafter(Successor(), policy)
+    drafter = AdaptiveDrafter({"lookup": Successor()}, policy)
     counted = []
     policy.accepted("lookup").record = lambda confidence, accepted: counted.append(accepted)
     context = [1]
@@ -117,18 +118,24 @@ def test_a_draft_model_is_not_asked_where_the_ngrams_are_right_anyway():
     policy = Policy()
     policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({1: 0.1})
-    drafter = AdaptiveDrafter(Lookup(), policy)
+    drafter = AdaptiveDrafter({"lookup": Lookup()}, policy)
     drafter.model = ModelDrafter(None, policy, Sampling())
     drafter.model.catch_up = lambda context, drafted: 0.0
-    policy.begin_round()
-    assert not drafter._model_pays([1, 2], [9], 1.0, 0.95)
-    assert drafter._model_pays([1, 2], [9], 1.0, 0.2)
+
+    def pays(acceptance):
+        looked_up = Proposal(3, "lookup", 0.5, acceptance)
+        return drafter._model_pays(policy.plan(), [1, 2], [9], 1.0, looked_up)
+
+    assert not pays(0.95)
+    assert pays(0.2)
 
 
 def test_what_a_trimmed_head_was_drawn_from_is_known_whatever_the_order_of_its_tokens():
     sampling = Sampling(temperature=1.0, coupling="maximal")
     rows = np.log(np.array([[0.5, 0.2, 0.3]], np.float32))
-    proposed = LogitsDrafter(Policy(), sampling, np.array([28, 260, 7])).choose(logits_of(rows), 5)
+    proposed = LogitsDrafter(Policy(), sampling, np.array([28, 260, 7])).choose(
+        logits_of(rows), [1] * 5, []
+    )
     chances = [proposed.distribution.probability(token) for token in (28, 260, 7)]
     assert chances == pytest.approx([0.5, 0.2, 0.3], abs=1e-6)
     assert proposed.probability == proposed.distribution.probability(proposed.token)
@@ -138,12 +145,8 @@ def test_a_draft_model_reads_a_text_only_where_the_rest_of_the_answer_pays_for_i
     policy = Policy()
     policy.costs.learn({size: 1.0 + size / 100 for size in range(1, 17)})
     policy.draft.learn({size: 0.1 + size / 100 for size in range(1, 17)})
-    drafter = AdaptiveDrafter(
-        None, policy, ModelDrafter(sequence((0, 1, 2, 3)), policy, Sampling())
-    )
+    drafter = AdaptiveDrafter({}, policy, ModelDrafter(sequence((0, 1, 2, 3)), policy, Sampling()))
     context = list(range(500))
     assert drafter.model.catch_up(context, []) == pytest.approx(4.95, rel=0.05)
-    policy.begin_round(most=50)
-    assert drafter._model_pays(context, [], 1.0, 0.0)
-    policy.begin_round(most=5)
-    assert not drafter._model_pays(context, [], 1.0, 0.0)
+    assert drafter._model_pays(policy.plan(most=50), context, [], 1.0, None)
+    assert not drafter._model_pays(policy.plan(most=5), context, [], 1.0, None)

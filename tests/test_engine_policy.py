@@ -221,33 +221,30 @@ def test_each_row_costs_more_the_longer_its_context():
     policy = Policy(costs=costs)
     drafts = []
     for context in (0, 2000):
-        policy.begin_round(context)
-        drafts.append(policy.best_length([0.6] * 4))
+        drafts.append(policy.plan(context).best_length([0.6] * 4))
     assert drafts[0] > drafts[1]
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_would_pay():
     policy = Policy(costs=known_costs({n: 1.1 * n for n in range(1, 17)}))
-    policy.begin_round()
-    assert policy.best_length([1.0] * 15) == 0
+    assert policy.plan().best_length([1.0] * 15) == 0
 
 
 def test_a_draft_is_as_long_as_maximises_tokens_a_second():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3, 5: 3.0, 8: 4.0, 16: 8.0}))
-    policy.begin_round()
-    assert policy.best_length([0.9] * 15) == 3
-    assert policy.best_length([0.9, 0.01, 0.9]) == 1
-    assert policy.best_length([0.05]) == 0
+    assert policy.plan().best_length([0.9] * 15) == 3
+    assert policy.plan().best_length([0.9, 0.01, 0.9]) == 1
+    assert policy.plan().best_length([0.05]) == 0
 
 
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
-    policy.begin_round()
-    assert policy.best_length([0.4, 0.4, 0.4]) > 0  # alone, four rows cost little more than one
+    assert (
+        policy.plan().best_length([0.4, 0.4, 0.4]) > 0
+    )  # alone, four rows cost little more than one
     policy.others = 7
-    policy.begin_round()
-    assert policy.best_length([0.4, 0.4, 0.4]) == 0
-    assert policy.best_length([0.98, 0.98]) == 2
+    assert policy.plan().best_length([0.4, 0.4, 0.4]) == 0
+    assert policy.plan().best_length([0.98, 0.98]) == 2
 
 
 def test_a_source_that_is_not_asked_seems_less_and_less_certain():
@@ -276,14 +273,12 @@ def test_a_draft_that_was_slow_in_a_busy_moment_is_asked_again_when_the_target_i
 
 def test_what_a_draft_takes_outside_inference_counts_against_it():
     policy = Policy(costs=known_costs({1: 1.0, 3: 1.2, 16: 3.0}))
-    policy.begin_round()
-    before = policy.rows
+    before = policy.plan().rows
     policy.record_outside(0.1, False)
     for _ in range(200):
         policy.record_outside(0.5, True)
     policy.record_outside(60.0, True)  # the machine slept
-    policy.begin_round()
-    more = [now - then for now, then in zip(policy.rows, before, strict=True)]
+    more = [now - then for now, then in zip(policy.plan().rows, before, strict=True)]
     assert more[:2] == [0.0, 0.0] and more[2:] == pytest.approx([0.4] * len(more[2:]), rel=0.1)
 
 

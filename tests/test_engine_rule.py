@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdemo.engine import acceptance, decode, drafters
+from specdemo.engine.adjustment import Adjustment, adjustment
 from specdemo.engine.drafters import make_drafter
 from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import Distribution, Sampling, distribution
 
 LENGTH = 3
+PROMPT = (0,)
 
 
 class Branching:
@@ -73,7 +75,8 @@ def target_distribution(table, prompt, sampling, language=None) -> dict[tuple[in
     for answer in itertools.product(range(len(table)), repeat=LENGTH):
         weight, last = 1.0, prompt[-1]
         for at, token in enumerate(answer):
-            row = allowed_only(table[last], language, answer[:at])
+            row = toy.adjusted(table[last], sampling, prompt, answer[:at])
+            row = allowed_only(row, language, answer[:at])
             weight *= distribution(row, sampling).probability(token)
             if not weight:
                 break
@@ -89,7 +92,7 @@ def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) 
     monkeypatch.setattr(acceptance, "accepts", branching.accepts)
     monkeypatch.setattr(drafters, "draw", branching.draw)
     monkeypatch.setattr(drafters, "choose", branching.choose)
-    prompt = (0,)
+    prompt = PROMPT
 
     def once():
         decoding = toy.decoding(
@@ -112,7 +115,11 @@ def enumerate_output(target, draft, sampling, make, monkeypatch, language=None) 
 
 def model_drafter(length):
     return lambda sampling: make_drafter(
-        "model", Policy(fixed=length), sampling, sequence=toy.sequence()
+        "model",
+        Policy(fixed=length),
+        sampling,
+        sequence=toy.sequence(),
+        adjustment=adjustment(sampling, PROMPT),
     )
 
 
@@ -123,7 +130,15 @@ def adaptive_drafter(name):
         policy = Policy(limit=3)
         policy.costs.learn({1: 1.0, 2: 1.1, 3: 1.2, 4: 1.3})
         policy.draft.learn({1: 0.02})
-        return make_drafter(name, policy, sampling, sequence=toy.sequence())
+        adjust, predicted = adjustment(sampling, PROMPT), (1, 2, 0, 1)
+        return make_drafter(
+            name,
+            policy,
+            sampling,
+            sequence=toy.sequence(),
+            adjustment=adjust,
+            prediction=predicted,
+        )
 
     return make
 
@@ -140,6 +155,11 @@ samplings = st.builds(
     top_p=st.sampled_from([0.6, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 2]),
     coupling=st.sampled_from(["shared", "maximal"]),
+    min_p=st.sampled_from([0.0, 0.0, 0.3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.8]),
+    logit_bias=st.sampled_from([(), (), ((1, 1.5), (9, 3.0)), ((0, -100.0),)]),
 )
 
 
@@ -156,7 +176,7 @@ def test_output_distribution_is_the_targets_for_every_drafter_and_constraint(
     make = model_drafter(length) if has_probabilities else point_drafter(length)
     with pytest.MonkeyPatch.context() as patch:
         output = enumerate_output(target, draft, sampling, make, patch, language)
-    for answer, weight in target_distribution(target, (0,), sampling, language).items():
+    for answer, weight in target_distribution(target, PROMPT, sampling, language).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
 
@@ -170,22 +190,27 @@ def test_output_distribution_is_the_targets_where_confidence_decides_what_is_dra
     with pytest.MonkeyPatch.context() as patch:
         make = adaptive_drafter(name)
         output = enumerate_output(target, draft, sampling, make, patch, language)
-    for answer, weight in target_distribution(target, (0,), sampling, language).items():
+    for answer, weight in target_distribution(target, PROMPT, sampling, language).items():
         assert output[answer] == pytest.approx(weight, abs=1e-9)
 
 
-@pytest.mark.parametrize("broken", ["residual", "acceptance_probability"])
+ADJUST = Adjustment.__call__
+BROKEN = {
+    "residual": (acceptance, "residual", lambda p, q: q),
+    "chance": (acceptance, "acceptance_probability", lambda p, q: 1.0 if q > 0.1 else 0.0),
+    "penalties": (Adjustment, "__call__", lambda *given: ADJUST(*given[:3])),  # of the context only
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_rule_is_caught(broken, monkeypatch):
-    rule = {
-        "residual": lambda p, q: q,
-        "acceptance_probability": lambda p, q: 1.0 if q > 0.1 else 0.0,
-    }[broken]
-    monkeypatch.setattr(acceptance, broken, rule)
+    monkeypatch.setattr(*BROKEN[broken])
     rng = np.random.default_rng(1)
     target, draft = toy.random_table(rng), toy.random_table(rng)
-    sampling = Sampling(temperature=1.0, coupling="maximal")
+    sampling = Sampling(temperature=1.0, coupling="maximal", presence_penalty=1.0)
     output = enumerate_output(target, draft, sampling, model_drafter(2), monkeypatch)
-    worst = max(abs(output[a] - w) for a, w in target_distribution(target, (0,), sampling).items())
+    wanted = target_distribution(target, PROMPT, sampling)
+    worst = max(abs(output[answer] - weight) for answer, weight in wanted.items())
     assert worst > 0.01
 
 

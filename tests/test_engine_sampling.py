@@ -38,17 +38,31 @@ def reference(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     if sampling.top_p < 1:
         kept = int(np.searchsorted(np.cumsum(p[order]), sampling.top_p)) + 1
         p[order[kept:]] = 0
+    p[p < sampling.min_p * p.max()] = 0
     return p / p.sum()
 
 
-FILTERS = st.sampled_from([(0, 1.0), (5, 1.0), (0, 0.9), (0, 0.3), (5, 0.9), (50, 0.99), (1, 1.0)])
+FILTERS = st.sampled_from(
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"top_p": 0.3},
+        {"top_k": 5, "top_p": 0.9},
+        {"top_k": 50, "top_p": 0.99},
+        {"top_k": 1},
+        {"min_p": 0.1},
+        {"min_p": 1e-9},
+        {"min_p": 1.0},
+        {"top_p": 0.9, "min_p": 0.05},
+    ]
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(rows, st.floats(0.1, 30), FILTERS, st.integers(0, 2**40))
 def test_choosing_from_logits_draws_what_their_distribution_does(row, temperature, filters, seed):
-    top_k, top_p = filters
-    sampling = Sampling(temperature, top_p, top_k, seed)
+    sampling = Sampling(temperature, seed=seed, **filters)
     drawn = draw(distribution(row, sampling), seed, 7)
     known = float(row.max()), float(np.log(np.exp(row.astype(np.float64)).sum()))
     assert choose(row, sampling, 7)[0] == choose(row, sampling, 7, known)[0] == drawn
@@ -57,8 +71,7 @@ def test_choosing_from_logits_draws_what_their_distribution_does(row, temperatur
 @settings(max_examples=400, deadline=None)
 @given(rows, st.floats(0.3, 30), FILTERS, st.integers(0, 2**40))
 def test_a_draw_holds_for_all_logits_nearer_than_half_its_margin(row, temperature, filters, seed):
-    top_k, top_p = filters
-    sampling = Sampling(temperature, top_p, top_k, seed)
+    sampling = Sampling(temperature, seed=seed, **filters)
     token, margin = choose(row, sampling, 7)
     assert margin >= 0
     reach = 0.49 * margin
@@ -97,9 +110,10 @@ def test_draws_nearly_always_have_a_margin_above_what_rounding_changes():
     st.floats(0.1, 3),
     st.sampled_from([0, 1, 5, 50, 1000]),
     st.sampled_from([0.1, 0.5, 0.95, 0.9999, 1.0]),
+    st.sampled_from([0.0, 1e-8, 0.02, 0.5, 1.0]),
 )
-def test_filters_agree_with_sorting_the_whole_vocabulary(row, temperature, top_k, top_p):
-    sampling = Sampling(temperature, top_p, top_k)
+def test_filters_agree_with_sorting_the_whole_vocabulary(row, temperature, top_k, top_p, min_p):
+    sampling = Sampling(temperature, top_p, top_k, min_p=min_p)
     found = distribution(row, sampling)
     dense = np.zeros(len(row))
     dense[found.ids] = found.probabilities

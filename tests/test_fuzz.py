@@ -120,7 +120,7 @@ def test_a_link_with_anything_in_it_gives_settings_and_models_that_can_be_used(q
     assert len(values["question"]) <= offers.LONGEST_LINK_QUESTION
     assert offers.settings_of(values)
     models = offers.models_of(values)
-    assert models.pair in ("embedded", "dolly-3b") and not models.target
+    assert models.pair in ("embedded", "dolly-3b") and not models.model
     assert (models.device, models.draft_device) == ("CPU", "CPU")
 
 

@@ -122,6 +122,21 @@ def random_table(
     return (rng.normal(size=(vocabulary, vocabulary)) * scale).astype(np.float32)
 
 
+def adjusted(row: np.ndarray, sampling: Sampling, prompt, answer) -> np.ndarray:
+    """The logits after penalties and biases, token by token as `Adjustment` defines them."""
+    repetition, frequency, presence = np.float32(
+        [sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty]
+    )
+    logits = []
+    for token, x in enumerate(row):
+        if token in (*prompt, *answer):
+            x = x / repetition if x > 0 else x * repetition
+        if token in answer:
+            x = x - (frequency * np.float32(answer.count(token)) + presence)
+        logits.append(x + np.float32(dict(sampling.logit_bias).get(token, 0.0)))
+    return np.array(logits, np.float32)
+
+
 def sequence(tokens: tuple[int, ...] = ()) -> Sequence:
     """A sequence that holds `tokens`, with a block pool of its own."""
     made = Sequence(BlockPool(4096), BLOCK)

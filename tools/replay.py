@@ -218,7 +218,7 @@ class _Along(Request):
         with model.new_sequence() as sequence:
             reply = yield Forward("draft", Run(sequence, text, len(self.answer)))
             said = [
-                drafting.choose(reply.logits.part(at, at + 1), length + at)
+                drafting.choose(reply.logits.part(at, at + 1), text[: length + at], [])
                 for at in range(len(self.answer))
             ]
         return [(one.token, one.probability) for one in said]
@@ -310,8 +310,8 @@ def replay(
             model = HeadDrafter(policy, GREEDY, None)
         elif one.draft and "model" not in without:
             model = ModelDrafter(cache.Sequence(cache.BlockPool(0), 32), policy, GREEDY)
-        lookup = None if "lookup" in without else Lookup()
-        drafter = AdaptiveDrafter(lookup, policy, model)
+        lookups = {} if "lookup" in without else {"lookup": Lookup()}
+        drafter = AdaptiveDrafter(lookups, policy, model)
         clocks = {"target": costs.target_costs(), "draft": costs.draft_costs(head)}
         found[one.task] += _decode(one, drafter, policy, clocks)
     return dict(found)
@@ -391,8 +391,8 @@ class _Recorded:
     tokens: list[int]
     chance: float = 0.5
 
-    def allowed(self, at: int, masks: object) -> _Recorded:
-        return _Recorded(self.tokens[at : at + 1], self.chance)
+    def part(self, begin: int, end: int) -> _Recorded:
+        return _Recorded(self.tokens[begin:end], self.chance)
 
     def best(self, at: int) -> int:
         return self.tokens[at]

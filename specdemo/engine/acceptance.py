@@ -11,12 +11,14 @@ couplings of their draws keep the output distribution exactly q:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from .adjustment import Adjustment
 from .constraint import Mask
-from .messages import Draft, Logits
+from .messages import Draft, Logits, one_row
 from .sampling import (
     ACCEPT,
     REACH,
@@ -31,13 +33,33 @@ from .sampling import (
 
 
 @dataclass(frozen=True, slots=True)
+class TargetRows:
+    """The target's logits after `context`, and after each token of a draft. `row` gives each as it
+    counts: after the `adjustment` of the text, with only allowed tokens. There is one mask a row.
+    """
+
+    logits: Logits
+    context: Sequence[int]
+    adjustment: Adjustment | None = None
+    masks: list[Mask] | None = None
+
+    def row(self, drafted: Sequence[int]) -> Logits:
+        """The row after `drafted`."""
+        at = len(drafted)
+        only = self.logits.part(at, at + 1)
+        if self.adjustment is not None:
+            only = one_row(self.adjustment(only.rows[0], self.context, drafted))
+        return only if self.masks is None else only.allowed(0, self.masks[at])
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """The number of `accepted` draft tokens and the `token` added after them. `probabilities` are
     the target's, of each accepted token and then of the rejected one, if any.
 
     `margin` is how far the logit of the added token exceeds the next best; None if it was sampled,
-    or the only one allowed. `least_margin` is the least of all choices; infinite with the maximal
-    coupling, whose answer depends on the draft anyway."""
+    or the only one allowed. `least_margin` is the least of all choices, in logits of the model; it
+    is infinite with the maximal coupling, whose answer depends on the draft anyway."""
 
     accepted: int
     token: int
@@ -48,31 +70,27 @@ class Verification:
 
 
 def verify(
-    logits: Logits,
-    draft: Draft,
-    position: int,
-    sampling: Sampling,
-    reach: float = REACH,
-    masks: list[Mask] | None = None,
+    rows: TargetRows, draft: Draft, sampling: Sampling, reach: float = REACH
 ) -> Verification:
-    """Verify a draft. `logits` has one row for each draft token and one more; `position` is the
-    place in the text of the first one. Margins of sampled tokens are computed up to `reach` logits.
-    With `masks`, one for each row, only allowed tokens are chosen. Greedy decoding and the shared
-    coupling accept a draft token if it is the target's own choice."""
+    """Verify a draft. Margins of sampled tokens are computed up to `reach` logits. Greedy decoding
+    and the shared coupling accept a draft token if it is the target's own choice."""
     if sampling.coupling == "maximal" and not sampling.greedy:
-        return _verify_maximal(logits, draft, position, sampling, masks)
+        return _verify_maximal(rows, draft, sampling)
+    stretch = 1.0 if rows.adjustment is None else rows.adjustment.stretch
+    tokens = draft.tokens
     probabilities = []
     least = math.inf
-    for at, drafted in enumerate((*draft.tokens, None)):
-        one = logits.allowed(at, masks)
+    for at, drafted in enumerate((*tokens, None)):
+        one = rows.row(tokens[:at])
         if sampling.greedy:
             token = one.best(0)
             margin = one.margin(0) if reach or token != drafted else math.inf
         else:
             row = one.rows[0]
             known = float(row.max()), float(one.log_sum[0])
-            token, margin = choose(row, sampling, position + at, known, reach=reach)
-        least = min(least, margin)
+            position = len(rows.context) + at
+            token, margin = choose(row, sampling, position, known, reach=reach * stretch)
+        least = min(least, margin / stretch)
         if drafted is not None:
             probabilities.append(one.probability(0, drafted))
         if token != drafted:
@@ -81,23 +99,22 @@ def verify(
     return Verification(at, token, tuple(probabilities), one.probability(0, token), shown, least)
 
 
-def _verify_maximal(
-    logits: Logits, draft: Draft, position: int, sampling: Sampling, masks: list[Mask] | None
-) -> Verification:
+def _verify_maximal(rows: TargetRows, draft: Draft, sampling: Sampling) -> Verification:
     """Algorithm 2 of Chen et al."""
+    tokens, seed = draft.tokens, sampling.seed
     probabilities = []
-    for at, drafted in enumerate(draft.tokens):
-        q = distribution(logits.allowed(at, masks).rows[0], sampling)
+    for at, drafted in enumerate(tokens):
+        position = len(rows.context) + at
+        q = distribution(rows.row(tokens[:at]).rows[0], sampling)
         p = draft.proposals[at].distribution or Distribution(np.array([drafted]), np.ones(1))
         probabilities.append(q.probability(drafted))
         chance = acceptance_probability(p.probability(drafted), q.probability(drafted))
-        if not accepts(chance, sampling.seed, position + at):
-            token = draw(residual(p, q), sampling.seed, position + at, RESIDUAL)
+        if not accepts(chance, seed, position):
+            token = draw(residual(p, q), seed, position, RESIDUAL)
             return Verification(at, token, tuple(probabilities), q.probability(token))
-    last = len(draft.tokens)
-    q = distribution(logits.allowed(last, masks).rows[0], sampling)
-    token = draw(q, sampling.seed, position + last)
-    return Verification(last, token, tuple(probabilities), q.probability(token))
+    q = distribution(rows.row(tokens).rows[0], sampling)
+    token = draw(q, seed, len(rows.context) + len(tokens))
+    return Verification(len(tokens), token, tuple(probabilities), q.probability(token))
 
 
 def acceptance_probability(p: float, q: float) -> float:

@@ -4,20 +4,19 @@ and the sampling settings; drafters change only the speed, except with the maxim
 
 from collections.abc import Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
-
-from .acceptance import Verification, verify
+from .acceptance import TargetRows, Verification, verify
+from .adjustment import adjustment
 from .cache import Sequence
 from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter
 from .guard import Guard
 from .messages import Draft, Forward, Prompt, Reply, Run, prefill_chunks
 from .policy import Policy
-from .rounds import DraftToken, EmittedToken, Kind, Round
+from .rounds import DraftToken, EmittedToken, Kind, Logprobs, Round
 from .sampling import REACH, Sampling
 
 
@@ -31,7 +30,7 @@ class Limits:
     stop_ids: frozenset[int] = frozenset()
 
 
-Decoding = Generator[Forward | Round | Future[Any], Reply | None, str]
+Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect a Reply
 
 
 def prefill(
@@ -61,51 +60,32 @@ def decode(
     limits: Limits,
     guard: Guard | None = None,
     allowed: Allowed | None = None,
+    logprobs: int | None = None,
 ) -> Decoding:
     """Decode an answer; without a drafter, by autoregressive decoding.
 
     `target` holds the prompt at first, and afterwards the prompt and all but the last answer token.
-    Only `allowed` tokens are chosen; the drafter shares that object. Yields a Forward, which
-    expects a Reply, a Round (`shown_at` is 0), or a Future to wait for, which expect None. Returns
-    "stop", "length" or "context". Raises ValueError if the prompt leaves no room for an answer."""
+    Only `allowed` tokens are chosen; the drafter shares that object. Rounds have `logprobs`, with
+    so many of the likeliest tokens, unless it is None. Yields a Forward, which expects a Reply, a
+    Round (`shown_at` is 0), or a Future to wait for, which expect None. Returns "stop", "length" or
+    "context". Raises ValueError if the prompt leaves no room for an answer."""
     budget = min(limits.max_new_tokens, limits.context_limit - len(prompt.tokens))
     if budget < 1:
         raise ValueError(f"no room to answer {len(prompt.tokens)} prompt tokens within {limits}")
     exhausted = "length" if budget == limits.max_new_tokens else "context"
     context, states = list(prompt.tokens), prompt.logits.states(1)
-
-    def verified(
-        draft: Draft,
-    ) -> Generator[Any, Any, tuple[Verification, np.ndarray | None, float]]:
-        """Run the last token of `context` and the draft, while the masks are computed. Gives the
-        verdict, the states of the tokens that stand, and the seconds of the forwards."""
-        tokens = [context[-1], *draft.tokens]
-        unpadded = guard is not None and not draft.tokens
-        run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
-        future = None if allowed is None else allowed.begin(draft.tokens)
-        reply = yield Forward("target", run)
-        logits, seconds, masks = reply.logits, reply.seconds, None
-        if future is not None:
-            if not future.done():
-                logits = logits.copy()
-            masks = yield from wait(future)
-        verdict = verify(logits, draft, len(context), sampling, REACH if guard else 0.0, masks)
-        if guard is not None and guard.doubts(run, reply, len(context) - 1, verdict.least_margin):
-            reply, repeated = yield from guard.repeat(context, run)
-            logits = reply.logits
-            seconds += repeated
-            verdict = verify(logits, draft, len(context), sampling, masks=masks)
-        policy.others = reply.others
-        return verdict, logits.states(verdict.accepted + 1), seconds
+    adjust = adjustment(sampling, context)
 
     masks = None if allowed is None else (yield from wait(allowed.begin([])))
-    first = verify(prompt.logits, Draft(), len(context), sampling, masks=masks)
-    token = first.token
+    rows = TargetRows(prompt.logits, context, adjust, masks)
+    first = verify(rows, Draft(), sampling)
+    round_, [token] = settle(
+        rows, Draft(), first, limits.stop_ids, prompt.seconds, logprobs, "first"
+    )
     context.append(token)
     if allowed is not None:
         allowed.settle([token])
-    emitted = EmittedToken(token, "first", first.token_probability, margin=first.margin)
-    yield Round((), emitted, 0.0, prompt.seconds, 0.0)
+    yield round_
     try:
         while token not in limits.stop_ids:
             left = budget - (len(context) - len(prompt.tokens))
@@ -116,9 +96,30 @@ def decode(
             if drafter is not None and left > 1:
                 draft = yield from drafter.propose(context, left - 1, states)
             # One forward gives the target's logits after the context and after each draft token.
-            verdict, states, seconds = yield from verified(draft)
+            # Meanwhile the masks of these rows are computed.
+            masks_coming = None if allowed is None else allowed.begin(draft.tokens)
+            tokens = [context[-1], *draft.tokens]
+            unpadded = guard is not None and not draft.tokens
+            run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
+            reply = yield Forward("target", run)
+            logits, seconds = reply.logits, reply.seconds
+            if masks_coming is not None:
+                if not masks_coming.done():
+                    logits = logits.copy()  # other requests' forwards come first
+                masks = yield from wait(masks_coming)
+            rows = TargetRows(logits, context, adjust, masks)
+            verification = verify(rows, draft, sampling, REACH if guard else 0.0)
+            # A near tie is decided by a forward that rounds as those of several tokens do.
+            least = verification.least_margin
+            if guard is not None and guard.doubts(run, reply, len(context) - 1, least):
+                reply, repeated = yield from guard.repeat(context, run)
+                seconds += repeated
+                rows = replace(rows, logits=reply.logits)
+                verification = verify(rows, draft, sampling)
+            policy.others = reply.others
             # Accepted tokens and the target's own join the text; the cache forgets the others.
-            round_, added = settle(draft, verdict, limits.stop_ids, seconds)
+            states = rows.logits.states(verification.accepted + 1)
+            round_, added = settle(rows, draft, verification, limits.stop_ids, seconds, logprobs)
             context += added
             target.truncate(len(context) - 1)
             if allowed is not None:
@@ -132,18 +133,38 @@ def decode(
 
 
 def settle(
-    draft: Draft, verdict: Verification, stop_ids: frozenset[int], seconds: float
+    rows: TargetRows,
+    draft: Draft,
+    verification: Verification,
+    stop_ids: frozenset[int],
+    seconds: float,
+    logprobs: int | None = None,
+    undrafted: Kind = "plain",
 ) -> tuple[Round, list[int]]:
-    """The round of a verdict, cut after the first stop token, and the tokens that it adds."""
-    accepted = draft.tokens[: verdict.accepted]
-    stopped = next((at for at, token in enumerate(accepted) if token in stop_ids), None)
-    kept = verdict.accepted if stopped is None else stopped + 1
+    """The round of a verification, cut after the first stop token, and the tokens that it adds.
+    `undrafted` is the kind of the target's token in a round without draft tokens."""
+    added = [*draft.tokens[: verification.accepted], verification.token]
+    stopped = [at for at, token in enumerate(added) if token in stop_ids]
+    added = added[: stopped[0] + 1] if stopped else added
+    accepted = min(len(added), verification.accepted)
     drafted = tuple(
-        DraftToken(one.token, one.probability, probability, at < kept, one.source)
-        for at, (one, probability) in enumerate(zip_longest(draft.proposals, verdict.probabilities))
+        DraftToken(
+            proposal.token, proposal.probability, probability, at < accepted, proposal.source
+        )
+        for at, (proposal, probability) in enumerate(
+            zip_longest(draft.proposals, verification.probabilities)
+        )
     )
-    if stopped is not None:
-        return Round(drafted, None, draft.seconds, seconds, 0.0), accepted[:kept]
-    kind: Kind = "plain" if not drafted else "bonus" if kept == len(drafted) else "correction"
-    emitted = EmittedToken(verdict.token, kind, verdict.token_probability, margin=verdict.margin)
-    return Round(drafted, emitted, draft.seconds, seconds, 0.0), [*accepted, verdict.token]
+    emitted = None
+    if len(added) > accepted:
+        emitted = EmittedToken(
+            verification.token,
+            undrafted if not drafted else "bonus" if accepted == len(drafted) else "correction",
+            verification.token_probability,
+            margin=verification.margin,
+        )
+    found: tuple[Logprobs, ...] = ()
+    if logprobs is not None:
+        logits = rows.logits
+        found = tuple(logits.logprobs(at, token, logprobs) for at, token in enumerate(added))
+    return Round(drafted, emitted, draft.seconds, seconds, 0.0, found), added

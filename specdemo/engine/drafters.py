@@ -9,12 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from .adjustment import Adjustment
 from .cache import Sequence
 from .constraint import Allowed, Mask, forced, wait
 from .cost_model import LARGEST
 from .lookup import Lookup
-from .messages import DEPTH, Draft, Forward, HeadStep, Logits, Proposal, Reply, Run, prefill_chunks
-from .policy import LEAST_SURVIVAL, MAX_DRAFT, READING_SHARE, Policy
+from .messages import (
+    DEPTH,
+    Draft,
+    Forward,
+    HeadStep,
+    Logits,
+    Proposal,
+    Reply,
+    Run,
+    one_row,
+    prefill_chunks,
+)
+from .policy import MAX_DRAFT, READING_SHARE, Policy, RoundPlan
 from .rounds import Source
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
@@ -35,10 +47,21 @@ class LogitsDrafter:
     name: Source = "model"
     depth = MAX_DRAFT
 
-    def __init__(self, policy: Policy, sampling: Sampling, head_tokens: np.ndarray | None):
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        head_tokens: np.ndarray | None = None,
+        adjustment: Adjustment | None = None,
+    ):
         self.policy = policy
         self.sampling = sampling
         self.head_tokens = head_tokens
+        self.adjustment = adjustment
+        self._columns: np.ndarray | None = None
+        if adjustment is not None and head_tokens is not None:
+            self._columns = np.full(head_tokens.max(initial=0) + 1, -1)
+            self._columns[head_tokens] = np.arange(len(head_tokens))
         # The maximal coupling is exact only if no draft token is dropped because of its value.
         self.binding = not sampling.greedy and sampling.coupling == "maximal"
 
@@ -53,14 +76,20 @@ class LogitsDrafter:
         """Seconds that the next step takes longer because of text that was not read."""
         return 0.0
 
-    def choose(self, logits: Logits, position: int, mask: Mask = None) -> Proposal | None:
-        """A token that the `mask` allows; None if the source knows none of these."""
+    def choose(
+        self, logits: Logits, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Proposal | None:
+        """The token after `context` and `drafted`, one that the `mask` allows; None if the source
+        knows none of these."""
         sampling, ids = self.sampling, self.head_tokens
+        position = len(context) + len(drafted)
+        if self.adjustment is not None:
+            logits = one_row(self.adjustment(logits.rows[0], context, drafted, self._columns))
         if mask is not None:
             mask = mask[: logits.rows.shape[1]] if ids is None else mask[ids]
             if not mask.any():
                 return None
-            logits = logits.allowed(0, [mask])
+            logits = logits.allowed(0, mask)
         if self.binding:
             source = distribution(logits.rows[0], sampling)
             if ids is not None:
@@ -108,7 +137,7 @@ class HeadDrafter(LogitsDrafter):
             self._state = None if states is None else states[0]
             seconds += reply.seconds
         self._read = len(drafted) + 1
-        return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
+        return self.choose(reply.logits, context, drafted, mask), seconds
 
     def cost(self, drafted: list[int]) -> float:
         return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
@@ -120,8 +149,14 @@ class ModelDrafter(LogitsDrafter):
     `sequence` may hold any text; the prefix that it shares with the context is kept.
     """
 
-    def __init__(self, sequence: Sequence, policy: Policy, sampling: Sampling):
-        super().__init__(policy, sampling, None)
+    def __init__(
+        self,
+        sequence: Sequence,
+        policy: Policy,
+        sampling: Sampling,
+        adjustment: Adjustment | None = None,
+    ):
+        super().__init__(policy, sampling, None, adjustment)
         self.sequence = sequence
 
     def step(
@@ -134,7 +169,7 @@ class ModelDrafter(LogitsDrafter):
         for chunk, rows in prefill_chunks(pending, 1):
             reply = yield Forward("draft", Run(self.sequence, chunk, rows, len(pending) <= LARGEST))
             seconds += reply.seconds
-        return self.choose(reply.logits, len(context) + len(drafted), mask), seconds
+        return self.choose(reply.logits, context, drafted, mask), seconds
 
     def catch_up(self, context: list[int], drafted: list[int]) -> float:
         forward = self.policy.draft.forward
@@ -152,10 +187,10 @@ class ModelDrafter(LogitsDrafter):
 
 
 class AdaptiveDrafter:
-    """Proposes, token by token, the token most likely to be accepted: from `lookup`, which costs
-    nothing, or from the draft model (or head) where it is expected to save more time than it takes.
-    Either may be None. With a constraint no token is proposed that it does not allow; one that it
-    forces is proposed as it is (source "grammar"), and accepted with certainty.
+    """Proposes, token by token, the token most likely to be accepted: from `lookups` (by source),
+    which cost nothing, or from the draft model (or head) where it is expected to save more time
+    than it takes. With a constraint no token is proposed that it does not allow; one that it forces
+    is proposed as it is (source "grammar"), and accepted with certainty.
 
     Acceptance rates count every proposal up to the first difference between draft and answer, even
     one that was not verified.
@@ -163,17 +198,18 @@ class AdaptiveDrafter:
 
     def __init__(
         self,
-        lookup: Lookup | None,
+        lookups: dict[Source, Lookup],
         policy: Policy,
         model: ModelDrafter | HeadDrafter | None = None,
         allowed: Allowed | None = None,
     ):
-        self.lookup = lookup
+        self.lookups = lookups
         self.policy = policy
         self.model = model
         self.allowed = allowed
         self._read = 0
-        self._asked: list[tuple[int, list[Proposal]]] = []
+        self._proposed: list[tuple[int | None, list[Proposal]]] = []
+        """The last draft, whether verified or not: each token, and what the sources proposed."""
 
     def propose(
         self, context: list[int], limit: int, states: np.ndarray | None = None
@@ -181,91 +217,102 @@ class AdaptiveDrafter:
         """Draft at most `limit` tokens after `context`, or none if none pays. Between calls the
         context only grows. `states` (float32 [tokens, H]) are the target's, of the tokens that its
         last forward added to the context; the last one's logits gave the context's last token."""
-        policy = self.policy
-        policy.begin_round(len(context), limit)
+        self._learn(context)
+        plan = self.policy.plan(len(context), limit)
+        limit = min(limit, plan.fixed or plan.limit)
         if self.model is not None:
             self.model.start(context, states)
-        limit = min(limit, policy.fixed or policy.limit)
-        self._learn(context)
-        proposals: list[Proposal] = []
-        drafted: list[int] = []
+        draft: list[Proposal] = []
         survival, seconds = 1.0, 0.0
-        bound = 0
-        while len(drafted) < limit:
-            if policy.fixed is None and survival < LEAST_SURVIVAL:
-                break
-            mask = None
-            if self.allowed is not None:
-                if self.allowed.slow:
-                    yield from wait(self.allowed.begin(drafted))
-                mask = self.allowed.masks(drafted)[-1]
-                if mask is None:
-                    break
-                if (token := forced(mask)) is not None:
-                    proposals.append(Proposal(token, "grammar", 1.0, 1.0))
-                    drafted.append(token)
-                    self._asked.append((token, []))
-                    continue
-            best = self._guess(drafted, mask)
-            asked = [] if best is None else [best]
-            free = 0.0 if best is None else best.acceptance
-            if self.model and self._model_pays(context, drafted, survival, free):
+        drawn = 0  # tokens up to the last one that the maximal coupling has to verify
+        while len(draft) < limit and plan.worth_reaching(survival):
+            drafted = [proposal.token for proposal in draft]
+            mask = yield from self._mask(drafted)
+            if self.allowed is not None and mask is None:
+                break  # the constraint's language has ended
+            token = None if mask is None else forced(mask)
+            if token is not None:
+                draft.append(Proposal(token, "grammar", 1.0, 1.0))
+                self._proposed.append((token, []))
+                continue
+            sources = self._looked_up(drafted, mask)
+            best = max(sources, key=_acceptance, default=None)
+            if self.model and self._model_pays(plan, context, drafted, survival, best):
                 own, spent = yield from self.model.step(context, drafted, mask)
                 seconds += spent
-                asked += [own] if own else []
+                sources += [own] if own else []
                 if self.model.binding:
-                    best, bound = own, len(drafted) + 1
+                    best, drawn = own, len(draft) + 1
                 elif own and (best is None or own.acceptance >= best.acceptance):
                     best = own
-            self._asked.append((-1 if best is None else best.token, asked))
+            self._proposed.append((best and best.token, sources))
             if best is None:
                 break
-            proposals.append(best)
-            drafted.append(best.token)
+            draft.append(best)
             survival *= best.acceptance
-        length = policy.best_length([one.acceptance for one in proposals], seconds)
-        return Draft(tuple(proposals[: max(length, bound)]), seconds)
+        length = plan.best_length([proposal.acceptance for proposal in draft], seconds)
+        return Draft(tuple(draft[: max(length, drawn)]), seconds)
+
+    def _mask(self, drafted: list[int]) -> Generator[Any, None, Mask]:
+        """The tokens allowed after `drafted`. Slow ones are computed beside the engine's thread."""
+        if self.allowed is None:
+            return None
+        if self.allowed.slow:
+            yield from wait(self.allowed.begin(drafted))
+        return self.allowed.masks(drafted)[-1]
+
+    def _looked_up(self, drafted: list[int], mask: Mask) -> list[Proposal]:
+        """The proposals of n-gram lookup for the token after the text and `drafted`."""
+        proposals = []
+        for source, lookup in self.lookups.items():
+            if (guess := lookup.guess(drafted, mask)) is not None:
+                chance = self.policy.accepted(source)(guess.confidence)
+                proposals.append(Proposal(guess.token, source, guess.confidence, chance))
+        return proposals
 
     def _model_pays(
-        self, context: list[int], drafted: list[int], survival: float, free: float
+        self,
+        plan: RoundPlan,
+        context: list[int],
+        drafted: list[int],
+        survival: float,
+        looked_up: Proposal | None,
     ) -> bool:
         """Whether to ask the draft model for the next token. Its step must save time over the
-        proposal of n-gram lookup, accepted with chance `free` (0: none). What it must read first
-        may take a small share of the rest of the answer, which may turn out short."""
-        policy, model = self.policy, self.model
+        proposal of n-gram lookup, if any. What it must read first may take a small share of the
+        rest of the answer, which may turn out short."""
+        model = self.model
         if model is None or len(drafted) >= model.depth:
             return False
-        expected = policy.accepted(model.name).total.upper_bound
-        if policy.fixed is not None:
+        free = 0.0 if looked_up is None else looked_up.acceptance
+        expected = self.policy.accepted(model.name).total.upper_bound
+        if plan.fixed is not None:
             return expected > free
         step = model.cost(drafted)
         if free:
-            saved = survival * (expected - free) * policy.pace - step
+            saved = survival * (expected - free) * plan.pace - step
         else:
-            saved = policy.gain(len(drafted), survival, expected, step)
-        rest = policy.remaining * policy.pace
+            saved = plan.gain(len(drafted), survival, expected, step)
+        rest = plan.remaining * plan.pace
         return saved > 0 and model.catch_up(context, drafted) <= READING_SHARE * rest
 
     def _learn(self, context: list[int]) -> None:
         """Read the tokens added to the text, and count which proposals were right."""
         added = context[self._read :]
-        for (drafted, asked), token in zip(self._asked, added, strict=False):
-            for one in asked:
-                self.policy.accepted(one.source).record(one.confidence, one.token == token)
+        for (drafted, sources), token in zip(self._proposed, added, strict=False):
+            for proposal in sources:
+                rates = self.policy.accepted(proposal.source)
+                rates.record(proposal.confidence, proposal.token == token)
             if drafted != token:
                 break
-        self._asked.clear()
-        if self.lookup is not None:
-            self.lookup.read(added)
+        self._proposed.clear()
+        for lookup in self.lookups.values():
+            lookup.read(added)
         self._read = len(context)
 
-    def _guess(self, drafted: list[int], mask: Mask) -> Proposal | None:
-        """The proposal of n-gram lookup for the token after the text and `drafted`, or None."""
-        guess = None if self.lookup is None else self.lookup.guess(drafted, mask)
-        if guess is None:
-            return None
-        chance = self.policy.accepted("lookup")(guess.confidence)
-        return Proposal(guess.token, "lookup", guess.confidence, chance)
+
+def _acceptance(proposal: Proposal) -> float:
+    return proposal.acceptance
 
 
 def make_drafter(
@@ -276,16 +323,21 @@ def make_drafter(
     head_tokens: np.ndarray | None = None,
     sequence: Sequence | None = None,
     allowed: Allowed | None = None,
+    adjustment: Adjustment | None = None,
+    prediction: tuple[int, ...] = (),
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
-    `head_tokens`, or a draft model that reads `sequence`, or neither, and only `allowed` tokens."""
+    `head_tokens`, or a draft model that reads `sequence`, or neither, and only `allowed` tokens;
+    and `prediction`, tokens that the answer is expected to have."""
     if name == "none":
         return None
     model: ModelDrafter | HeadDrafter | None = None
     if head_tokens is not None and name != "lookup":
         sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
-        model = HeadDrafter(policy, sharper, head_tokens)
+        model = HeadDrafter(policy, sharper, head_tokens, adjustment)
     elif sequence is not None and name != "lookup":
-        model = ModelDrafter(sequence, policy, sampling)
-    lookup = None if name == "model" else Lookup()
-    return AdaptiveDrafter(lookup, policy, model, allowed)
+        model = ModelDrafter(sequence, policy, sampling, adjustment)
+    lookups: dict[Source, Lookup] = {} if name == "model" else {"lookup": Lookup()}
+    if prediction and name != "model":
+        lookups["prediction"] = Lookup(prediction)
+    return AdaptiveDrafter(lookups, policy, model, allowed)

@@ -1,6 +1,7 @@
 """N-gram lookup (prompt lookup): draft tokens from the text so far, which cost nothing."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .constraint import Mask
@@ -24,13 +25,23 @@ class Lookup:
 
     With c_n(t) the count of token t after the last n tokens (recent ones count more), p_n(t) =
     (c_n(t) + DOUBT p_{n-1}(t)) / (sum of c_n + DOUBT), from p_0 = 0 to the longest context that
-    occurred: interpolated back-off as in Jelinek and Mercer."""
+    occurred: interpolated back-off as in Jelinek and Mercer.
 
-    def __init__(self) -> None:
+    With a `prediction` of the text, finds what followed there instead."""
+
+    def __init__(self, prediction: Sequence[int] = ()) -> None:
         self._ending: list[int] = []
         self._after: dict[tuple[int, ...], dict[int, float]] = {}
+        self._predicted = False
+        self.read(prediction)
+        self._ending.clear()
+        self._predicted = len(prediction) > 0
 
-    def read(self, tokens: list[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the text that follows."""
+        if self._predicted:
+            self._ending = [*self._ending, *tokens][-ORDERS:]
+            return
         ending, after = self._ending, self._after
         for token in tokens:
             for n in range(1, len(ending) + 1):

@@ -13,7 +13,7 @@ import numpy as np
 from .cache import BlockPool, Sequence
 from .constraint import Mask, forced
 from .cost_model import CostModel
-from .rounds import Source
+from .rounds import Logprobs, Source
 from .sampling import Distribution
 
 PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most
@@ -80,6 +80,14 @@ class Logits(NamedTuple):
         second = max(row[:best].max(initial=-np.inf), row[best + 1 :].max(initial=-np.inf))
         return float(row[best] - second)
 
+    def logprobs(self, at: int, token: int, count: int) -> Logprobs:
+        """The log-probabilities of row `at`: of `token`, and of the `count` likeliest tokens."""
+        row, log_sum = self.rows[at], float(self.log_sum[at])
+        likeliest = np.argpartition(-row, min(count, len(row) - 1))[:count]
+        best = sorted((-float(row[id]), int(id)) for id in likeliest)
+        top = tuple((id, -logit - log_sum) for logit, id in best)
+        return Logprobs(float(row[token]) - log_sum, top)
+
     def probability(self, at: int, column: int) -> float:
         """Softmax of row `at` at `column`, temperature 1."""
         return math.exp(min(float(self.rows[at, column]) - float(self.log_sum[at]), 0.0))
@@ -88,20 +96,19 @@ class Logits(NamedTuple):
         """Rows `begin` to `end`, as views, without states."""
         return Logits(self.rows[begin:end], self.log_sum[begin:end])
 
-    def allowed(self, at: int, masks: list[Mask] | None) -> Logits:
-        """Only row `at`. If it has a mask, a copy, where tokens that are not allowed have logits
-        of -inf. One of the row's tokens must be allowed; tokens beyond the mask are not."""
+    def allowed(self, at: int, mask: Mask) -> Logits:
+        """Only row `at`. Tokens that the mask does not allow have logits of -inf, and so have those
+        beyond it; one of the row's tokens must be allowed."""
         only = self.part(at, at + 1)
-        if masks is None or (mask := masks[at]) is None:
+        if mask is None:
             return only
-        rows = np.full_like(only.rows, -np.inf)
-        width = min(len(mask), rows.shape[1])
+        row = np.full_like(only.rows[0], -np.inf)
+        width = min(len(mask), len(row))
         if (token := forced(mask[:width])) is not None:
-            rows[0, token] = 0.0
-            return Logits(rows, np.zeros(1, np.float32))
-        np.copyto(rows[:, :width], only.rows[:, :width], where=mask[:width])
-        weights = np.exp(rows - (top := rows.max()))
-        return Logits(rows, np.full(1, top + np.log(weights.sum())))
+            row[token] = 0.0
+            return Logits(row[None], np.zeros(1, np.float32))
+        np.copyto(row[:width], only.rows[0, :width], where=mask[:width])
+        return one_row(row)
 
     def copy(self) -> Logits:
         """A copy, which stays valid after later forwards."""
@@ -116,6 +123,12 @@ class Logits(NamedTuple):
     def states(self, count: int) -> np.ndarray | None:
         """A copy of the states of the first `count` tokens, or None."""
         return None if self.state is None else self.state[:count].copy()
+
+
+def one_row(row: np.ndarray) -> Logits:
+    """A row of logits, float32 [vocabulary], with its log-sum-exp."""
+    weights = np.exp(row - (top := row.max()))
+    return Logits(row[None], np.full(1, top + np.log(weights.sum())))
 
 
 class Runner(Protocol):

@@ -76,11 +76,15 @@ class Acceptance:
         return self.bands[min(int(confidence * self.BANDS), self.BANDS - 1)]
 
 
-@dataclass(slots=True)
-class Policy:
-    """Decides draft lengths of one request. `fixed` is a number of tokens, or None to adapt.
-    `costs` are the target model's, `draft` those of the draft model or head. `others` is the number
-    of tokens of other requests in the same forward.
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What is expected of one round, and how many tokens to draft in it: `fixed` ones, or at most
+    `limit`. `others` tokens of other requests share the forward.
+
+    `rows`: seconds of the forward in which 0, 1, ... tokens of this request are verified; from two
+    on with the time outside inference that a draft adds. `pace`: recent seconds a token, at most
+    those of autoregressive decoding; the seconds of a forward are divided by `others` + 1.
+    `remaining`: tokens that the answer is expected to still get.
 
     With the letters of Leviathan et al.: a draft of gamma tokens, each accepted with its own chance
     alpha, gives E = 1 + alpha_1 + alpha_1 alpha_2 + ... expected tokens (equation 1) in D seconds
@@ -88,51 +92,97 @@ class Policy:
     and drafts nothing where that is below 1 / V(1), autoregressive decoding.
     """
 
+    fixed: int | None
+    limit: int
+    others: int
+    rows: list[float]
+    pace: float
+    remaining: int
+
+    def worth_reaching(self, survival: float) -> bool:
+        """Whether to draft a token that is reached with the chance `survival`."""
+        return self.fixed is not None or survival >= LEAST_SURVIVAL
+
+    def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
+        """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
+        chance that all `drafted` tokens are accepted. Each further token is accepted with chance
+        `acceptance` and takes `step` seconds to draft. Looks ahead to the longest draft, since
+        costs rise in steps."""
+        here = self.rows[drafted + 1]
+        best = worth = 0.0
+        for count in range(drafted + 1, self.limit + 1):
+            survival *= acceptance
+            worth += survival * self.pace - step
+            best = max(best, worth - self.rows[count + 1] + here)
+            if survival < LEAST_SURVIVAL:
+                break
+        return best
+
+    def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
+        """The number of draft tokens to verify. `acceptances` are the chances of each token if all
+        before it are accepted; `spent` is the seconds of drafting."""
+        if self.fixed is not None:
+            return min(self.fixed, len(acceptances))
+        expected = 1.0 + self.others  # the tokens of all requests that share the forward
+        best, length = expected / (spent + self.rows[1] or 1.0), 0
+        survival = 1.0
+        for count, acceptance in enumerate(acceptances, start=1):
+            survival *= acceptance
+            expected += survival
+            rate = expected / (spent + self.rows[count + 1] or 1.0)
+            if rate > best:
+                best, length = rate, count
+        return length
+
+
+@dataclass(slots=True)
+class Policy:
+    """Plans the rounds of one request. `fixed` is a draft length, or None to adapt; `limit` is the
+    longest one. `others` is the number of tokens of other requests in the last forward.
+
+    All requests share the rest and learn from each other: `costs` are the target model's, `draft`
+    those of the draft model or head, `acceptance` the rates by source, `outside` the seconds of a
+    round outside inference, by whether it had draft tokens."""
+
     fixed: int | None = None
     limit: int = MAX_DRAFT
     costs: CostModel = field(default_factory=CostModel)
     draft: CostModel = field(default_factory=CostModel)
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     outside: dict[bool, float] = field(default_factory=dict)
-    """Seconds of a round outside inference, by whether it had draft tokens."""
     others: int = 0
-    rows: list[float] = field(default_factory=list)
-    """Seconds of the forward in which 0, 1, ... tokens of this request are verified; from two on
-    with the time outside inference that a draft adds."""
-    remaining: int = 0
-    """Tokens that the answer is expected to still get: as many as it has, at least LIKELY_TOKENS,
-    at most those that it may get."""
-    _alone: float = 0.0
     _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
 
-    def begin_round(self, context: int = 0, most: int = LIKELY_TOKENS) -> None:
-        """Begin a round after `context` tokens, with at most `most` tokens to come."""
-        more = max(self.outside.get(True, 0.0) - self.outside.get(False, math.inf), 0.0)
-        rows = self.costs.forwards(self.others, context)
-        alone = rows[1] if self.others else self.costs.baseline(context)
-        self.rows = [*rows[:2], *(one + more for one in rows[2:])]
-        self._alone = alone / (self.others + 1)
-        self.remaining = min(max(self._answered, LIKELY_TOKENS), most)
-
     def for_request(self, fixed: int | None, rates: dict[str, Acceptance] | None = None) -> Policy:
-        """A policy for one more request. All share costs, times and acceptance rates, so they learn
-        from every request; one with `rates` of its own shares all but these."""
+        """A policy for one more request. With `rates` of its own it shares all but these."""
         shared = self.acceptance if rates is None else rates
         return Policy(fixed, self.limit, self.costs, self.draft, shared, self.outside)
+
+    def plan(self, context: int = 0, most: int = LIKELY_TOKENS) -> RoundPlan:
+        """The plan of a round after `context` tokens, with at most `most` tokens to come."""
+        more = max(self.outside.get(True, 0.0) - self.outside.get(False, math.inf), 0.0)
+        rows = self.costs.forwards(self.others, context)
+        baseline = rows[1] if self.others else self.costs.baseline(context)
+        pace = baseline / (self.others + 1)
+        if self._tokens:
+            pace = min(pace, self._seconds / self._tokens)
+        return RoundPlan(
+            self.fixed,
+            self.limit,
+            self.others,
+            [*rows[:2], *(seconds + more for seconds in rows[2:])],
+            pace,
+            # As many as the answer has, at least LIKELY_TOKENS.
+            min(max(self._answered, LIKELY_TOKENS), most),
+        )
 
     def accepted(self, source: str) -> Acceptance:
         """The acceptance rates of a source."""
         if source not in self.acceptance:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
-
-    @property
-    def pace(self) -> float:
-        """Recent seconds a token, at most those of autoregressive decoding, which also stand in
-        before the first round. The seconds of a forward are divided by `others` + 1."""
-        return min(self._alone, self._seconds / self._tokens) if self._tokens else self._alone
 
     def record_round(self, drafting: float, verifying: float, tokens: int) -> None:
         """A round took seconds of `drafting` (0: no draft model was asked) and of `verifying`, and
@@ -151,36 +201,3 @@ class Policy:
         known = self.outside.get(drafted, seconds)
         # A pause of the machine counts no more than twice the usual time.
         self.outside[drafted] = known + OUTSIDE_RATE * (min(seconds, 2 * known) - known)
-
-    def gain(self, drafted: int, survival: float, acceptance: float, step: float) -> float:
-        """Seconds that drafting on is expected to save, 0 if it saves none. `survival` is the
-        chance that all `drafted` tokens are accepted. Each further token is accepted with chance
-        `acceptance` and takes `step` seconds to draft. Looks ahead to the longest draft, since
-        costs rise in steps."""
-        rows, pace = self.rows, self.pace
-        here = rows[drafted + 1]
-        best = worth = 0.0
-        for count in range(drafted + 1, self.limit + 1):
-            survival *= acceptance
-            worth += survival * pace - step
-            best = max(best, worth - rows[count + 1] + here)
-            if survival < LEAST_SURVIVAL:
-                break
-        return best
-
-    def best_length(self, acceptances: list[float], spent: float = 0.0) -> int:
-        """The number of draft tokens to verify. `acceptances` are the chances of each token if all
-        before it are accepted; `spent` is the seconds of drafting."""
-        if self.fixed is not None:
-            return min(self.fixed, len(acceptances))
-        rows = self.rows
-        expected = 1.0 + self.others  # the tokens of all requests that share the forward
-        best, length = expected / (spent + rows[1] or 1.0), 0
-        survival = 1.0
-        for count, acceptance in enumerate(acceptances, start=1):
-            survival *= acceptance
-            expected += survival
-            rate = expected / (spent + rows[count + 1] or 1.0)
-            if rate > best:
-                best, length = rate, count
-        return length

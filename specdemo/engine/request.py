@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from .acceptance import TargetRows
+from .adjustment import adjustment
 from .cache import Sequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
@@ -18,9 +20,10 @@ from .messages import Forward, Model, Prompt, Reply, Run, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache, common
 from .profile import Invariance, TargetProfile
-from .rounds import Round
+from .rounds import Logprobs, Round
 from .sampling import Sampling, distribution
 
+SCORED_TOGETHER = 64  # tokens of a forward whose rows of logits are all computed
 Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a Reply
 
 
@@ -57,7 +60,9 @@ class Request:
     """A request, and afterwards its answer and times (seconds). `drafter` is a name as in
     `make_drafter`, `draft_tokens` a draft length or None to adapt. With `prefill_seconds` times
     count as if the prefill had taken that long. `rates` replace the acceptance rates that requests
-    share. Nothing is prepared beside a `timed` request. A `constraint` belongs to one request."""
+    share. Nothing is prepared beside a `timed` request. A `constraint` belongs to one request.
+    Rounds have `logprobs` with so many of the likeliest tokens, unless it is None. `prediction`:
+    tokens that the answer may repeat."""
 
     tokens: tuple[int, ...]
     sampling: Sampling
@@ -68,6 +73,8 @@ class Request:
     rates: dict[str, Acceptance] | None = None
     timed: bool = False
     constraint: Constraint | None = None
+    logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
 
     prefill: float = 0.0
     reused: int = 0
@@ -96,6 +103,8 @@ class Request:
                 head_tokens=columns,
                 sequence=reading,
                 allowed=allowed,
+                adjustment=adjustment(self.sampling, self.tokens),
+                prediction=self.prediction,
             )
             decoding = decode(
                 prompt,
@@ -106,6 +115,7 @@ class Request:
                 limits=self.limits,
                 guard=Guard(target.invariance.guard) if target.invariance.guard else None,
                 allowed=allowed,
+                logprobs=self.logprobs,
             )
             return (yield from self._timed(decoding, models(target, draft), policy, since))
         finally:
@@ -166,7 +176,27 @@ class NextToken(Request):
                 logits = (yield Forward("target", run)).logits
             allowed = None if self.constraint is None else Allowed(self.constraint)
             masks = None if allowed is None else allowed.masks(self.answer)[-1:]
-            return distribution(logits.allowed(0, masks).rows[0], self.sampling)
+            context = [*self.tokens, *self.answer]
+            adjust = adjustment(self.sampling, self.tokens)
+            rows = TargetRows(logits, context, adjust, masks)
+            return distribution(rows.row([]).rows[0], self.sampling)
+
+
+@dataclass
+class PromptLogprobs(Request):
+    """Gives the Logprobs of each token of the prompt but the first, with so many of the likeliest
+    tokens. They come from prefill forwards, which may round otherwise than those of an answer."""
+
+    def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
+        found: list[Logprobs] = []
+        with target.model.new_sequence() as sequence:
+            for begin in range(0, len(self.tokens) - 1, SCORED_TOGETHER):
+                chunk = self.tokens[begin : begin + SCORED_TOGETHER]
+                logits = (yield Forward("target", Run(sequence, chunk, len(chunk)))).logits
+                following = self.tokens[begin + 1 : begin + 1 + len(chunk)]
+                count = self.logprobs or 0
+                found += [logits.logprobs(at, token, count) for at, token in enumerate(following)]
+        return found
 
 
 def models(target: Target, draft: PrefixCache | DraftHead | None) -> dict[str, Runner]:

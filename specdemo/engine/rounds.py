@@ -4,8 +4,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["first", "correction", "bonus", "plain"]
-Source = Literal["model", "head", "lookup", "grammar", "ngrams"]
+Source = Literal["model", "head", "lookup", "prediction", "grammar", "ngrams"]
 """What proposed a draft token; "ngrams" (a table) occurs in runs of earlier versions only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural log-probabilities of a token and of the `top` tokens (id, log-probability), likeliest
+    first. They are the model's own: before penalties, biases, temperature, filters and masks."""
+
+    token: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -42,13 +51,15 @@ class EmittedToken:
 @dataclass(slots=True)
 class Round:
     """One draft-and-verify step. Times are seconds; `shown_at` counts from the start of the run.
-    `emitted` is None when the answer ended inside the accepted draft tokens."""
+    `emitted` is None when the answer ended inside the accepted draft tokens. `logprobs` are those
+    of `tokens`, if the request asked for them."""
 
     drafted: tuple[DraftToken, ...]
     emitted: EmittedToken | None
     draft_seconds: float
     verify_seconds: float
     shown_at: float
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def accepted(self) -> int:

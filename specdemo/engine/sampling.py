@@ -28,13 +28,20 @@ _11, _27, _30, _31 = map(np.uint64, (11, 27, 30, 31))
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen: by `temperature` (0: greedy), among the `top_k` likeliest (0: all), of
-    these among the smallest set that holds `top_p` of their mass."""
+    these among the smallest set that holds `top_p` of their mass, of these among the ones that have
+    at least `min_p` of the likeliest one's probability. `adjustment.Adjustment` defines penalties
+    and biases, which come first."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     coupling: str = "shared"
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -42,7 +49,7 @@ class Sampling:
 
     @property
     def filtered(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
         ids = np.flatnonzero(unnormalised)
         kept = unnormalised[ids].astype(np.float64)
         return Distribution(ids, kept / kept.sum())
-    # Both filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
+    # All filters keep a prefix of the ranking, so only the few tokens near the top are ranked.
     total = float(unnormalised.sum(dtype=np.float64))
     for least in (_RANKED, 0.0):
         ids = np.flatnonzero(unnormalised > least)
@@ -86,18 +93,26 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> Distribution:
             if least and mass[-1] < sampling.top_p * total:
                 continue
             size = min(int(np.searchsorted(mass, sampling.top_p * total)) + 1, size)
+        if sampling.min_p > 0:
+            if least and sampling.min_p < 10 * least:
+                continue
+            size = min(size, int(np.count_nonzero(weights >= sampling.min_p)))
         order = np.argsort(ranked[:size])
         kept = weights[:size]
-        edge = _edge(weights, size, sampling.top_p * total if sampling.top_p < 1 else None)
+        top_p = sampling.top_p * total if sampling.top_p < 1 else None
+        edge = _edge(weights, size, top_p, sampling.min_p)
         return Distribution(ranked[order], kept[order] / kept.sum(), edge)
     raise AssertionError("the second time every token is ranked")
 
 
-def _edge(weights: np.ndarray, size: int, mass: float | None) -> float:
+def _edge(weights: np.ndarray, size: int, mass: float | None, min_p: float) -> float:
     """How far ranked log-weights may change before other than the first `size` are kept. With top-p
     these reach `mass` together, and all but the last do not. Without it `mass` is None."""
     next_weight = weights[size] if size < len(weights) else 0.0
     edge = math.log(weights[size - 1] / next_weight) / 2 if next_weight > 0 else math.inf
+    if min_p > 0:
+        near = [weight for weight in (weights[size - 1], next_weight) if weight > 0]
+        edge = min(edge, *(abs(math.log(weight / min_p)) / 2 for weight in near))
     if mass is None:
         return edge
     reached = float(weights[:size].sum())

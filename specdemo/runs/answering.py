@@ -23,7 +23,9 @@ class Question:
     autoregressively too, and a short race is repeated until `verdict.enough` for `repeat` seconds
     (0: never). Unless `measured` is set, a race does not wait for missing measurements, which can
     take half a minute. Setting `stop` ends the answer within one round. `loading` tells whether
-    models are being loaded. The answer may call `tools`, of which the prompt must tell."""
+    models are being loaded. The answer may call `tools`, of which the prompt must tell. Rounds have
+    `logprobs` with so many of the likeliest tokens, unless it is None. What the answer repeats of
+    the text `prediction` is drafted from it."""
 
     instruction: str
     settings: Settings
@@ -34,6 +36,8 @@ class Question:
     repeat: float = 0.0
     loading: Callable[[], bool] = lambda: False
     tools: Tools | None = None
+    logprobs: int | None = None
+    prediction: str = ""
 
 
 class Answering(ABC):

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
@@ -112,17 +112,28 @@ class Session(Answering, AbstractContextManager[Any]):
         self.close()
 
     def result_of(
-        self, kind: type[Request], instruction: str, settings: Settings, tokens: tuple[int, ...]
+        self,
+        kind: type[Request],
+        instruction: str,
+        settings: Settings,
+        tokens: tuple[int, ...] = (),
+        **options: Any,
     ) -> Any:
-        """The result of a request of class `kind` after the answer's `tokens`."""
-        request = self._request(instruction, settings, kind=kind, answer=list(tokens))
+        """The result of a request of class `kind` after the answer's `tokens`; `options` are those
+        of `_request`."""
+        request = self._request(instruction, settings, kind=kind, answer=list(tokens), **options)
         handle = self._engine.submit(request, self._engine.target(settings.numerics))
         list(handle.events())
         return handle.result
 
     def ask(self, question: Question) -> Generator[Event]:
         asked = question.instruction, question.settings, question.prompt, question.tools
-        request = self._request(*asked, timed=question.baseline)
+        request = self._request(
+            *asked,
+            timed=question.baseline,
+            logprobs=question.logprobs,
+            prediction=question.prediction,
+        )
         return self._answer(question, request)
 
     def _answer(self, question: Question, request: Request) -> Generator[Event]:
@@ -259,6 +270,7 @@ class Session(Answering, AbstractContextManager[Any]):
             race.instruction,
             settings,
             question.prompt,
+            prediction=question.prediction,
             rates=deepcopy(rates),
             prefill_seconds=prefill,
             timed=True,
@@ -291,6 +303,7 @@ class Session(Answering, AbstractContextManager[Any]):
         prompt: tuple[int, ...] | None = None,
         tools: Tools | None = None,
         kind: type[Request] = Request,
+        prediction: str = "",
         **options: Any,
     ) -> Request:
         """Raises BadInput for what this pair cannot answer, DamagedModel for damaged files."""
@@ -310,13 +323,20 @@ class Session(Answering, AbstractContextManager[Any]):
                 f"fewer than {self.context_limit}: shorten it.",
                 code="context_length_exceeded",
             )
+        biased = max((token for token, _ in settings.logit_bias), default=-1)
+        if biased >= 0 and biased >= (size := self._engine.target("exact").model.vocabulary_size):
+            message = f"logit_bias names token {biased}; this model's ids are below {size}."
+            raise BadInput(message, "logit_bias")
         if settings.json_schema or tools:
             options["constraint"] = self.grammars.compiled(settings.json_schema, tools)()
-        names = ("temperature", "top_p", "top_k", "seed", "coupling")
+        if prediction:
+            predicted = self._tokenizer.encode(prediction, special=False)
+            options["prediction"] = tuple(predicted[: self.context_limit])
+        stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
         return kind(
             tokens,
-            Sampling(**{name: getattr(settings, name) for name in names}),
-            Limits(settings.max_new_tokens, self.context_limit, loaded.stop_ids),
+            Sampling(**{one.name: getattr(settings, one.name) for one in fields(Sampling)}),
+            Limits(settings.max_new_tokens, self.context_limit, stop_ids),
             settings.drafter,
             settings.draft_tokens,
             **options,

@@ -1,6 +1,7 @@
 """The settings of a request, defined once for page, API, command line, links and saved runs."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -10,6 +11,21 @@ from specdemo.errors import BadInput
 from specdemo.options import CONFIG, Real, Whole, option
 
 MAX_NEW_TOKENS = 4096
+MAX_BIASES = 300
+
+
+def _biases(value: object) -> object:
+    """Pairs of a token id and a bias, from these, from a mapping, or from texts ID:BIAS."""
+    listed: Any = value.split(",") if isinstance(value, str) else value
+    try:
+        pairs = listed.items() if isinstance(listed, Mapping) else listed
+        split = (one.split(":") if isinstance(one, str) else one for one in pairs)
+        biases = {int(token): bias for token, bias in split}
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("it must map token ids to numbers") from None
+    if len(biases) > MAX_BIASES:
+        raise ValueError(f"it may name {MAX_BIASES} tokens at most")
+    return tuple(biases.items())
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
@@ -40,7 +56,24 @@ class Settings:
     top_k: Annotated[Whole, Field(ge=0, le=1_000_000)] = option(
         0, "sample among so many likeliest tokens; 0 for all"
     )
+    min_p: Annotated[Real, Field(ge=0, le=1)] = option(
+        0.0, "sample among tokens with at least this share of the likeliest one's probability"
+    )
     seed: Annotated[Whole, Field(ge=0, le=2**63 - 1)] = option(0, "seed of the sampling")
+    presence_penalty: Annotated[Real, Field(ge=-2, le=2)] = option(
+        0.0, "lowers the logits of tokens that the answer has"
+    )
+    frequency_penalty: Annotated[Real, Field(ge=-2, le=2)] = option(
+        0.0, "lowers the logits of tokens as often as the answer has them"
+    )
+    repetition_penalty: Annotated[Real, Field(ge=0.01, le=2)] = option(
+        1.0, "divides the logits of tokens that prompt or answer have; 1 for none"
+    )
+    logit_bias: Annotated[
+        tuple[tuple[Annotated[Whole, Field(ge=0)], Annotated[Real, Field(ge=-100, le=100)]], ...],
+        BeforeValidator(_biases),
+    ] = option((), "adds BIAS to the logit of a token id; may be repeated", metavar="ID:BIAS")
+    ignore_eos: bool = option(False, "go on after a token that ends the answer")
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )

@@ -29,7 +29,12 @@ AUTO, OWN = "auto", "own"
 LONGEST_LINK_QUESTION = 2000
 SURVEY_SECONDS = 5.0
 
-SETTINGS = tuple(field.name for field in fields(Settings))
+OFF_PAGE = (
+    "min_p presence_penalty frequency_penalty repetition_penalty logit_bias ignore_eos".split()
+)
+"""Settings of the command line and the API that have no input on the page."""
+
+SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OFF_PAGE)
 MODELS = tuple(field.name for field in fields(ModelChoice))
 NAMES = ("question", *SETTINGS, *MODELS)
 """The inputs of a run, in the order in which the page passes them; also the names in a link."""

@@ -94,7 +94,7 @@ const KIND_WORDS = {
   plain: "nothing was drafted",
 };
 const SOURCES = new Map(Object.entries({
-  model: "draft model", head: "draft head", lookup: "n-gram lookup", ngrams: "n-gram table",
+  model: "draft model", head: "draft head", lookup: "n-gram lookup", prediction: "predicted text", ngrams: "n-gram table",
   grammar: "grammar",
 }));
 const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
