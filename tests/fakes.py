@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.engine.scheduler import Load, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.pairs.choice import PairInfo
@@ -36,8 +36,8 @@ class FakeSession(Answering):
     by every answer before anything runs, as is Busy where `limit` requests are at work; `waits`
     come before the first round; the baseline has another token at the position `differs_at`. With
     `repeat` the trace comes again with one more race each time, of the `repeats`: seconds of
-    decoding of both runs. While `held` is set a Waiting comes again and again. `prompts` and
-    `settings` are recorded.
+    decoding of both runs. While `held` is set a Waiting comes again and again. `questions` are
+    recorded. The log-probability of the token with id n is -n / 8.
     """
 
     def __init__(
@@ -58,10 +58,17 @@ class FakeSession(Answering):
         self.differs_at: int | None = None
         self.repeats: list[tuple[float, float]] = []
         self.held = threading.Event()
-        self.prompts: list[tuple[int, ...] | None] = []
-        self.settings: list[Settings] = []
+        self.questions: list[Question] = []
         self.active = self.rounds_made = 0
         self.closed = False
+
+    @property
+    def prompts(self) -> list[tuple[int, ...] | None]:
+        return [question.prompt for question in self.questions]
+
+    @property
+    def settings(self) -> list[Settings]:
+        return [question.settings for question in self.questions]
 
     @property
     def load(self) -> Load:
@@ -78,9 +85,11 @@ class FakeSession(Answering):
             raise self.refusal
         if question.prompt is None and not question.instruction.strip():
             raise BadInput("The prompt is empty; write a question or a task.")
-        self.prompts.append(question.prompt)
-        self.settings.append(question.settings)
+        self.questions.append(question)
         return self._answer(question, question.stop or threading.Event())
+
+    def result_of(self, kind, instruction, settings, *, prompt, logprobs, stop):
+        return [scored(id, logprobs) for id in prompt[1:]]
 
     def _answer(
         self, question: Question, stop: threading.Event
@@ -103,6 +112,8 @@ class FakeSession(Answering):
                 if error is not None and at == 2:
                     raise error
                 rounds.append(_round(at, pieces[at % len(pieces)]))
+                if question.logprobs is not None:
+                    rounds[-1].logprobs = (scored(at + 1, question.logprobs),)
                 self.rounds_made += 1
                 yield rounds[-1]
             trace = self._trace(question, rounds, stop)
@@ -154,6 +165,10 @@ def at_pace(trace: Trace, seconds: float, baseline_seconds: float) -> Trace:
     baseline = dataclasses.replace(trace.baseline, tokens=tokens)
     rounds = paced(trace.rounds, seconds)
     return dataclasses.replace(trace, rounds=rounds, baseline=baseline, watched=False)
+
+
+def scored(id: int, count: int) -> Logprobs:
+    return Logprobs(-id / 8, tuple((id + at, -(id + at) / 8) for at in range(count)))
 
 
 def _round(at: int, text: str) -> Round:

@@ -131,20 +131,158 @@ def test_a_completion_goes_on_from_a_text_or_from_tokens(client, session, embedd
     assert last.choices[0].finish_reason == "length"
 
 
+# Several answers
+
+
+def test_prompts_of_a_list_are_answered_each_n_times_in_order(client, session, embedded_pair):
+    encode = partial(embedded_pair.tokenizer.encode, special=False, bos=True)
+    for prompt in (["One", "Two"], [encode("One"), encode("Two")], ["One", encode("Two")]):
+        begun = len(session.questions)
+        asked = {"model": "Scripted-1", "prompt": prompt, "n": 2, "max_tokens": 3, "seed": 7}
+        answer = client.completions.create(**asked)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        assert {choice.text for choice in answer.choices} == {"One two three "}
+        questions = sorted((q.prompt, q.settings.seed) for q in session.questions[begun:])
+        both = sorted(tuple(encode(text)) for text in ("One", "Two"))
+        assert questions == [(prompt, seed) for prompt in both for seed in (7, 8)]
+        assert answer.usage.prompt_tokens == sum(map(len, both)), "each prompt counts once"
+        assert answer.usage.completion_tokens == 12
+        assert len(answer.model_extra["speculative"]) == 4
+        *chunks, usage = client.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+        for index in range(4):
+            own = [c.choices[0] for c in chunks if c.choices[0].index == index]
+            assert "".join(choice.text for choice in own) == "One two three "
+            assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
+        assert usage.usage == answer.usage and not any(chunk.usage for chunk in chunks)
+
+
+def test_answers_to_one_prompt_wait_until_the_first_has_read_it(embedded_pair):
+    session = scripted()
+    session.held.set()
+    with served(session, embedded_pair) as server, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(chat, client_of(server), n=3, max_tokens=2)
+        until(lambda: session.active)
+        time.sleep(0.1)
+        assert session.active == 1
+        session.held.clear()
+        assert len(answer.result(10).choices) == 3
+
+
+def test_a_request_takes_half_the_places_of_the_models_at_most(embedded_pair):
+    session = scripted()
+    session.held.set()
+    with (
+        served(session, embedded_pair, max_ongoing=4, max_waiting=4) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        create = partial(client_of(server).completions.create, model="Scripted-1")
+        answer = pool.submit(create, prompt=list("abcdef"), max_tokens=2)
+        until(lambda: session.active == 2)
+        time.sleep(0.1)
+        assert session.active == 2
+        with pytest.raises(openai.RateLimitError):
+            create(prompt=list("abc"))
+        session.held.clear()
+        assert len(answer.result(10).choices) == 6
+
+
+def test_an_error_in_one_of_several_answers_ends_them_all(client, session):
+    session.errors = [RuntimeError("kernel panic")]
+    with pytest.raises(openai.InternalServerError):
+        chat(client, n=3)
+    until(lambda: not session.active)
+    session.errors.clear()
+
+
+# Log-probabilities and echoes
+
+
+def test_a_chat_has_the_log_probabilities_of_its_tokens(client, embedded_pair):
+    text = partial(embedded_pair.tokenizer.decode, special=True)
+    expected = [
+        [text([id]), -id / 8, [(text([id + at]), -(id + at) / 8) for at in range(2)]]
+        for id in (1, 2, 3)
+    ]
+
+    def read(logprobs) -> list:
+        return [
+            [one.token, one.logprob, [(top.token, top.logprob) for top in one.top_logprobs]]
+            for one in logprobs.content
+        ]
+
+    asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 3}
+    whole = chat(client, **asked).choices[0].logprobs
+    assert read(whole) == expected and whole.content[0].bytes == list(text([1]).encode())
+    parts = [chunk.choices[0].logprobs for chunk in streamed(client, **asked)]
+    assert [token for part in parts if part for token in read(part)] == expected
+    assert chat(client, max_tokens=3).choices[0].logprobs is None
+    # Tokens after the stop string are not part of the answer.
+    stopped = chat(client, **asked, stop="two").choices[0]
+    assert stopped.message.content == "One " and read(stopped.logprobs) == expected[:1]
+
+
+def test_a_completion_echoes_its_prompt_with_log_probabilities(client, embedded_pair):
+    ids, tokenizer = [15, 1, 16], embedded_pair.tokenizer
+    asked = {"model": "Scripted-1", "prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 2}
+    [choice] = client.completions.create(**asked).choices
+    prompt = tokenizer.decode(ids)
+    assert choice.text == prompt + "One two "
+    texts = [tokenizer.decode([id], special=True) for id in (*ids, 1, 2)]
+    logprobs = choice.logprobs
+    assert logprobs.tokens == texts
+    assert logprobs.token_logprobs == [None, -1 / 8, -16 / 8, -1 / 8, -2 / 8]
+    assert logprobs.top_logprobs[0] is None
+    assert logprobs.top_logprobs[1] == {texts[1]: -1 / 8}
+    assert logprobs.text_offset == [len("".join(texts[:at])) for at in range(5)]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs]
+    assert [lp for part in parts for lp in part.token_logprobs] == logprobs.token_logprobs
+    assert [at for part in parts for at in part.text_offset] == logprobs.text_offset
+    for count, text in ((0, prompt), (1, prompt + "One ")):
+        short = client.completions.create(**asked | {"max_tokens": count, "logprobs": None})
+        assert (short.choices[0].text, short.choices[0].logprobs) == (text, None)
+        assert short.usage.completion_tokens == count
+
+
+def test_an_answer_of_no_tokens_has_none(client):
+    answer = chat(client, max_tokens=0)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "length")
+    assert answer.usage.completion_tokens == 0 and answer.usage.prompt_tokens
+    assert said(streamed(client, max_tokens=0)) == ""
+
+
+def test_a_prediction_reaches_the_drafters(client, session):
+    parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]
+    for content in ("One two", parts):
+        answer = chat(client, prediction={"type": "content", "content": content})
+        assert session.questions[-1].prediction == "One two"
+        assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
 def test_limits_and_sampling_reach_the_engine(client, session):
     extension = {"drafter": "lookup", "draft_tokens": 3, "temperature": 4}
-    more = {"top_k": 7, "speculative": extension}
+    vllm = {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True}
     sampling = {"temperature": 0.5, "top_p": 0.9, "seed": 2**63 - 1}
-    chat(client, max_completion_tokens=5, **sampling, extra_body=more)
+    penalties = {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"17": -100}}
+    more = {**vllm, "speculative": extension}
+    chat(client, max_completion_tokens=5, **sampling, **penalties, extra_body=more)
     asked = session.settings[-1]
     assert (asked.max_new_tokens, asked.top_p, asked.top_k) == (5, 0.9, 7)
     assert (asked.seed, asked.drafter, asked.draft_tokens) == (2**63 - 1, "lookup", 3)
+    assert {name: getattr(asked, name) for name in vllm} == vllm
+    assert (asked.presence_penalty, asked.frequency_penalty) == (1, -0.5)
+    assert asked.logit_bias == ((17, -100),)
     assert asked.temperature == 4, "a setting in the extension goes before the API's own"
     chat(client)
     first = session.settings[-1]
     chat(client)
     assert (first.temperature, first.top_p, first.max_new_tokens) == (1.0, 1.0, 8)
     assert session.settings[-1].seed != first.seed, "without a seed answers vary"
+    chat(client, seed=-1, extra_body={"top_k": -1})
+    assert session.settings[-1].seed != first.seed and session.settings[-1].top_k == 0
 
 
 # Stop strings
@@ -180,6 +318,14 @@ def test_a_conversation_goes_through_the_chat_template(client, session, embedded
     for text in ("Hi", " spaced \n", "a <|im_end|> b"):
         alone = CHATML.render_chat([Message("user", text)], tokens)
         assert alone == CHATML.render(text, tokens), "one message is asked as the page asks it"
+
+
+def test_the_assistants_last_message_is_continued_where_asked_for(client, session, embedded_pair):
+    last = {"role": "assistant", "content": "One two"}
+    how = {"continue_final_message": True, "add_generation_prompt": False}
+    chat(client, messages=[*QUESTION, last], max_tokens=1, extra_body=how)
+    prompt = embedded_pair.tokenizer.decode(session.prompts[-1], special=True)
+    assert prompt.endswith("<|im_start|>assistant\nOne two")
 
 
 def test_nothing_said_in_a_conversation_becomes_a_special_token(embedded_pair):
@@ -233,13 +379,21 @@ REFUSED = [
     ("max_tokens", VALUE, {"max_tokens": 512}),
     ("max_tokens", VALUE, {"max_tokens": 3, "max_completion_tokens": 5}),
     ("stop", VALUE, {"stop": ["x"] * 17}),
-    ("n", VALUE, {"n": 2}),
+    ("n", VALUE, {"n": 33}),
     ("n", VALUE, {"n": True}),
-    ("logprobs", UNSUPPORTED, {"logprobs": True}),
+    ("best_of", VALUE, {"extra_body": {"best_of": 2}}),
+    ("top_logprobs", VALUE, {"top_logprobs": 2}),
+    ("top_logprobs", VALUE, {"logprobs": True, "top_logprobs": 21}),
+    ("logit_bias", VALUE, {"logit_bias": {"one": 1}}),
+    ("presence_penalty", VALUE, {"presence_penalty": 3}),
     ("suffix", UNSUPPORTED, {"extra_body": {"suffix": "x"}}),
     ("messages", VALUE, {"messages": []}),
     ("messages", VALUE, {"messages": [IMAGE]}),
     ("messages", VALUE, {"messages": [*QUESTION, NESTED]}),
+    ("messages", VALUE, {"messages": [*QUESTION, {"role": "assistant", "content": "One"}]}),
+    ("messages", VALUE, {"extra_body": {"continue_final_message": True}}),
+    ("add_generation_prompt", VALUE, {"extra_body": {"add_generation_prompt": False}}),
+    ("speculative", VALUE, {"n": 2, "extra_body": {"speculative": {"baseline": True}}}),
     ("messages", VALUE, {"messages": [*QUESTION, {"role": "user", "content": []}]}),
     ("temprature", UNKNOWN, {"extra_body": {"temprature": 1}}),
     ("speculative", VALUE, {"extra_body": {"speculative": {"drafter": "oracle"}}}),
@@ -389,6 +543,9 @@ WHOLE = {
     "tool_choice": {"type": "function", "function": {"name": "f"}},
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}},
     "metadata": {},
+    "logit_bias": {"1": 1},
+    "chat_template_kwargs": {"enable_thinking": False},
+    "prediction": {"type": "content", "content": [{"type": "text", "text": "Hi"}]},
 }
 MANY = 20_000
 WRONG = [[1] * MANY, [True] * MANY, [{}] * MANY, [[]] * MANY, {f"k{at}": 1 for at in range(MANY)}]
@@ -405,7 +562,7 @@ def places(node, path=()):
 @pytest.mark.parametrize("wrong", WRONG, ids=["ints", "bools", "objects", "lists", "fields"])
 @pytest.mark.parametrize(
     ("kind", "whole"),
-    [(ChatRequest, WHOLE), (CompletionRequest, {"model": "Scripted-1", "prompt": [1]})],
+    [(ChatRequest, WHOLE), (CompletionRequest, {"model": "Scripted-1", "prompt": [[1], "a"]})],
 )
 def test_many_wrong_values_are_few_errors_wherever_they_are(kind, whole, wrong):
     for *path, key in places(whole):

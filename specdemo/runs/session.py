@@ -117,12 +117,14 @@ class Session(Answering, AbstractContextManager[Any]):
         instruction: str,
         settings: Settings,
         tokens: tuple[int, ...] = (),
+        stop: threading.Event | None = None,
         **options: Any,
     ) -> Any:
         """The result of a request of class `kind` after the answer's `tokens`; `options` are those
         of `_request`."""
         request = self._request(instruction, settings, kind=kind, answer=list(tokens), **options)
-        handle = self._engine.submit(request, self._engine.target(settings.numerics))
+        target = self._engine.target(settings.numerics)
+        handle = self._engine.submit(request, target, stop=stop)
         list(handle.events())
         return handle.result
 

@@ -7,6 +7,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -21,7 +23,7 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, certain
+from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken, certain
 from specdemo.serving.request_guard import MAX_BODY, RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.serving.server_options import ServeOptions
@@ -114,8 +116,8 @@ def application(backend: Backend, options: ServeOptions, key: str | None) -> Fas
 async def answer(
     backend: Backend, asked: CommonRequest, model: dict[str, Any], request: Request
 ) -> Response:
-    """The answer, whole or as a stream, as the request says."""
-    form, text = Form(asked, model), ""
+    """The answers, whole or as a stream, as the request says."""
+    form = Form(asked, model)
     async with AsyncExitStack() as stack:
         events = await stack.enter_async_context(aclosing(backend.answer(asked)))
         async for event in events:
@@ -128,79 +130,8 @@ async def answer(
                     media_type="text/event-stream",
                     background=BackgroundTask(stack.pop_all().aclose),
                 )
-            text += event.text
-    return JSONResponse(form.whole(text, event.what))
-
-
-class Form:
-    """Writes an answer as JSON: of a chat or of a completion, whole or as chunks."""
-
-    def __init__(self, asked: CommonRequest, model: dict[str, Any]):
-        self._asked, self._chat = asked, isinstance(asked, ChatRequest)
-        self._reader = CallReader() if asked.callable_tools else None
-        self._begun = False
-        self._head = {
-            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": "chat.completion" if self._chat else "text_completion",
-            "created": int(time.time()),
-            "model": model["id"],
-        }
-
-    def whole(self, text: str, trace: Trace) -> dict[str, Any]:
-        """The answer without streaming."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        if self._reader:
-            text, calls = self._reader.read(text, last=True)
-            if calls:
-                message |= {"content": text or None, "tool_calls": calls}
-        content = {"message": message} if self._chat else {"text": text}
-        return {**self._written(content, trace), "usage": _usage(trace)}
-
-    def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
-        """The chunks for an event; there may be none."""
-        what, text, calls = event.what, event.text, []
-        begins, ends = not self._begun, isinstance(what, Trace)
-        self._begun = True
-        if self._reader:
-            text, calls = self._reader.read(text, last=ends)
-        if not (text or calls or begins or ends):
-            return
-        content, head = {"text": text}, self._head
-        if self._chat:
-            role = {"role": "assistant"} if begins else {}
-            called = {"tool_calls": calls} if calls else {}
-            content = {"delta": {**role, "content": text, **called}}
-            head = {**head, "object": "chat.completion.chunk"}
-        yield {**self._written(content, what), **head}
-        options = self._asked.stream_options
-        if ends and options and options.include_usage:
-            yield {**head, "choices": [], "usage": _usage(what)}
-
-    def _written(self, content: dict, what: Any) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": None}
-        if not isinstance(what, Trace):
-            return {**self._head, "choices": [choice]}
-        choice["finish_reason"] = {"context": "length"}.get(what.finish_reason, what.finish_reason)
-        if self._reader and self._reader.count and what.finish_reason == "stop":
-            choice["finish_reason"] = "tool_calls"
-        summary = summarize(what)
-        figures = {
-            "acceptance_rate": summary.acceptance_rate,
-            "rounds": summary.rounds,
-            "tokens": summary.tokens,
-            "tokens_per_round": summary.tokens_per_round,
-            "draft_tokens": summary.drafted,
-            "accepted_tokens": summary.accepted,
-            "time_to_first_token_s": summary.time_to_first_token,
-            "prefill_s": what.prefill_seconds,
-            "decode_s": summary.decode_seconds,
-            "draft_s": summary.draft_seconds,
-            "verify_s": summary.verify_seconds,
-            "tokens_per_second": summary.tokens_per_second,
-        }
-        if self._asked.extension.trace:
-            figures["trace"] = json.loads(to_json(what))
-        return {**self._head, "choices": [choice], "speculative": figures}
+            form.add(event)
+    return JSONResponse(form.whole())
 
 
 class CallReader:
@@ -240,9 +171,182 @@ class CallReader:
         }
 
 
-def _usage(trace: Trace) -> dict[str, int]:
-    prompt, made = trace.prompt_tokens, len(trace.token_ids)
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+@dataclass
+class Answer:
+    """What has come of one answer: its text and scored tokens until they are written."""
+
+    reader: CallReader | None
+    begun: bool = False
+    text: str = ""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    offset: int = 0  # characters of tokens that were written
+    trace: Trace | None = None
+
+
+class Form:
+    """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
+
+    def __init__(self, asked: CommonRequest, model: dict[str, Any]):
+        self._asked, self._chat = asked, isinstance(asked, ChatRequest)
+        calls = asked.callable_tools
+        self._answers = [Answer(CallReader() if calls else None) for _ in range(asked.answers)]
+        self._with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": "chat.completion" if self._chat else "text_completion",
+            "created": int(time.time()),
+            "model": model["id"],
+        }
+
+    def add(self, event: Piece) -> Answer:
+        """Adds what an event brings to its answer."""
+        answer = self._answers[event.answer]
+        answer.text += event.text
+        answer.tokens += event.tokens
+        answer.trace = event.what if isinstance(event.what, Trace) else None
+        return answer
+
+    def whole(self) -> dict[str, Any]:
+        """All answers, which have ended."""
+        choices = []
+        for number, answer in enumerate(self._answers):
+            text, calls = answer.text, []
+            if answer.reader:
+                text, calls = answer.reader.read(text, last=True)
+            message = {"role": "assistant", "content": text, "refusal": None}
+            if calls:
+                message |= {"content": text or None, "tool_calls": calls}
+            content = {"message": message} if self._chat else {"text": text}
+            choices.append(self._choice(number, content))
+        figures = [self._figures(answer.trace) for answer in self._answers]
+        figures = figures[0] if len(figures) == 1 else figures
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": self._usage(),
+            "speculative": figures,
+        }
+
+    def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
+        """The chunks for an event; there may be none."""
+        answer, ended = self.add(event), isinstance(event.what, Trace)
+        text, answer.text, calls = answer.text, "", []
+        if answer.reader:
+            text, calls = answer.reader.read(text, last=ended)
+        if self._chat and not answer.begun:
+            yield self._chunk(event.answer, {"delta": {"role": "assistant", "content": ""}})
+        answer.begun = True
+        if text or answer.tokens:
+            content = {"delta": {"content": text}} if self._chat else {"text": text}
+            yield self._chunk(event.answer, content)
+        if calls:
+            yield self._chunk(event.answer, {"delta": {"tool_calls": calls}})
+        if ended:
+            content = {"delta": {}} if self._chat else {"text": ""}
+            chunk = self._chunk(event.answer, content, ended=True)
+            yield chunk | {"speculative": self._figures(answer.trace)}
+            if self._with_usage and all(answer.trace for answer in self._answers):
+                yield self._chunk() | {"usage": self._usage()}
+
+    def _chunk(
+        self, number: int | None = None, content: dict | None = None, ended: bool = False
+    ) -> dict[str, Any]:
+        choices = [] if number is None else [self._choice(number, content, ended)]
+        chunk = {**self._head, "choices": choices}
+        if self._chat:
+            chunk["object"] = "chat.completion.chunk"
+        if self._with_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _choice(self, number: int, content: dict[str, Any], ended: bool = True) -> dict[str, Any]:
+        """A choice with the tokens of `answer` that were not written yet."""
+        answer, reason = self._answers[number], None
+        if ended:
+            reason = answer.trace.finish_reason.replace("context", "length")
+            if answer.reader and answer.reader.count and reason == "stop":
+                reason = "tool_calls"
+        logprobs = None
+        if self._asked.likeliest is not None and (answer.tokens or not self._asked.stream):
+            logprobs = self._chat_logprobs(answer) if self._chat else self._text_logprobs(answer)
+        answer.tokens = []
+        return {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _chat_logprobs(self, answer: Answer) -> dict[str, Any]:
+        def entry(text: str, logprob: float | None) -> dict[str, Any]:
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        entries = [
+            entry(token.text, token.logprob)
+            | {"top_logprobs": [entry(*likely) for likely in token.likeliest]}
+            for token in answer.tokens
+        ]
+        return {"content": entries, "refusal": None}
+
+    def _text_logprobs(self, answer: Answer) -> dict[str, Any]:
+        offsets = [*accumulate((len(token.text) for token in answer.tokens), initial=answer.offset)]
+        answer.offset = offsets.pop()
+        # The chosen token is listed even if others are likelier.
+        likeliest = [
+            None
+            if token.logprob is None
+            else {token.text: token.logprob, **dict(reversed(token.likeliest))}
+            for token in answer.tokens
+        ]
+        return {
+            "tokens": [token.text for token in answer.tokens],
+            "token_logprobs": [token.logprob for token in answer.tokens],
+            "top_logprobs": likeliest if self._asked.likeliest else None,
+            "text_offset": offsets,
+        }
+
+    def _figures(self, trace: Trace) -> dict[str, Any]:
+        """What speculative decoding did in an answer."""
+        summary = summarize(trace)
+        figures = {
+            "acceptance_rate": summary.acceptance_rate,
+            "rounds": summary.rounds,
+            "tokens": summary.tokens,
+            "tokens_per_round": summary.tokens_per_round,
+            "draft_tokens": summary.drafted,
+            "accepted_tokens": summary.accepted,
+            "time_to_first_token_s": summary.time_to_first_token,
+            "prefill_s": trace.prefill_seconds,
+            "decode_s": summary.decode_seconds,
+            "draft_s": summary.draft_seconds,
+            "verify_s": summary.verify_seconds,
+            "tokens_per_second": summary.tokens_per_second,
+        }
+        if self._asked.extension.trace:
+            figures["trace"] = json.loads(to_json(trace))
+        return figures
+
+    def _usage(self) -> dict[str, Any]:
+        """The tokens of all prompts, each counted once, and of all answers."""
+        traces = [answer.trace for answer in self._answers]
+        prompts = traces[:: self._asked.n or 1]
+        prompt = sum(trace.prompt_tokens for trace in prompts)
+        made = sum(len(trace.token_ids) for trace in traces)
+        predicted = [
+            token
+            for trace in traces
+            for round_ in trace.rounds
+            for token in round_.drafted
+            if token.source == "prediction"
+        ]
+        accepted = sum(token.accepted for token in predicted)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(trace.prompt_reused for trace in prompts)
+            },
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": len(predicted) - accepted,
+            },
+        }
 
 
 async def server_sent(

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +22,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from specdemo.engine.rounds import Round
+from specdemo.engine.rounds import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
 from specdemo.runs.answering import Question
-from specdemo.runs.settings import MAX_NEW_TOKENS, require_exact
+from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
@@ -47,12 +51,32 @@ class NotReady(Busy):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """The text of a token, its log-probability and the likeliest tokens with theirs; None and none
+    for the first token of a prompt."""
+
+    text: str
+    logprob: float | None = None
+    likeliest: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """What the session yields, or None after PING seconds without it. `text` is the next certain
-    piece of text."""
+    """What the session yields for one of the answers of a request, or None after PING seconds
+    without it. `text` is the next certain piece of text, `tokens` its tokens if they are scored."""
 
     what: Waiting | Round | BaselineToken | Trace | None
     text: str = ""
+    answer: int = 0
+    tokens: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrompt:
+    """A prompt as token ids, and the trace's `instruction`: the last message, or the prompt."""
+
+    ids: tuple[int, ...]
+    title: str
 
 
 def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
@@ -151,23 +175,63 @@ class LocalBackend:
         return self._metrics.text().decode()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
-        """The events of an answer, which runs in its own thread; closing the iterator ends it.
-        Raises BadInput or Busy before the first event, RequestFailed later."""
+        """The events of the answers, a Trace the last of each, from threads; closing the iterator
+        ends them. Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
-        if len(self._stops) >= self._options.max_ongoing + self._options.max_waiting:
+        stops = [threading.Event() for _ in range(asked.answers)]
+        if len(self._stops) + len(stops) > self._options.max_ongoing + self._options.max_waiting:
             raise Busy("Too many requests wait already; try again in a moment.")
-        loop = asyncio.get_running_loop()
-        stop, arrived = threading.Event(), asyncio.Queue()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
 
         def put(item: Piece | BaseException) -> None:
             with suppress(RuntimeError):  # the loop has closed, so no events are read
                 loop.call_soon_threadsafe(arrived.put_nowait, item)
 
-        def run() -> None:
+        self._stops.update(stops)
+        self._begin(asked, stops, put)
+        unfinished = len(stops)
+        try:
+            while unfinished:
+                try:
+                    async with asyncio.timeout(PING):
+                        event = await arrived.get()
+                except TimeoutError:
+                    event = Piece(None)
+                if isinstance(event, BaseException):
+                    raise event
+                if isinstance(event.what, Trace):
+                    if event.what.finish_reason == "cancelled":
+                        raise RequestFailed("The answer was cut off: the server is being stopped.")
+                    unfinished -= 1
+                yield event
+        finally:
+            for stop in stops:
+                stop.set()
+
+    def _begin(
+        self,
+        asked: CommonRequest,
+        stops: list[threading.Event],
+        put: Callable[[Piece | BaseException], None],
+    ) -> None:
+        """Begin the answers, in threads. They take half the places of the models at most, so that
+        other requests go on beside them. The first answer to a prompt reads it for the others."""
+        places = max(self._options.max_ongoing // 2, 1)
+        pool = ThreadPoolExecutor(min(places, len(stops)), "specdemo-answer")
+        reading = pool.submit(self._read, asked, stops[0])
+        begun = [threading.Event() for _ in asked.prompts]
+
+        def run(answer: int, stop: threading.Event) -> None:
+            number, repeated = divmod(answer, asked.n or 1)
             try:
                 with Record(self._metrics) as record:
-                    for event in self._events(asked, stop):
+                    prompt = reading.result()[number]
+                    if repeated:
+                        begun[number].wait()
+                    for event in self._events(asked, prompt, answer, stop):
                         record.count(event.what)
+                        if isinstance(event.what, Round):
+                            begun[number].set()
                         put(event)
             except BaseException as error:
                 if isinstance(error, DamagedModel):
@@ -178,76 +242,106 @@ class LocalBackend:
                     error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
                 put(error)
             finally:
+                begun[number].set()
                 self._stops.discard(stop)
 
-        self._stops.add(stop)
-        threading.Thread(target=run, name="specdemo-answer", daemon=True).start()
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(PING):
-                        event = await arrived.get()
-                except TimeoutError:
-                    event = Piece(None)
-                if isinstance(event, BaseException):
-                    raise event
-                ended = isinstance(event.what, Trace)
-                if ended and event.what.finish_reason == "cancelled":
-                    raise RequestFailed("The answer was cut off: the server is being stopped.")
-                yield event
-                if ended:
-                    return
-        finally:
-            stop.set()
+        for answer, stop in enumerate(stops):
+            pool.submit(run, answer, stop)
+        pool.shutdown(wait=False)
 
-    def _events(self, asked: CommonRequest, stop: threading.Event) -> Iterator[Piece]:
+    def _events(
+        self, asked: CommonRequest, prompt: ReadPrompt, answer: int, stop: threading.Event
+    ) -> Iterator[Piece]:
         """The session's events until `stop` is set. Raises BadInput or Busy before the first."""
         longest, baseline = self._model["max_answer_tokens"], asked.extension.baseline
-        settings = asked.settings(min(self._options.max_new_tokens, longest))
+        settings = asked.settings(min(self._options.max_new_tokens, longest), answer)
         if self._options.strangers:
             require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
-        prompt, title = self._prompt(asked, stop)
-        how = {"baseline": baseline, "stop": stop, "tools": asked.callable_tools}
-        # A baseline decodes the instruction.
-        question = Question(title, settings, None if baseline else prompt, **how)
-        text, found = "", False  # that is not certain yet
+        question = Question(
+            prompt.title,
+            settings,
+            None if baseline else prompt.ids,  # a baseline decodes the instruction
+            baseline=baseline,
+            stop=stop,
+            tools=asked.callable_tools,
+            logprobs=asked.likeliest,
+            prediction=asked.predicted,
+        )
+        head, scored = self._echo(asked, prompt, settings, stop)
+        # What is not certain yet: a text, and its tokens with the places where they begin.
+        text, tokens = "", deque[tuple[int, ScoredToken]]()
+        certain_to = made = 0
+        found = asked.max_tokens == 0
         with closing(self._session.ask(question)) as events:
             for event in events:
                 new = ""
                 if isinstance(event, Trace):
-                    new = "" if found else text
-                    event = replace(event, finish_reason="stop") if found else event
+                    new, certain_to = "" if found else text, sys.maxsize
+                    if asked.max_tokens == 0:
+                        event = replace(event, rounds=(), finish_reason="length")
+                    elif found:
+                        event = replace(event, finish_reason="stop")
                 elif isinstance(event, Round) and not found:
-                    text += "".join(token.text for token in event.tokens)
+                    for token, logprobs in zip_longest(event.tokens, event.logprobs):
+                        if logprobs:
+                            tokens.append((made, self._scored(token.id, logprobs)))
+                        made += len(token.text)
+                        text += token.text
                     end, found = certain(text, asked.stops)
-                    new, text = text[:end], text[end:]
+                    new, text, certain_to = text[:end], text[end:], certain_to + end
                     if found:
                         stop.set()
-                yield Piece(event, new)
+                        tokens = deque(one for one in tokens if one[0] < certain_to)
+                while tokens and (tokens[0][0] < certain_to or not text):
+                    scored.append(tokens.popleft()[1])
+                yield Piece(event, head + new, answer, tuple(scored))
+                head, scored = "", []
 
-    def _prompt(self, asked: CommonRequest, stop: threading.Event) -> tuple[tuple[int, ...], str]:
-        """The prompt's ids, and the trace's `instruction`: the last message, or the prompt. A text
-        that cannot fit is refused by its length. Long ones are read one at a time, with as long a
-        rest after each, so that other requests have the processor."""
+    def _echo(
+        self, asked: CommonRequest, prompt: ReadPrompt, settings: Settings, stop: threading.Event
+    ) -> tuple[str, list[ScoredToken]]:
+        """The text of the prompt and its tokens with their log-probabilities, where asked for."""
+        if not asked.echoes:
+            return "", []
+        if asked.likeliest is None:
+            return prompt.title, []
+        from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
+
+        how = {"prompt": prompt.ids, "logprobs": asked.likeliest}
+        scores = self._session.result_of(PromptLogprobs, prompt.title, settings, stop=stop, **how)
+        first, *others = prompt.ids
+        scored = map(self._scored, others, scores or ())
+        return prompt.title, [ScoredToken(self._token_text(first)), *scored]
+
+    def _scored(self, token: int, logprobs: Logprobs) -> ScoredToken:
+        likeliest = tuple((self._token_text(id), logprob) for id, logprob in logprobs.top)
+        return ScoredToken(self._token_text(token), logprobs.token, likeliest)
+
+    def _token_text(self, token: int) -> str:
+        return self._session.loaded.tokenizer.decode([token], special=True)
+
+    def _read(self, asked: CommonRequest, stop: threading.Event) -> list[ReadPrompt]:
+        """The prompts. A text that cannot fit is refused by its length. Long ones are read one at a
+        time, with as long a rest after each, so that other requests have the processor."""
         characters, session = asked.characters, self._session
-        most = session.context_limit * session.loaded.tokenizer.longest_token
+        most = session.context_limit * session.loaded.tokenizer.longest_token * len(asked.prompts)
         if characters > most:
             message = (
                 f"The texts have {characters:,} characters; this model reads fewer than {most:,}."
             )
             raise BadInput(message, code="context_length_exceeded")
         if characters <= LONG_TEXT:
-            return self._read_prompt(asked)
+            return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
         with self._long_texts:
             begun = time.perf_counter()
             try:
-                return self._read_prompt(asked)
+                return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
             finally:
                 stop.wait(time.perf_counter() - begun)
 
-    def _read_prompt(self, asked: CommonRequest) -> tuple[tuple[int, ...], str]:
+    def _read_prompt(self, asked: CommonRequest, prompt: Any) -> ReadPrompt:
         loaded = self._session.loaded
         tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):
@@ -258,14 +352,20 @@ class LocalBackend:
                     message = "This model's chat template has no tool calls that this server reads"
                     raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
                 tools = [one.model_dump(exclude_none=True) for one in asked.tools]
-            ids = loaded.template.render_chat(turns, tokenizer, tools)
-            return tuple(ids), turns[-1].content
-        if isinstance(asked.prompt, str):
-            return tuple(tokenizer.encode(asked.prompt, special=False, bos=True)), asked.prompt
+            ids = loaded.template.render_chat(
+                turns,
+                tokenizer,
+                tools,
+                continue_final_message=bool(asked.continue_final_message),
+                chat_template_kwargs=asked.chat_template_kwargs,
+            )
+            return ReadPrompt(tuple(ids), turns[-1].content)
+        if isinstance(prompt, str):
+            return ReadPrompt(tuple(tokenizer.encode(prompt, special=False, bos=True)), prompt)
         last = tokenizer.vocabulary_size - 1
-        if not all(0 <= id <= last for id in asked.prompt):
+        if max(prompt) > last:
             raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
-        return tuple(asked.prompt), tokenizer.decode(asked.prompt)
+        return ReadPrompt(tuple(prompt), tokenizer.decode(prompt))
 
 
 class ReplicaBackend:
@@ -314,7 +414,7 @@ class ReplicaBackend:
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
-        begun = False
+        begun, unfinished = False, asked.answers
         for _ in range(ATTEMPTS):
             response = self._stream.answer.remote(asked)
             try:
@@ -324,7 +424,8 @@ class ReplicaBackend:
                         raise event
                     begun = begun or not isinstance(event.what, Waiting | None)
                     yield event
-                    if isinstance(event.what, Trace):
+                    unfinished -= isinstance(event.what, Trace)
+                    if not unfinished:
                         return
                     event = await anext(response)
             except StopAsyncIteration:

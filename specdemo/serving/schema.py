@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     create_model,
@@ -27,13 +30,25 @@ from specdemo.text.grammar import Tools
 from specdemo.text.templates import Call, Message
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
-SAMPLING = "temperature", "top_p", "top_k", "seed"
-Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
+SAMPLING = (
+    "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
+    "logit_bias ignore_eos"
+).split()
+"""The fields of Settings that are parameters of the API too."""
+
+MAX_ANSWERS = 32  # of a request
+MAX_LOGPROBS = 20  # likeliest tokens at each place
+Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
+Count = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
+Likeliest = Annotated[
+    Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
+    BeforeValidator(lambda value: None if value is False else value),
+]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 UNSUPPORTED = (
-    "presence_penalty frequency_penalty logit_bias logprobs top_logprobs echo suffix tools "
-    "tool_choice functions function_call response_format modalities audio web_search_options"
+    "logprobs top_logprobs echo suffix tools tool_choice functions function_call response_format "
+    "modalities audio web_search_options"
 ).split()
 
 NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
@@ -41,9 +56,12 @@ NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
 
 IGNORED = (
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "reasoning_effort verbosity parallel_tool_calls prediction"
+    "reasoning_effort verbosity parallel_tool_calls"
 ).split()
 """Parameters that do not change an answer here."""
+
+UNSET = {"seed": -1, "top_k": -1}
+"""Values with which clients ask for the default."""
 
 
 class Strict(BaseModel):
@@ -60,7 +78,7 @@ class Strict(BaseModel):
         return value
 
 
-class StreamOptions(Strict):
+class StreamOptions(Strict, extra="ignore"):
     include_usage: bool = False
 
 
@@ -79,8 +97,8 @@ Sampling = create_model(
 
 class CommonRequest(Sampling):
     model: str
-    n: Annotated[Whole, Field(ge=1, le=1)] | None = None
-    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    n: Count | None = None
+    best_of: Count | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Limit | None = None
@@ -97,7 +115,17 @@ class CommonRequest(Sampling):
                 message = f"{name} is not supported with this value; leave it out."
                 raise BadInput(message, name, "unsupported_parameter")
         dropped = {*UNSUPPORTED, *IGNORED} - cls.model_fields.keys()
-        return {name: asked[name] for name in asked.keys() - dropped}
+        unset = {name for name, value in UNSET.items() if asked.get(name) == value}
+        return {name: asked[name] for name in asked.keys() - dropped - unset}
+
+    def _require_few_answers(self) -> None:
+        if self.best_of not in (None, self.n or 1):
+            raise BadInput("best_of is not n; only as many answers are made as given.", "best_of")
+        if self.answers > MAX_ANSWERS:
+            message = f"n is {self.n}, so {self.answers} answers are wanted; this server gives"
+            raise BadInput(f"{message} {MAX_ANSWERS} at most.", "n")
+        if self.extension.baseline and self.answers > 1:
+            raise BadInput("speculative.baseline needs n to be 1.", "speculative")
 
     @property
     def extension(self) -> BaseModel:
@@ -117,23 +145,60 @@ class CommonRequest(Sampling):
         return None
 
     @property
+    def prompts(self) -> Sequence[Any]:
+        """What is answered, each `n` times."""
+        raise NotImplementedError
+
+    @property
+    def answers(self) -> int:
+        return len(self.prompts) * (self.n or 1)
+
+    @property
     def characters(self) -> int:
         """Of all texts that the model reads."""
-        return 0
+        raise NotImplementedError
 
-    def settings(self, default_limit: int) -> Settings:
-        """The settings of the request; without a seed, each call draws a new one."""
-        limit = self.max_tokens or default_limit
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens the log-probabilities have; None for none of them."""
+        raise NotImplementedError
+
+    @property
+    def echoes(self) -> bool:
+        return False
+
+    @property
+    def predicted(self) -> str:
+        """A text that the answer may repeat."""
+        return ""
+
+    def settings(self, default_limit: int, answer: int = 0) -> Settings:
+        """The settings of one of the answers; without a seed, each call draws a new one. A limit of
+        no tokens is 1 here: it has to be cut off."""
+        limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
         start["json_schema"] = self.json_schema
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
-        return Settings(**start | given | extension)
+        settings = Settings(**start | given | extension)
+        return replace(settings, seed=(settings.seed + answer % (self.n or 1)) % 2**63)
 
 
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+
+
+Content = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+
+
+def _text(content: Content | None) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in content or ())
+
+
+class Prediction(Strict):
+    type: Literal["content"]
+    content: Content
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -158,22 +223,21 @@ class ToolCall(Strict, extra="ignore"):
 
 class ChatMessage(Strict, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)] | None = None
+    content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
     def turn(self) -> Message:
         """The message in the form that a chat template takes."""
-        content = self.content or ""
-        parts = [content] if isinstance(content, str) else [part.text for part in content]
         calls = [
             Call(call.function.name, call.function.arguments, call.id)
             for call in self.tool_calls or ()
         ]
         role = "system" if self.role == "developer" else self.role
         name = self.name if role == "tool" else ""  # others' names would change their text
-        return Message(role, "".join(parts), tuple(calls), self.tool_call_id or "", name or "")
+        text = _text(self.content)
+        return Message(role, text, tuple(calls), self.tool_call_id or "", name or "")
 
 
 class Function(Strict):
@@ -216,6 +280,24 @@ class ChatRequest(CommonRequest):
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Likeliest = None
+    prediction: Prediction | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=100)] | None = None
+
+    @property
+    def prompts(self) -> Sequence[list[ChatMessage]]:
+        return [self.messages]
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def predicted(self) -> str:
+        return _text(self.prediction.content) if self.prediction else ""
 
     @cached_property
     def json_schema(self) -> str:
@@ -249,14 +331,27 @@ class ChatRequest(CommonRequest):
         turns = [message.turn() for message in self.messages]
         calls = sum(len(call.arguments) for turn in turns for call in turn.calls)
         tools = len(self.callable_tools.functions) if self.callable_tools else 0
-        return sum(len(turn.content) for turn in turns) + calls + tools
+        variables = len(json.dumps(self.chat_template_kwargs or {}))
+        texts = sum(len(turn.content) for turn in turns) + len(self.predicted)
+        return texts + calls + tools + variables
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
-        if self.max_tokens and self.max_completion_tokens:
+        self._require_few_answers()
+        if None not in (self.max_tokens, self.max_completion_tokens):
             message = "max_tokens and max_completion_tokens name one limit; give one of them."
             raise BadInput(message, "max_tokens")
-        self.max_tokens = self.max_tokens or self.max_completion_tokens
+        if self.max_tokens is None:
+            self.max_tokens = self.max_completion_tokens
+        if self.top_logprobs and not self.logprobs:
+            raise BadInput("top_logprobs needs logprobs to be true.", "top_logprobs")
+        continues = bool(self.continue_final_message)
+        if self.add_generation_prompt is continues:
+            message = "add_generation_prompt must be the opposite of continue_final_message."
+            raise BadInput(message, "add_generation_prompt")
+        if self.messages[-1].role == "assistant" and not continues:
+            message = "The last message is the assistant's; end with a user's message, or let it be"
+            raise BadInput(f"{message} continued with continue_final_message.", "messages")
         if not all(one.turn().content.strip() for one in self.messages if one.role == "user"):
             raise BadInput("A user message is empty; write a question or a task.", "messages")
         roles = [message.role for message in self.messages]
@@ -268,16 +363,46 @@ class ChatRequest(CommonRequest):
         return self
 
 
+def _listed(prompt: Any) -> Any:
+    """A list of prompts: a single one is a text, or a list of token ids."""
+    tokens = isinstance(prompt, list) and prompt and not isinstance(prompt[0], str | list)
+    return [prompt] if isinstance(prompt, str) or tokens else prompt
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+Prompts = Annotated[
+    list[str | TokenIds],
+    Field(min_length=1, max_length=MAX_ANSWERS, fail_fast=True),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str] | TokenIds | list[TokenIds]),
+]
+
+
 class CompletionRequest(CommonRequest):
-    prompt: str | Annotated[list[int], Field(fail_fast=True)]
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Likeliest = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        return self.prompt
 
     @property
     def characters(self) -> int:
-        return len(self.prompt) if isinstance(self.prompt, str) else 0
+        return sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))
+
+    @property
+    def likeliest(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionRequest:
+        self._require_few_answers()
         if self.extension.baseline:
             raise BadInput("speculative.baseline needs a chat.", "speculative")
-        self.max_tokens = self.max_tokens or 16
+        if self.max_tokens is None:
+            self.max_tokens = 16
         return self

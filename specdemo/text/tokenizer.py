@@ -114,9 +114,10 @@ class Tokenizer:
             ):
                 yield id, start, end
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`, without special tokens and ids beyond the vocabulary (padding)."""
-        return self._parsing.decode([int(id) for id in ids])
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`, without ids beyond the vocabulary (padding), and without special
+        tokens unless `special`."""
+        return self._parsing.decode([int(id) for id in ids], skip_special_tokens=not special)
 
     def stream(self) -> Callable[[int], str]:
         """A function from the next id to the text that it adds: "" for special tokens and while a
