@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -217,6 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
             lfs = {"sha256": digest, "size": size, "pointerSize": 134} if size >= LARGE else None
             siblings.append({"rfilename": name, "size": size, "blobId": digest, "lfs": lfs})
         about = {"_id": "1", "id": repo, "sha": repository.commit, "siblings": siblings}
+        with suppress(KeyError, ValueError):
+            about["config"] = json.loads(bytes(repository.files["config.json"]))
         body = json.dumps(about).encode()
         self.head(200, len(body), {})
         self.wfile.write(body)

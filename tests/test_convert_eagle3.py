@@ -90,32 +90,36 @@ def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_e
 
 
 @pytest.mark.parametrize(
-    ("layers", "own", "expected"),
+    ("own", "count", "expected"),
     [
-        (28, {}, (2, 14, 25)),
-        (36, {"eagle_aux_hidden_state_layer_ids": [2, 18, 36]}, (2, 18, 36)),
-        (36, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, (2, 18, 33)),
+        ({}, 28, (2, 14, 25)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 36]}, 36, (2, 18, 36)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, 36, (2, 18, 33)),
     ],
 )
 def test_the_configuration_names_the_layers_of_the_target_whose_inputs_are_read(
-    layers, own, expected
+    tmp_path, own, count, expected
 ):
-    assert eagle3.target_layers(own, layers) == expected
+    config, shape = eagle3.described(written(tmp_path, **own))
+    assert eagle3.target_layers(config, count) == expected and shape.states == 3
 
 
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"architectures": ["EagleLlamaForCausalLM"]}, "architecture EagleLlamaForCausalLM"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers 2"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
-        ({"model_type": "mistral"}, "model_type 'mistral'"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False"),
-        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc with fc_norm"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "is 'EagleLlamaForCausalLM'; it must be"),
+        ({"architectures": "Eagle3"}, "architectures is 'Eagle3'"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; it must be 1"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "scales its positions .*yarn"),
+        ({"model_type": "mistral"}, "model_type is 'mistral'; it must be 'llama' or 'qwen3'"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention.*must be 'full_attention'"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
+        ({"eagle_config": 1}, "eagle_config is 1"),
+        ({"norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm exclude"),
         ({"num_attention_heads": None}, "num_attention_heads is missing"),
-        ({"hidden_size": "wide"}, "hidden_size is .wide.; it must be a valid integer"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, -1]}, "is -1"),
     ],
     ids=str,
 )

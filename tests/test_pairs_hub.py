@@ -8,11 +8,12 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
 from conftest import specdemo
-from hub_server import BIN, COMMIT, XML, Repository, decoder_files
+from hub_server import BIN, COMMIT, XML, Repository, _Handler, decoder_files
 
 from specdemo.convert import exporting, ir
 from specdemo.errors import BadInput, DamagedModel, FetchError, SpecdemoError
@@ -179,6 +180,41 @@ def test_a_download_that_is_interrupted_fetches_only_the_rest(server, decoder, m
 def test_what_the_hub_does_not_have_is_one_sentence(decoder, spec, words):
     with pytest.raises(BadInput, match=rf"{words}.*\.\Z"):
         fetch(spec)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("no name", r"no-such-host.invalid cannot be reached \([^)]*\); check the network"),
+        ("no server", "127.0.0.1:[0-9]+ cannot be reached"),
+        ("offline", "HF_HUB_OFFLINE forbids to ask"),
+        ("error", "refused \\(Server error '500"),
+        ("lost", "127.0.0.1:[0-9]+ broke off"),
+        ("full disk", "the disk of .* is full; free some space"),
+        ("read-only", "hub cannot be written .*; set HF_HOME"),
+    ],
+)
+def test_the_one_true_cause_is_said(server, decoder, small_disk, monkeypatch, trouble, words):
+    if trouble == "no name":
+        endpoint = "http://no-such-host.invalid"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    elif trouble == "no server":
+        server.stop()
+    elif trouble == "offline":
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    elif trouble == "error":
+        monkeypatch.setattr(_Handler, "metadata", lambda handler, *_: handler.fail(500, "Broken"))
+    elif trouble == "lost":
+        server.lost = True
+    elif trouble == "full disk":
+        small_disk(10)
+    elif trouble == "read-only":
+        refuse = Mock(side_effect=PermissionError(13, "Permission denied"))
+        monkeypatch.setattr(hub, "open", refuse, raising=False)
+    with pytest.raises(FetchError, match=f"is not in the cache, and [^;]*{words}") as error:
+        fetch()
+    assert str(error.value).count(";") == (2 if trouble not in ("error", "lost") else 1)
+    assert "\n" not in str(error.value)
 
 
 def test_files_damaged_at_the_same_size_are_found_and_fetched_anew(decoder):

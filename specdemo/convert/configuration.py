@@ -2,7 +2,7 @@
 tokenizer_config.json, the metadata of a GGUF file. A value that is not listed is not looked at."""
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AliasChoices,
@@ -221,3 +221,48 @@ class CheckpointConfig(Sizes):
     sliding_window: int | None = None
     use_sliding_window: bool | None = None
     scale_attn_by_inverse_layer_idx: bool = False
+
+
+class EagleLayer(CheckpointConfig):
+    """The decoder layer of an EAGLE-3 head. Where only one value is listed, no other can be run."""
+
+    model_type: Literal["llama", "qwen3"]
+    layers: Literal[1] = Field(1, validation_alias="num_hidden_layers")
+    activation: Literal["silu"] = Field("silu", validation_alias="hidden_act")
+    layer_types: list[Literal["full_attention"]] = []
+
+
+class EagleConfig(Configuration):
+    """config.json of an EAGLE-3 head, beside the sizes of its layer. `layers`: of the target, whose
+    inputs it reads. Where only one value is listed, no other can be run."""
+
+    architectures: list[
+        Literal[
+            "LlamaForCausalLMEagle3",
+            "Eagle3LlamaForCausalLM",
+            "Eagle3Speculator",
+            "Eagle3DraftModel",
+        ]
+    ]
+    eagle_config: dict[str, Any] = {}
+    transformer_layer_config: dict[str, Any] = {}
+    draft_vocabulary: Size = _size(1 << 22, "draft_vocab_size", default=0)
+    target_hidden: Size = _size(1 << 18, "target_hidden_size", default=0)
+    layers: list[Annotated[int, Field(ge=0, le=512)]] = Field(
+        [], max_length=16, validation_alias="eagle_aux_hidden_state_layer_ids"
+    )
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    use_aux_hidden_state: Literal[True] = True
+    use_input_layernorm_in_first_layer: Literal[True] = True
+    use_last_layernorm: Literal[True] = True
+    use_mtp_layernorm: Literal[False] = False
+    parallel_drafting: Literal[False] = False
+
+    @model_validator(mode="after")
+    def _has_one_norm_before_fc(self) -> Self:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other")
+        return self

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -26,23 +25,15 @@ import openvino as ov
 from gguf import GGMLQuantizationType
 from openvino import opset13 as ops
 
-from specdemo.convert import checkpoints
+from specdemo.convert import checkpoints, ir
+from specdemo.convert.configuration import EagleConfig, EagleLayer, unusable
 from specdemo.convert.decoder import FAMILIES, DecoderGraph, Shape, with_biases
 from specdemo.convert.weights import FileWeights, Tensor
+from specdemo.engine.eagle_head import read_head
+from specdemo.engine.graph import embedding_of, layers_of, read_decoder
 from specdemo.errors import BadInput, FetchError
 
-ARCHITECTURES = (
-    "LlamaForCausalLMEagle3",
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-)
-_SIZES = ("hidden", "heads", "kv_heads", "width", "inner", "vocabulary")
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_NEEDED = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
-_NEEDED |= {"use_last_layernorm": True, "use_mtp_layernorm": False, "parallel_drafting": False}
-"""Options of a config.json that change the graph, and their only known value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,70 +62,70 @@ class HeadShape(Shape):
         return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * own
 
 
-def is_head(config: dict[str, Any]) -> bool:
-    """Whether this config.json is of an EAGLE head, of whatever version."""
-    names = [*(config.get("architectures") or []), config.get("speculators_model_type", "")]
-    return any("eagle" in str(name).lower() for name in names)
+def require_target(folder: Path, name: str, target: Path, target_name: str) -> tuple[int, ...]:
+    """The layers of the decoder `target` (IR) whose inputs the head `name` reads, whose IR is in
+    `folder`; their number stands for the output of the last one. Raises BadInput if the head is
+    damaged or was made for another target."""
+    core = ov.Core()
+    config, shape = described(folder)
+    decoder = read_decoder(core, target)
+    count = layers_of(decoder)
+    layers = target_layers(config, count)
+    if not all(0 <= layer <= count for layer in layers):
+        raise BadInput(
+            f"{name} reads the layers {', '.join(map(str, layers))} of its target, and "
+            f"{target_name} has {count}; choose a head that was made for it."
+        )
+    width = embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
+    vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
+    sizes = (("values a state", shape.target_hidden, width),)
+    sizes += (("tokens in the vocabulary", shape.vocabulary, vocabulary),)
+    for what, own, given in sizes:
+        if own != given:
+            raise BadInput(
+                f"{name} was made for a target with {own} {what}, and {target_name} has {given}; "
+                "choose a head that was made for it."
+            )
+    found = read_head(core, folder / ir.MODEL, target)
+    tokens = found.tokens
+    if found.states != len(layers) * width or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise BadInput(f"The IR of {name} does not go with its config.json; export it again.")
+    return layers
 
 
-def target_layers(config: dict[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers of a target of `layers` layers whose inputs a head with this config.json reads;
-    `layers` itself stands for the output of the last one."""
-    ids = _flags(config).get(_LAYERS)
-    if not ids:
-        return 2, layers // 2, layers - 3
+def target_layers(config: EagleConfig, count: int) -> tuple[int, ...]:
+    """The layers of a target of `count` layers whose inputs a head reads."""
+    if not config.layers:
+        return 2, count // 2, count - 3
     # Ids that begin with 1 name the layers that give the states, others those that read them: of
     # 36 layers, [1, 17, 32] are [2, 18, 33]. SGLang tells them apart in the same way.
-    return tuple(id + (ids[0] == 1) for id in ids)
+    return tuple(id + (config.layers[0] == 1) for id in config.layers)
 
 
-def _flags(config: dict[str, Any]) -> dict[str, Any]:
-    return config | (config.get("eagle_config") or {})
-
-
-def shape_of(config: dict[str, Any], name: str) -> HeadShape:
-    """The shape of the head `name` with this config.json, without tokens. Raises BadInput, which
-    names what cannot be run."""
-    architectures = config.get("architectures") or ["none"]
-    if not set(architectures) & set(ARCHITECTURES):
-        raise BadInput(
-            f"{name} is a draft head of the architecture {architectures[0]}; those of "
-            f"{', '.join(ARCHITECTURES)} can be run."
-        )
-    flags, layer = _flags(config), config.get("transformer_layer_config") or config
-    settings = {key: flags[key] for key, value in _NEEDED.items() if flags.get(key, value) != value}
-    if layer.get("num_hidden_layers", 1) != 1:
-        settings["num_hidden_layers"] = layer["num_hidden_layers"]
-    if layer.get("model_type") not in ("llama", "qwen3"):
-        settings["model_type"] = layer.get("model_type")
-    if set(layer.get("layer_types") or ["full_attention"]) != {"full_attention"}:
-        settings["layer_types"] = layer["layer_types"]
-    if flags.get("norm_before_fc") and flags.get("fc_norm"):
-        settings["norm_before_fc with fc_norm"] = True
-    whole = {**layer, "num_hidden_layers": 1, "use_sliding_window": False}
-    shape = None if settings else checkpoints.shape_of(whole, Path(name))
-    if shape is None:
-        named = ("hidden_act", "rope_scaling", "rope_parameters")
-        settings = settings or {key: layer[key] for key in named if layer.get(key)}
-        shown = ", ".join(f"{key} {value!r:.80}" for key, value in settings.items())
-        raise BadInput(f"{name} is an EAGLE-3 head with {shown}, which is not supported.")
-    sizes = {one.name: getattr(shape, one.name) for one in fields(Shape)}
-    target = config.get("target_hidden_size") or shape.hidden
-    counts = (*(sizes[key] for key in _SIZES), target)
-    if not all(isinstance(count, int) and 0 < count < 1 << 24 for count in counts):
-        raise BadInput(f"{name} has a damaged config.json: its sizes are {counts!r:.80}.")
-    return HeadShape(
-        **sizes | {"tied": False},
-        states=len(flags.get(_LAYERS) or (0, 0, 0)),
-        target_hidden=target,
-        **{variant: bool(flags.get(variant)) for variant in _VARIANTS},
+def described(folder: Path) -> tuple[EagleConfig, HeadShape]:
+    """The configuration of the head in `folder`, and its shape without tokens. Raises BadInput,
+    which names what cannot be run."""
+    path = folder / "config.json"
+    data = ir.read_json(path)
+    config = EagleConfig.of(data | EagleConfig.of(data, path).eagle_config, path)
+    layer = config.transformer_layer_config or data
+    EagleLayer.of(layer, path)
+    shape = checkpoints.shape_of(
+        layer | {"num_hidden_layers": 1, "use_sliding_window": False}, path
     )
+    if shape is None:
+        rope = layer.get("rope_parameters") or layer.get("rope_scaling")
+        raise unusable(path, f"it scales its positions by {rope!r:.80}, which is not supported.")
+    sizes = {one.name: getattr(shape, one.name) for one in fields(Shape)} | {"tied": False}
+    variants = {name: getattr(config, name) for name in _VARIANTS}
+    target, states = config.target_hidden or shape.hidden, len(config.layers) or 3
+    return config, HeadShape(**sizes, **variants, target_hidden=target, states=states)
 
 
-def head(source: Path, config: dict[str, Any], name: str) -> tuple[HeadShape, dict[str, Tensor]]:
+def head(source: Path, name: str) -> tuple[HeadShape, dict[str, Tensor]]:
     """The shape of the head in the folder `source`, and its tensors by the graph's names. Raises
     BadInput, FetchError."""
-    shape = shape_of(config, name)
+    config, shape = described(source)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 1)
     tensors = {}
     for key, tensor in checkpoints.tensors_of(source).items():
@@ -142,7 +133,7 @@ def head(source: Path, config: dict[str, Any], name: str) -> tuple[HeadShape, di
         whole = own if own.startswith("lm_head") else f"model.{own}"
         tensors[known.get_name(whole, (".weight", ".bias")) or own] = tensor
     offsets = tensors.pop("d2t", None)
-    rows = config.get("draft_vocab_size") or shape.vocabulary
+    rows = config.draft_vocabulary or shape.vocabulary
     tokens = np.arange(rows)
     if offsets is not None:
         tokens = tokens + _integers(offsets, rows)

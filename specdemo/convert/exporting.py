@@ -50,8 +50,8 @@ def export(
         require_checkpoint(source)
         path = source / "config.json"
         config = ir.read_json(path)
-        if eagle3.is_head(config):
-            shape, tensors = eagle3.head(source, config, name)
+        if ir.is_eagle_head(config):
+            shape, tensors = eagle3.head(source, name)
         elif shape := checkpoints.shape_of(config, path):
             shape, tensors = checkpoints.decoder(source, shape)
     if weight_format == "auto":

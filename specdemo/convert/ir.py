@@ -19,6 +19,12 @@ JSON_BYTES = 100_000_000  # tokenizers of 262,000 tokens take 35 MB
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
+def is_eagle_head(config: dict[str, Any]) -> bool:
+    """Whether this config.json is of a draft head of EAGLE, of whatever version."""
+    names = f"{config.get('architectures')} {config.get('speculators_model_type')}"
+    return "eagle" in names.lower()
+
+
 def read_config(folder: Path) -> tuple[frozenset[int], int]:
     """Stop ids and context limit (tokens, 0: not given) of a model. Raises FetchError, BadInput."""
     path, generation = folder / "config.json", folder / "generation_config.json"

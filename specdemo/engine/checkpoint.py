@@ -24,7 +24,7 @@ class PairFiles:
     """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
     precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
     before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
-    model."""
+    model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: ()."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -34,6 +34,7 @@ class PairFiles:
     template_prefix: tuple[int, ...] = ()
     draft_later: bool = False
     head: Path | None = None
+    head_layers: tuple[int, ...] = ()
 
 
 def weights_size(source: Path | Checkpoint) -> int:

@@ -6,6 +6,7 @@ or in a chain from the head's own row before.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -29,6 +30,30 @@ GIVEN = "hidden_states"  # the input for the target's states, float32 [tokens, 1
 JOINED = "joined_states"  # the input for g, float32 [tokens, 1, H]
 
 
+class HeadGraphs(NamedTuple):
+    """A head as two graphs: `joining` makes g of `states` values a token, `step` the rest, which
+    reads g of `width` values. `tokens`: the ids of its logits, int64 [V']."""
+
+    joining: ov.Model
+    step: ov.Model
+    tokens: np.ndarray
+    states: int
+    width: int
+
+
+def read_head(core: ov.Core, xml: Path, target: Path) -> HeadGraphs:
+    """The head in `xml`, with the embedding of the decoder `target` if it has none. Raises
+    ModelError."""
+    model = read_decoder(core, xml)
+    try:
+        if "input_ids" not in {port.any_name for port in model.inputs}:
+            _embed(model, read_decoder(core, target))
+        page_attention(model)
+        return _split(model)
+    except RuntimeError as error:
+        raise ModelError(f"{xml.name} is no EAGLE-3 head: {last_line(error)}") from error
+
+
 class EagleHead(PagedModel):
     """The head in `xml`, IR of `convert.eagle3` or of optimum-intel's export. Column j of its
     logits stands for token `head_tokens[j]`. Without an embedding it uses that of the IR `target`.
@@ -41,20 +66,11 @@ class EagleHead(PagedModel):
         super().__init__(xml, settings, core)
 
     def _read(self, core: ov.Core, xml: Path) -> ov.Model:
-        model = read_decoder(core, xml)
-        try:
-            names = {port.any_name for port in model.inputs}
-            if "input_ids" not in names:
-                _embed(model, read_decoder(core, self._target))
-            page_attention(model)
-            self.head_tokens = _take_tokens(model)
-            joined = _split(model)
-            self._joining = core.compile_model(joined, "CPU", dict(self.settings.properties))
-        except (RuntimeError, StopIteration) as error:
-            raise ModelError(f"{xml.name} is no EAGLE-3 head: {last_line(error)}") from error
-        self._join = self._joining.create_infer_request()
-        self._width = joined.output(0).partial_shape[-1].get_length()
-        return model
+        head = read_head(core, xml, self._target)
+        self.head_tokens, self._width = head.tokens, head.width
+        joining = core.compile_model(head.joining, "CPU", dict(self.settings.properties))
+        self._join = joining.create_infer_request()
+        return head.step
 
     def _inputs(self, batch: list[Run], size: int) -> dict[str, np.ndarray]:
         """g of every token, and zeros for padding."""
@@ -99,10 +115,11 @@ def _take_tokens(model: ov.Model) -> np.ndarray:
     return values + np.arange(len(values))
 
 
-def _split(model: ov.Model) -> ov.Model:
-    """Cut a head at g, its first matrix product of the target's states. Gives the part before it;
-    the rest gets the input JOINED, and as outputs logits, their log-sum-exp, and the states that
-    take the place of g in a chain."""
+def _split(model: ov.Model) -> HeadGraphs:
+    """Cut a head at g, its first matrix product of the target's states. The rest gets the input
+    JOINED, and as outputs logits, their log-sum-exp, and the states that take the place of g in a
+    chain."""
+    tokens = _take_tokens(model)
     given = model.input(GIVEN).node
     reached = {given.get_name()}
     for node in model.get_ordered_ops():
@@ -111,6 +128,7 @@ def _split(model: ov.Model) -> ov.Model:
             if node.get_type_name() == "MatMul":
                 break
     width = node.get_output_partial_shape(0)[-1].get_length()
+    states = node.get_input_partial_shape(1)[-1].get_length()
     joined = ops.parameter([-1, 1, width], ov.Type.f32, name=JOINED)
     joined.output(0).get_tensor().set_names({JOINED})
     for port in node.output(0).get_target_inputs():
@@ -128,4 +146,4 @@ def _split(model: ov.Model) -> ov.Model:
     shape_head(model, None)
     add_states(model, [state])
     fuse_matmuls(model)
-    return before
+    return HeadGraphs(before, model, tokens, states, width)

@@ -5,6 +5,7 @@ starts a file again; so this module keeps partial files and renames them when th
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -55,7 +56,8 @@ def cached(repo: str) -> Snapshot | None:
             folder = storage / "snapshots" / commit
             files = (path for path in folder.rglob("*") if path.is_file())
             names = {path.relative_to(folder).as_posix() for path in files}
-            first = _choose(names, repo)[0]
+            config = ir.read_json(folder / "config.json")
+            first = _choose(names, repo, ir.is_eagle_head(config))[0]
             if gguf:
                 return Snapshot(ir.gguf_parts(folder / first)[0], commit)
             index = folder / "model.safetensors.index.json"
@@ -101,7 +103,8 @@ def _listing(repo: str) -> ModelInfo:
     name, revision, _ = split(repo)
     with _explaining(repo):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=15)
-    wanted = _choose([sibling.rfilename for sibling in info.siblings or []], repo)
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    wanted = _choose(names, repo, ir.is_eagle_head(info.config or {}))
     info.siblings = [sibling for sibling in info.siblings if sibling.rfilename in wanted]
     info.siblings.sort(key=lambda one: one.size)
     return info
@@ -125,9 +128,10 @@ def _fetched(repo: str, listing: ModelInfo, meter: Meter) -> Snapshot:
     return Snapshot(folder / first if gguf else folder, listing.sha)
 
 
-def _choose(names: Collection[str], repo: str) -> list[str]:
+def _choose(names: Collection[str], repo: str, head: bool = False) -> list[str]:
     """Those of `names` that are needed: the GGUF files that `repo` names, else the IR with its
-    tokenizer, else the PyTorch checkpoint. Raises BadInput if it is missing or incomplete."""
+    tokenizer, else the PyTorch checkpoint. A draft `head` needs no tokenizer. Raises BadInput if it
+    is missing or incomplete."""
     if kind := split(repo)[2]:
         return _choose_gguf(names, kind, repo)
     weights = [ir.MODEL, ir.WEIGHTS]
@@ -137,7 +141,7 @@ def _choose(names: Collection[str], repo: str) -> list[str]:
         has_gguf = any(name.endswith(".gguf") for name in names)
         gguf = f"; its GGUF files are named as {repo}:FILE.gguf" if has_gguf else ""
         raise BadInput(f"{repo} has neither {ir.MODEL} nor weights in safetensors{gguf}.")
-    required = [*weights, "config.json", "tokenizer.json"]
+    required = [*weights, "config.json", *([] if head else ["tokenizer.json"])]
     if lacking := [name for name in required if name not in names]:
         raise BadInput(f"{repo} on the Hub has no {' and no '.join(lacking)}.")
     return [*weights, *(name for name in names if _SMALL.fullmatch(name))]
@@ -180,11 +184,35 @@ def _explaining(repo: str) -> Iterator[None]:
             "for access there, then set HF_TOKEN to a token that may read it."
         ) from error
     except Exception as error:
+        again = "run the same again, it goes on where it stopped"
+        raise FetchError(f"{name} is not in the cache, and {_cause(error)}; {again}.") from error
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong, and what to do. The client wraps errors in others."""
+    import httpx
+    from huggingface_hub import errors
+
+    chain = [error]
+    while wrapped := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(wrapped)
+    host, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    unreachable = httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError
+    for error in reversed(chain):
         why = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
-        raise FetchError(
-            f"{name} is not in the cache, and {constants.ENDPOINT} cannot be reached or broke off, "
-            f"or the disk is full ({why}); run the same again, it goes on where it stopped."
-        ) from error
+        if isinstance(error, errors.OfflineModeIsEnabled):
+            return f"HF_HUB_OFFLINE forbids to ask {host}; unset it"
+        if isinstance(error, unreachable):
+            return f"{host} cannot be reached ({why}); check the network, or the proxy's settings"
+        if isinstance(error, errors.HfHubHTTPError):
+            return f"{host} refused ({why})"
+        if isinstance(error, httpx.TransportError):
+            return f"{host} broke off ({why})"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"the disk of {cache} is full; free some space, or set HF_HOME to a larger disk"
+        if isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS:
+            return f"{cache} cannot be written ({error.strerror}); set HF_HOME to another folder"
+    return f"it could not be fetched ({why})"
 
 
 def _receive(name: str, commit: str, file: RepoSibling, meter: Meter) -> None:

@@ -95,13 +95,7 @@ def _opened(
     pair: Pair, choice: ModelChoice, check: Check, target: Snapshot, draft: Snapshot | None = None
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
-    has_head = draft is not None and (draft.folder / ir.HEAD).is_file()
-    if has_head and pair.draft.repo and not on_torch(choice.device):
-        from specdemo.convert.heads import require_target  # imports OpenVINO
-
-        require_target(draft.folder / ir.HEAD, target.folder / ir.MODEL, pair.target.name)
-    # A folder may hold nothing but a draft head.
-    model = None if has_head and not (draft.folder / ir.MODEL).is_file() else draft
+    head, layers, model = _head(pair, choice, target, draft)
     ids, *limits = ir.read_config(target.folder)
     if model:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
@@ -119,8 +113,9 @@ def _opened(
         draft_device=choice.draft_device,
         kv_cache=choice.kv_cache,
         template_prefix=template.prefix(tokenizer),
-        draft_later=has_head,
-        head=draft.folder / ir.HEAD if has_head else None,
+        draft_later=head is not None,
+        head=head,
+        head_layers=layers,
         info=PairInfo(
             name=pair.name,
             target=pair.target.name,
@@ -136,6 +131,34 @@ def _opened(
         typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
         check=check,
     )
+
+
+def _head(
+    pair: Pair, choice: ModelChoice, target: Snapshot, draft: Snapshot | None
+) -> tuple[Path | None, tuple[int, ...], Snapshot | None]:
+    """The draft head of `draft` and the target's layers that it reads, and `draft` if there is a
+    draft model. Raises BadInput for a head that does not go with the target."""
+    if draft is None:
+        return None, (), None
+    if ir.is_eagle_head(ir.read_json(draft.folder / "config.json")):
+        if on_torch(choice.device) or on_torch(choice.draft_device):
+            raise BadInput(
+                f"{pair.draft.name} is an EAGLE-3 head, which needs states of a target on the CPU "
+                "device; leave the devices at CPU, or choose another draft."
+            )
+        from specdemo.convert import eagle3  # imports OpenVINO
+
+        names = pair.draft.name, target.folder / ir.MODEL, pair.target.name
+        return draft.folder / ir.MODEL, eagle3.require_target(draft.folder, *names), None
+    head = draft.folder / ir.HEAD
+    if not head.is_file():
+        return None, (), draft
+    if pair.draft.repo and not on_torch(choice.device):
+        from specdemo.convert.heads import require_target
+
+        require_target(head, target.folder / ir.MODEL, pair.target.name)
+    # A folder may hold nothing but a draft head.
+    return head, (), draft if (draft.folder / ir.MODEL).is_file() else None
 
 
 def _model(model: Snapshot, device: str) -> Path | Checkpoint:
