@@ -85,10 +85,12 @@ def _expected(finding: ErrorDetails, place: str) -> str:
     return f"{reason}, or auto" if place == "draft_tokens" else reason
 
 
+LONGEST_SHOWN = 100  # characters of a value in a message
 _repr = reprlib.Repr()
 _repr.maxstring = 60
 
 
 def shown(value: object) -> str:
     """The beginning of a value, for a message; a long one costs no more than a short one."""
-    return _repr.repr(value)
+    text = _repr.repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -48,6 +48,8 @@ IMPOSSIBLE = {
     "more tokens than an answer": (["rounds"], [{**PLAIN, "drafted": [DRAFT] * 60}] * 4000),
     "a long draft": (["rounds", 1, "drafted"], [DRAFT] * 65),
     "a long token": (["rounds", 0, "emitted", "text"], "x" * 1001),
+    "logprobs of more tokens": (["rounds", 0, "logprobs"], [{"token": -1.0}] * 2),
+    "many logprobs": (["rounds", 0, "logprobs"], [{"token": -1.0, "top": [[1, -1.0]] * 21}]),
     "a first token later": (["rounds", 3], ROUND),
     "an accepted token after a rejected one": (["rounds", 2, "drafted"], [REJECTED, DRAFT]),
     "an unknown source": (["rounds", 1, "drafted", 0, "source"], "__proto__"),

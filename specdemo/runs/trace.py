@@ -15,7 +15,7 @@ from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.options import sentence
 from specdemo.pairs.choice import PairInfo
-from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
+from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 
 LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
 LONGEST_DRAFT = 64
@@ -47,6 +47,8 @@ def _possible(round_: Round, number: int) -> bool:
     return (
         bool(round_.tokens)
         and len(drafted) <= LONGEST_DRAFT
+        and len(round_.logprobs) in (0, len(round_.tokens))
+        and all(len(one.top) <= MAX_LOGPROBS for one in round_.logprobs)
         and all(token.accepted for token in drafted[: round_.accepted])
         and all(0 <= token.id <= LARGEST_COUNT for token in tokens)
         and all(len(token.text) <= LONGEST_TEXT for token in tokens)

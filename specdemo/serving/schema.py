@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole
-from specdemo.runs.settings import MAX_NEW_TOKENS, Settings
+from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
 from specdemo.text.grammar import Tools
 from specdemo.text.templates import Call, Message
 
@@ -37,7 +37,6 @@ SAMPLING = (
 """The fields of Settings that are parameters of the API too."""
 
 MAX_ANSWERS = 32  # of a request
-MAX_LOGPROBS = 20  # likeliest tokens at each place
 Limit = Annotated[Whole, Field(ge=0, le=MAX_NEW_TOKENS)]
 Count = Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)]
 Likeliest = Annotated[
