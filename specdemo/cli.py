@@ -26,7 +26,7 @@ COMMANDS = {
     "bench": "Measure prompts with and without speculative decoding.",
     "audit": "Test that speculative decoding is lossless.",
     "load": "Measure a server under load.",
-    "export": "Make OpenVINO IR of a PyTorch checkpoint.",
+    "export": "Make OpenVINO IR of a PyTorch checkpoint or a GGUF file.",
     "train-draft": "Train a draft head for a target model.",
     "serve": "Serve an OpenAI-compatible API, with replicas.",
     "machine": "Show what was measured of models on this machine.",

@@ -21,6 +21,7 @@ from gguf import GGUFValueType, TokenType
 from test_convert_decoder import EXACT, IDS
 from tokenizers import Regex, pre_tokenizers
 
+from specdemo import cli
 from specdemo.convert import gguf_file, ir, vocabulary, weights
 from specdemo.convert.exporting import export
 from specdemo.engine.model import ModelSettings, PagedModel, Run
@@ -163,6 +164,13 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
     kinds = [one.get_element_type() for one in model.get_ops() if one.get_type_name() == "Constant"]
     assert ov.Type.i8 in kinds and (ov.Type.u4 in kinds) == four
+
+
+def test_the_command_exports_a_file(file, tmp_path, capsys):
+    assert cli.main(["export", str(file), str(tmp_path / "out"), "--weight-format", "int4"]) == 0
+    assert "holds the IR of tiny-Q8_0 (int4)" in capsys.readouterr().out
+    assert logits_of(tmp_path / "out").shape[-1] > 256
+    assert cli.main(["export", str(tmp_path / "out"), str(tmp_path / "again")]) == 2
 
 
 def test_a_file_that_is_split_gives_the_same_model(file, tmp_path):

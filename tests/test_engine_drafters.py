@@ -50,6 +50,16 @@ def test_lookup_goes_on_from_a_token_of_another_source():
     assert lookup.guess([7]).token == 8 and lookup.guess([7, 8]).token == 9
 
 
+def test_a_draft_model_proposes_nothing_beyond_its_context():
+    drafter = ModelDrafter(sequence(), Policy(), Sampling(), reach=5)
+    lengths = {}
+    for known in (2, 5, 6, 9):
+        drafter.start(list(range(known)), None)
+        lengths[known] = drafter.depth
+    assert lengths[2] == 4 and lengths[5] == 1  # the fourth proposal follows five tokens
+    assert lengths[6] <= 0 and lengths[9] <= 0
+
+
 def test_proposals_are_counted_as_far_as_the_answer_followed_the_draft():
     class Successor(Lookup):
         def guess(self, drafted, mask=None):

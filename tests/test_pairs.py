@@ -195,6 +195,52 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
     assert any(token.source == "model" for one in trace.rounds for token in one.drafted)
 
 
+# What goes with what.
+
+
+def test_a_draft_of_a_shorter_context_ends_drafting_and_not_the_answer(tiny_home, tmp_path):
+    draft = shutil.copytree(ir_folder(tiny_home, "llama-draft", "int8"), tmp_path / "draft")
+    shutil.copy(tiny_home / "llama-draft" / "tokenizer.json", draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 24}))
+    choice = ModelChoice(
+        model=str(ir_folder(tiny_home, "llama-target", "int8")), assistant_model=str(draft)
+    )
+    loaded = load_pair(chosen_pair(choice), choice=choice)
+    assert (loaded.context_limit, loaded.draft_context) == (2048, 24)
+    asked = Settings(max_new_tokens=60, drafter="model", draft_tokens=4)
+    with Session(loaded) as session:
+        *_, trace = session.race("Hello", asked)
+    assert trace.identical and len(trace.token_ids) == 60
+    text, drafted = trace.prompt_tokens, []
+    for one in trace.rounds:
+        drafted += [text + at for at in range(len(one.drafted))]
+        text += len(one.tokens)
+    assert 20 < max(drafted) <= 24, "the last proposal follows the 24th token"
+
+
+def test_a_draft_larger_than_its_target_is_named_once(tiny, caplog):
+    def lines(*folders: Path) -> list[str]:
+        caplog.clear()
+        choice = ModelChoice("", *map(str, folders))
+        load_pair(chosen_pair(choice), choice=choice)
+        return caplog.messages
+
+    assert lines(tiny.pythia, tiny.dolly) == lines(tiny.dolly) == []
+    [line] = lines(tiny.dolly, tiny.pythia)  # its vocabulary is padded
+    assert line.startswith("The draft model pythia-int8 has 7 MB of weights, its target dolly-int8")
+
+
+@pytest.mark.parametrize("field", ["model", "assistant_model"])
+def test_a_pair_beside_a_model_is_refused_and_beside_a_draft_is_not(field):
+    choice = ModelChoice("embedded", **{field: "a/b"})
+    if field == "model":
+        with pytest.raises(BadInput, match="^pair embedded and model a/b name two targets"):
+            chosen_pair(choice)
+    else:
+        assert chosen_pair(choice).draft.name == "a/b"
+
+
 # What is measured once is remembered.
 
 MEASURED = Profile(

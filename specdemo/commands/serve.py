@@ -30,7 +30,7 @@ def serve(options: ServeOptions) -> None:
         )
     # Replicas run in other folders, so paths are made absolute.
     folders = {"model": options.model, "assistant_model": options.assistant_model}
-    whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.isdir(path)}
+    whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.exists(path)}
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
     with on_ray(replace(options, **whole)) as url:

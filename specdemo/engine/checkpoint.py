@@ -24,7 +24,8 @@ class PairFiles:
     """The models of an engine: IR, or checkpoints on torch devices. `kv_cache` is the cache's
     precision; most prompts begin with `template_prefix`. With `draft_later` answers can begin
     before the draft model is loaded. With an IR target, a draft `head` (IR) replaces the draft
-    model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: ()."""
+    model. An EAGLE-3 head reads the states that enter `head_layers` of the target; others: (). The
+    draft model reads at most `draft_context` tokens, 0 for any number."""
 
     target: Path | Checkpoint
     draft: Path | Checkpoint | None = None
@@ -33,6 +34,7 @@ class PairFiles:
     kv_cache: str = "auto"
     template_prefix: tuple[int, ...] = ()
     draft_later: bool = False
+    draft_context: int = 0
     head: Path | None = None
     head_layers: tuple[int, ...] = ()
 

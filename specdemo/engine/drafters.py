@@ -146,7 +146,8 @@ class HeadDrafter(LogitsDrafter):
 class ModelDrafter(LogitsDrafter):
     """Proposes with a second, smaller model.
 
-    `sequence` may hold any text; the prefix that it shares with the context is kept.
+    `sequence` may hold any text; the prefix that it shares with the context is kept. The model
+    reads at most `reach` tokens (0: any number) and proposes nothing beyond.
     """
 
     def __init__(
@@ -155,9 +156,15 @@ class ModelDrafter(LogitsDrafter):
         policy: Policy,
         sampling: Sampling,
         adjustment: Adjustment | None = None,
+        reach: int = 0,
     ):
         super().__init__(policy, sampling, None, adjustment)
         self.sequence = sequence
+        self.reach = reach
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        if self.reach:
+            self.depth = min(MAX_DRAFT, self.reach + 1 - len(context))
 
     def step(
         self, context: list[int], drafted: list[int], mask: Mask = None
@@ -322,13 +329,14 @@ def make_drafter(
     *,
     head_tokens: np.ndarray | None = None,
     sequence: Sequence | None = None,
+    reach: int = 0,
     allowed: Allowed | None = None,
     adjustment: Adjustment | None = None,
     prediction: tuple[int, ...] = (),
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
-    `head_tokens`, or a draft model that reads `sequence`, or neither, and only `allowed` tokens;
-    and `prediction`, tokens that the answer is expected to have."""
+    `head_tokens`, or a draft model that reads `sequence` up to `reach` tokens, or neither, and only
+    `allowed` tokens; and `prediction`, tokens that the answer is expected to have."""
     if name == "none":
         return None
     model: ModelDrafter | HeadDrafter | None = None
@@ -336,7 +344,7 @@ def make_drafter(
         sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
         model = HeadDrafter(policy, sharper, head_tokens, adjustment)
     elif sequence is not None and name != "lookup":
-        model = ModelDrafter(sequence, policy, sampling, adjustment)
+        model = ModelDrafter(sequence, policy, sampling, adjustment, reach)
     lookups: dict[Source, Lookup] = {} if name == "model" else {"lookup": Lookup()}
     if prediction and name != "model":
         lookups["prediction"] = Lookup(prediction)

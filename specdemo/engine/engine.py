@@ -211,7 +211,7 @@ class Engine:
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
             draft = open_model(files.draft, settings, self.core)
             self._fix_cache(draft)
-            self._draft = self._caches["draft"] = PrefixCache(draft)
+            self._draft = self._caches["draft"] = PrefixCache(draft, context=files.draft_context)
         if known.draft_costs:
             draft.costs.learn(known.draft_costs, known.draft_change, lasting=True)
         for target in list(self._targets.values()):

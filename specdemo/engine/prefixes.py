@@ -10,10 +10,17 @@ class PrefixCache:
     """Keeps texts of one model, and drops the least recently used first. A request reuses a whole
     text, or whole chunks of `chunk` tokens at fixed places; `template_prefix`, which a template
     gives to all prompts, is a chunk of its own. So earlier requests never change the bits of a
-    target model's logits."""
+    target model's logits. The model reads at most `context` tokens, 0 for any number."""
 
-    def __init__(self, model: Model, chunk: int = 1, template_prefix: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        model: Model,
+        chunk: int = 1,
+        template_prefix: tuple[int, ...] = (),
+        context: int = 0,
+    ):
         self.model = model
+        self.context = context
         self.chunk = chunk
         self.template_prefix = template_prefix
         self._kept: dict[tuple[int, ...], tuple[Sequence, Prompt | None]] = {}

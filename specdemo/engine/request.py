@@ -102,6 +102,7 @@ class Request:
                 self.sampling,
                 head_tokens=columns,
                 sequence=reading,
+                reach=draft.context if isinstance(draft, PrefixCache) else 0,
                 allowed=allowed,
                 adjustment=adjustment(self.sampling, self.tokens),
                 prediction=self.prediction,

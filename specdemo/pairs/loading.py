@@ -1,5 +1,6 @@
 """Loads a pair: files on this disk, tokenizer and chat template. Compiles nothing."""
 
+import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,13 +10,13 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from specdemo.convert import ir
-from specdemo.engine.checkpoint import Checkpoint, PairFiles
+from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput, FetchError
 from specdemo.host import measured
 from specdemo.host.disk import file_size
 from specdemo.host.hardware import on_torch, require_memory
-from specdemo.host.progress import Report, silent
+from specdemo.host.progress import Report, silent, size
 from specdemo.pairs import embedded, sources
 from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.pairs.hub import WORKING_BYTES, Snapshot
@@ -24,6 +25,8 @@ from specdemo.pairs.registry import NO_DRAFT, Pair
 from specdemo.pairs.sources import Source
 from specdemo.text.templates import DOLLY, RAW, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +77,17 @@ def load_pair(
     require_memory(weights + WORKING_BYTES, f"Running {pair.name or pair.target.name}")
     check = Check([model.folder for model in models])
     try:
-        return _opened(pair, choice, check, *models)
+        loaded = _opened(pair, choice, check, *models)
     except FetchError:
         check.require()  # the reason may be a damaged file, which the check removes
         raise
+    target, draft = (one and weights_size(one) for one in (loaded.target, loaded.draft))
+    if draft and draft > target:
+        log.warning(
+            f"The draft model {loaded.info.draft} has {size(draft)} of weights, its target "
+            f"{loaded.info.target} has {size(target)}: such a draft saves no time; swap them?"
+        )
+    return loaded
 
 
 def fetch_pair(pair: Pair, choice: ModelChoice, progress: Report = silent) -> list[Snapshot]:
@@ -96,11 +106,12 @@ def _opened(
 ) -> LoadedPair:
     tokenizer = Tokenizer(target.folder / "tokenizer.json")
     head, layers, model = _head(pair, choice, target, draft)
-    ids, *limits = ir.read_config(target.folder)
+    ids, context = ir.read_config(target.folder)
+    draft_context = 0
     if model:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
-        limits.append(ir.read_config(model.folder)[1])
+        draft_context = ir.read_config(model.folder)[1]
     end = tokenizer.token_id("### End")  # only Dolly has this token
     template = chat_template(target.folder) or (RAW if end is None else DOLLY)
     template = replace(template, thinking=choice.thinking)
@@ -126,8 +137,9 @@ def _opened(
         tokenizer=tokenizer,
         template=template,
         stop_ids=ids | ({end} - {None}),
-        # Beyond the context of either model, learned positions fail and rotary ones are untrained.
-        context_limit=min(filter(None, limits), default=2048),
+        # Beyond a model's context, learned positions fail and rotary ones are untrained.
+        context_limit=context or draft_context or 2048,
+        draft_context=draft_context,
         typical_profile=TypeAdapter(Profile).validate_json(typical) if typical else None,
         check=check,
     )

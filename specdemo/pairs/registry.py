@@ -218,6 +218,11 @@ def chosen_pair(
     require_device(choice.draft_device, name("draft_device"))
     if choice.kv_cache != "auto" and any(map(on_torch, (choice.device, choice.draft_device))):
         raise BadInput(f"{name('kv_cache')} {choice.kv_cache} is for OpenVINO devices only.")
+    if choice.model and choice.pair:
+        raise BadInput(
+            f"{name('pair')} {choice.pair} and {name('model')} {choice.model:.100} name two "
+            "targets; leave one of them out."
+        )
     if choice.model:
         pair = own_pair(sources.source_of(choice.model, name("model"), choice.weight_format))
     elif choice.pair:

@@ -52,21 +52,25 @@ def here(source: Source) -> bool:
     return _local(source) is not None
 
 
-def prepare(
+def prepare(sources: Sequence[Source], report: Report = silent) -> list[Snapshot]:
+    """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
+    Checks disk and memory first. Raises FetchError, BadInput or MissingPackage."""
+    snapshots = fetch(sources, report)
+    return [_ready(*both, report) for both in zip(sources, snapshots, strict=True)]
+
+
+def fetch(
     sources: Sequence[Source], report: Report = silent, *, to_run: bool = True
 ) -> list[Snapshot]:
-    """IR (with AS_IT_IS the checkpoint) of each of `sources`, fetched and exported if missing.
-    Checks disk and, with `to_run`, memory first. Raises FetchError, BadInput or MissingPackage."""
+    """The files of each of `sources` as they come. Checks disk and, with `to_run`, memory first.
+    Raises FetchError or BadInput."""
     found = {source: _local(source) for source in sources}
     absent = [source for source, one in found.items() if one is None and source.repo]
     if absent:
         repos = [source.repo for source in absent]
         fetched = hardware.in_background(lambda: hub.download(repos, report, to_run=to_run))
         found |= zip(absent, fetched.result(), strict=True)
-    return [
-        _ready(source, found[source] or _embedded(source, embedded.fetch(report)), report)
-        for source in sources
-    ]
+    return [found[source] or _embedded(source, embedded.fetch(report)) for source in sources]
 
 
 def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
