@@ -22,9 +22,9 @@ from specdemo.engine.request import NextToken
 from specdemo.errors import BadInput
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.serving.application import CallReader
-from specdemo.text.grammar import Grammars, Tools
-from specdemo.text.templates import Call, Message, Template
+from specdemo.text.grammar import Grammars
+from specdemo.text.templates import Message, Template
+from specdemo.text.tools import FunctionCall
 
 FILE = Path(__file__).parent / "data" / "schemas.jsonl"
 SCHEMAS = [json.loads(line)["schema"] for line in FILE.read_text("utf-8").splitlines()]
@@ -129,25 +129,6 @@ def test_a_schema_that_cannot_be_used_is_refused_by_keyword_or_place(grammars, s
     with pytest.raises(BadInput, match=words) as caught:
         grammars.compiled(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize("required", [True, False])
-def test_tools_allow_calls_of_their_schemas_only(grammars, embedded_pair, required):
-    functions = [{"name": "greet", "parameters": PERSON}, {"name": "stop"}]
-    call = '<tool_call>\n{"name": "greet", "arguments": {"name": "Ann", "likes": "tea"}}\n'
-    texts = {
-        call + "</tool_call>": True,
-        call.replace("tea", "gin"): False,
-        call.replace("greet", "sing"): False,
-        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>': True,
-        "Hello. " + call + "</tool_call>": not required,
-        "Hello.": not required,
-    }
-    for text, allowed in texts.items():
-        place = grammars.compiled("", Tools(json.dumps(functions), required))()
-        ids = [*embedded_pair.tokenizer.encode(text), min(embedded_pair.stop_ids)]
-        found = all(place.mask()[id] and not place.advance(id) for id in ids)
-        assert found == allowed, text
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5, "top_p": 0.9}])
@@ -265,11 +246,6 @@ BAD_TOOL = {"type": "function", "function": {"name": "sing", "parameters": {"not
             "none of the tools",
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
         ),
-        (
-            "response_format",
-            "exclude",
-            {"tools": TOOLS, "response_format": {"type": "json_object"}},
-        ),
     ],
 )
 def test_a_request_that_cannot_be_followed_is_refused_by_name(client, param, words, more):
@@ -285,7 +261,7 @@ def test_nothing_in_tools_or_their_calls_becomes_a_special_token(embedded_pair):
         tool = {"type": "function", "function": {"name": "sing", "description": text}}
         turns = [
             Message("user", "Sing."),
-            Message("assistant", "", (Call("sing", f'{{"a": "{text}"}}'),)),
+            Message("assistant", "", (FunctionCall("sing", f'{{"a": "{text}"}}'),)),
         ]
         ids = template.render_chat(turns, tokenizer, [tool])
         assert tokenizer.decode(ids).count(text) == 2
@@ -298,16 +274,3 @@ def test_tools_are_refused_where_the_template_has_none(session, embedded_pair):
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
         with pytest.raises(openai.BadRequestError, match="leave out tools"):
             client.chat.completions.create(tools=TOOLS, **ASKED)
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_content_and_calls_are_told_apart_however_the_text_is_cut(size):
-    call = '<tool_call>\n{"name": "greet", "arguments": {"to": "<tool_call>"}}\n</tool_call>'
-    text = f"Well, <tool> {call}\n{call} {call[:-3]}"
-    reader, content, calls = CallReader(), "", []
-    for at in range(0, len(text), size):
-        more, found = reader.read(text[at : at + size], at + size >= len(text))
-        content, calls = content + more, calls + found
-    assert content == "Well, <tool> " + call[:-3]
-    assert [one["function"]["arguments"] for one in calls] == ['{"to": "<tool_call>"}'] * 2
-    assert [one["index"] for one in calls] == [0, 1]

@@ -13,8 +13,9 @@ from test_text_tokenizer import HOSTILE, spelled
 from tokenizers import AddedToken
 
 from specdemo.errors import BadInput, FetchError
-from specdemo.text.templates import Call, Message, Template, chat_template
+from specdemo.text.templates import Message, Template, chat_template
 from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tools import FunctionCall
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 FAMILIES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.jinja"))}
@@ -42,7 +43,9 @@ TOOL = {
         },
     },
 }
-CALLS = (Call("get_weather", '{"town": "Zürich", "days": [1, 2.0], "x": null}', "abcdef123"),)
+CALLS = (
+    FunctionCall("get_weather", '{"town": "Zürich", "days": [1, 2.0], "x": null}', "abcdef123"),
+)
 
 
 def user(*texts: str) -> list[Message]:
@@ -76,7 +79,7 @@ CONVERSATIONS = {
     "tools": [Message("system", "S"), *user("Weather in Oslo?")],
     "two tools": [
         *user("Weather?"),
-        Message("assistant", "", (*CALLS, Call("get_weather", "{}", "abcdef124"))),
+        Message("assistant", "", (*CALLS, FunctionCall("get_weather", "{}", "abcdef124"))),
         Message("tool", "3", call_id="abcdef123"),
         Message("tool", "4", call_id="abcdef124"),
     ],
@@ -165,7 +168,7 @@ def test_no_special_token_in_a_text_changes_the_special_tokens_of_a_prompt(token
     def rendered(text: str) -> tuple[str, list[int]]:
         tool = {"type": "function", "function": {"name": "f", "description": text}}
         conversations = [(user(text, text, text), []), (user(text, "a", "b"), [tool])]
-        call = Call("f", json.dumps({"a": text, text: [text]}), text)
+        call = FunctionCall("f", json.dumps({"a": text, text: [text]}), text)
         turns = [*user(text), Message("assistant", text, (call,)), Message("tool", text, (), text)]
         conversations += [(turns, [tool]), (turns, [])]
         ids = []
@@ -254,7 +257,9 @@ def test_variables_reach_the_template_and_replace_none_of_its_own(tokenizer):
     with pytest.raises(BadInput, match="not JSON data"):
         rendered(odd=nested)
     with pytest.raises(BadInput, match="not JSON data"):
-        template.render_chat([*messages, Message("assistant", "", (Call("f", "{"),))], tokenizer)
+        template.render_chat(
+            [*messages, Message("assistant", "", (FunctionCall("f", "{"),))], tokenizer
+        )
 
 
 TURNS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %} [model]"

@@ -11,7 +11,7 @@ from specdemo.engine.scheduler import Waiting
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
-from specdemo.text.grammar import Tools
+from specdemo.text.tools import Tools
 
 Event = Waiting | Round | BaselineToken | Trace
 

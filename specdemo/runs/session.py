@@ -30,7 +30,8 @@ from specdemo.runs.answering import Answering, Event, Question
 from specdemo.runs.race import enough, on_show
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace
-from specdemo.text.grammar import Grammars, Tools
+from specdemo.text.grammar import Grammars
+from specdemo.text.tools import Tools
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
 

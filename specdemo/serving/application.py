@@ -23,11 +23,11 @@ from starlette.exceptions import HTTPException
 from specdemo import __version__
 from specdemo.errors import BadInput, SpecdemoError
 from specdemo.runs.trace import Trace, summarize, to_json
-from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken, certain
+from specdemo.serving.backend import LocalBackend, Piece, ReplicaBackend, ScoredToken
 from specdemo.serving.request_guard import MAX_BODY, RequestGuard, has_key, refusal
 from specdemo.serving.schema import ChatRequest, CommonRequest, CompletionRequest
 from specdemo.serving.server_options import ServeOptions
-from specdemo.text.grammar import CALL, END_OF_CALL
+from specdemo.text.tools import FunctionCall
 
 log = logging.getLogger(__name__)
 
@@ -134,50 +134,14 @@ async def answer(
     return JSONResponse(form.whole())
 
 
-class CallReader:
-    """Splits an answer of `grammar.Tools` into content and calls, piece by piece. `count` is the
-    number of calls so far."""
-
-    def __init__(self) -> None:
-        self._unread, self.count, self._after_call = "", 0, False
-
-    def read(self, text: str, last: bool = False) -> tuple[str, list[dict[str, Any]]]:
-        """The content that is certain after `text`, and the calls that it completes, in the form of
-        OpenAI's clients. With `last` a call that is incomplete is content."""
-        content, calls = "", []
-        self._unread += text
-        while True:
-            if self._after_call:  # white space between calls is no content
-                self._unread = self._unread.lstrip()
-            end, begins = certain(self._unread, (CALL,))
-            end = len(self._unread) if last and not begins else end
-            content, self._unread = content + self._unread[:end], self._unread[end:]
-            self._after_call = self._after_call and not end
-            call, ends, rest = self._unread.removeprefix(CALL).partition(END_OF_CALL)
-            if not ends:
-                break
-            self._unread, self._after_call = rest, True
-            calls.append(self._written(json.loads(call)))
-        return content + (self._unread if last else ""), calls
-
-    def _written(self, call: dict[str, Any]) -> dict[str, Any]:
-        self.count += 1
-        arguments = json.dumps(call["arguments"], ensure_ascii=False)
-        return {
-            "index": self.count - 1,
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": call["name"], "arguments": arguments},
-        }
-
-
 @dataclass
 class Answer:
-    """What has come of one answer: its text and scored tokens until they are written."""
+    """What has come of one answer: text, calls and scored tokens until they are written."""
 
-    reader: CallReader | None
     begun: bool = False
     text: str = ""
+    calls: list[FunctionCall] = field(default_factory=list)
+    written_calls: int = 0
     tokens: list[ScoredToken] = field(default_factory=list)
     offset: int = 0  # characters of tokens that were written
     trace: Trace | None = None
@@ -188,8 +152,7 @@ class Form:
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
         self._asked, self._chat = asked, isinstance(asked, ChatRequest)
-        calls = asked.callable_tools
-        self._answers = [Answer(CallReader() if calls else None) for _ in range(asked.answers)]
+        self._answers = [Answer() for _ in range(asked.answers)]
         self._with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -202,6 +165,7 @@ class Form:
         """Adds what an event brings to its answer."""
         answer = self._answers[event.answer]
         answer.text += event.text
+        answer.calls += event.calls
         answer.tokens += event.tokens
         answer.trace = event.what if isinstance(event.what, Trace) else None
         return answer
@@ -210,13 +174,10 @@ class Form:
         """All answers, which have ended."""
         choices = []
         for number, answer in enumerate(self._answers):
-            text, calls = answer.text, []
-            if answer.reader:
-                text, calls = answer.reader.read(text, last=True)
-            message = {"role": "assistant", "content": text, "refusal": None}
-            if calls:
-                message |= {"content": text or None, "tool_calls": calls}
-            content = {"message": message} if self._chat else {"text": text}
+            message = {"role": "assistant", "content": answer.text, "refusal": None}
+            if answer.calls:
+                message |= {"content": answer.text or None, "tool_calls": self._calls(answer)}
+            content = {"message": message} if self._chat else {"text": answer.text}
             choices.append(self._choice(number, content))
         figures = [self._figures(answer.trace) for answer in self._answers]
         figures = figures[0] if len(figures) == 1 else figures
@@ -230,23 +191,36 @@ class Form:
     def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
         answer, ended = self.add(event), isinstance(event.what, Trace)
-        text, answer.text, calls = answer.text, "", []
-        if answer.reader:
-            text, calls = answer.reader.read(text, last=ended)
+        text, answer.text = answer.text, ""
         if self._chat and not answer.begun:
             yield self._chunk(event.answer, {"delta": {"role": "assistant", "content": ""}})
         answer.begun = True
         if text or answer.tokens:
             content = {"delta": {"content": text}} if self._chat else {"text": text}
             yield self._chunk(event.answer, content)
-        if calls:
-            yield self._chunk(event.answer, {"delta": {"tool_calls": calls}})
+        if answer.calls:
+            yield self._chunk(event.answer, {"delta": {"tool_calls": self._calls(answer)}})
         if ended:
             content = {"delta": {}} if self._chat else {"text": ""}
             chunk = self._chunk(event.answer, content, ended=True)
             yield chunk | {"speculative": self._figures(answer.trace)}
             if self._with_usage and all(answer.trace for answer in self._answers):
                 yield self._chunk() | {"usage": self._usage()}
+
+    def _calls(self, answer: Answer) -> list[dict[str, Any]]:
+        """The calls that were not written yet. Templates of Mistral want ids of nine characters."""
+        calls = [
+            {
+                "index": index,
+                "id": uuid.uuid4().hex[:9],
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(answer.calls, answer.written_calls)
+        ]
+        answer.written_calls += len(calls)
+        answer.calls = []
+        return calls
 
     def _chunk(
         self, number: int | None = None, content: dict | None = None, ended: bool = False
@@ -264,7 +238,7 @@ class Form:
         answer, reason = self._answers[number], None
         if ended:
             reason = answer.trace.finish_reason.replace("context", "length")
-            if answer.reader and answer.reader.count and reason == "stop":
+            if answer.written_calls and reason == "stop":
                 reason = "tool_calls"
         logprobs = None
         if self._asked.likeliest is not None and (answer.tokens or not self._asked.stream):

@@ -30,7 +30,7 @@ from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
-from specdemo.text.grammar import CALL
+from specdemo.text.tools import CallReader, FunctionCall, Tools, certain
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -63,12 +63,14 @@ class ScoredToken:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What the session yields for one of the answers of a request, or None after PING seconds
-    without it. `text` is the next certain piece of text, `tokens` its tokens if they are scored."""
+    without it. `text` is the next certain piece of text, `tokens` are its tokens if they are
+    scored, and `calls` those that it completes, whose text it leaves out."""
 
     what: Waiting | Round | BaselineToken | Trace | None
     text: str = ""
     answer: int = 0
     tokens: tuple[ScoredToken, ...] = ()
+    calls: tuple[FunctionCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +79,6 @@ class ReadPrompt:
 
     ids: tuple[int, ...]
     title: str
-
-
-def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """Length of the prefix of a text that cannot be part of a stop string, and whether a stop
-    string follows it."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    if places:
-        return min(places), True
-    starts = (
-        size
-        for stop in stops
-        for size in range(1, min(len(stop), len(text) + 1))
-        if text.endswith(stop[:size])
-    )
-    return len(text) - max(starts, default=0), False
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
@@ -259,13 +246,15 @@ class LocalBackend:
             require_exact(settings, "speculative.numerics")
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
+        tools = self._tools(asked)
+        reader = CallReader(tools, self._session.loaded.tokenizer)
         question = Question(
             prompt.title,
             settings,
             None if baseline else prompt.ids,  # a baseline decodes the instruction
             baseline=baseline,
             stop=stop,
-            tools=asked.callable_tools,
+            tools=tools,
             logprobs=asked.likeliest,
             prediction=asked.predicted,
         )
@@ -287,8 +276,9 @@ class LocalBackend:
                     for token, logprobs in zip_longest(event.tokens, event.logprobs):
                         if logprobs:
                             tokens.append((made, self._scored(token.id, logprobs)))
-                        made += len(token.text)
-                        text += token.text
+                        piece = reader.spelled(token)
+                        made += len(piece)
+                        text += piece
                     end, found = certain(text, asked.stops)
                     new, text, certain_to = text[:end], text[end:], certain_to + end
                     if found:
@@ -296,8 +286,17 @@ class LocalBackend:
                         tokens = deque(one for one in tokens if one[0] < certain_to)
                 while tokens and (tokens[0][0] < certain_to or not text):
                     scored.append(tokens.popleft()[1])
-                yield Piece(event, head + new, answer, tuple(scored))
+                content, calls = reader.read(new, last=isinstance(event, Trace))
+                yield Piece(event, head + content, answer, tuple(scored), calls)
                 head, scored = "", []
+
+    def _tools(self, asked: CommonRequest) -> Tools | None:
+        """What the answer may call, in the form of this model. Raises BadInput if it has none."""
+        tools, form = asked.callable_tools, self._session.loaded.template.call_form
+        if tools and form is None:
+            message = "This model's chat template has no tool calls that this server reads"
+            raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
+        return tools and replace(tools, form=form)
 
     def _echo(
         self, asked: CommonRequest, prompt: ReadPrompt, settings: Settings, stop: threading.Event
@@ -346,12 +345,8 @@ class LocalBackend:
         tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):
             turns = [message.turn() for message in asked.messages]
-            tools = []
-            if asked.callable_tools:
-                if CALL not in loaded.template.jinja.replace("\\n", "\n"):
-                    message = "This model's chat template has no tool calls that this server reads"
-                    raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
-                tools = [one.model_dump(exclude_none=True) for one in asked.tools]
+            tools = asked.tools if self._tools(asked) else []
+            tools = [tool.model_dump(exclude_none=True) for tool in tools]
             ids = loaded.template.render_chat(
                 turns,
                 tokenizer,

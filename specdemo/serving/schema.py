@@ -26,8 +26,8 @@ from pydantic_core import from_json
 from specdemo.errors import BadInput
 from specdemo.options import Whole
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
-from specdemo.text.grammar import Tools
-from specdemo.text.templates import Call, Message
+from specdemo.text.templates import Message
+from specdemo.text.tools import FunctionCall, Tools
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = (
@@ -230,7 +230,7 @@ class ChatMessage(Strict, extra="ignore"):
     def turn(self) -> Message:
         """The message in the form that a chat template takes."""
         calls = [
-            Call(call.function.name, call.function.arguments, call.id)
+            FunctionCall(call.function.name, call.function.arguments, call.id)
             for call in self.tool_calls or ()
         ]
         role = "system" if self.role == "developer" else self.role
@@ -357,8 +357,6 @@ class ChatRequest(CommonRequest):
         if self.extension.baseline and (self.stop or self.tools or roles != ["user"]):
             message = "speculative.baseline needs one user message, no stop strings, no tools."
             raise BadInput(message, "speculative")
-        if self.json_schema and self.callable_tools:
-            raise BadInput("response_format and tools exclude each other.", "response_format")
         return self
 
 

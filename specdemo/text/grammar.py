@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache, partial
 from time import perf_counter, sleep
@@ -21,6 +20,7 @@ import numpy as np
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
 from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tools import Tools
 
 MAX_SCHEMA = 64_000
 """Characters of a schema. The time to compile grows with the square of its properties."""
@@ -42,22 +42,8 @@ JSON_STYLE = {
 MAX_STATES = 20_000
 """States of a lexer, of 1 to 2 kB each."""
 
-CALL, END_OF_CALL = "<tool_call>\n", "\n</tool_call>"
-"""What encloses the JSON of a call, as in the templates of Hermes and Qwen. A line end cannot be in
-JSON's strings, so END_OF_CALL never is."""
-
 Start = Callable[[], Constraint]
 """Makes a constraint at the beginning of its language."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """The `functions` that an answer may call: OpenAI's function definitions as a JSON list. The
-    answer is text and calls, with `required` calls only; more than one with `several`."""
-
-    functions: str
-    required: bool = False
-    several: bool = True
 
 
 REST = 3.0
@@ -86,13 +72,15 @@ class Grammars:
         except ValueError as error:
             message = f"Answers of this model cannot be restricted; its tokenizer: {error}."
             raise BadInput(message) from error
+        self._added = tokenizer.added
+        self._special = tokenizer.special_ids
         self._known = lru_cache(8)(self._compiled)
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
         self._rests_until = 0.0
 
     def compiled(self, schema: str, tools: Tools | None = None) -> Start:
-        """Answers that are JSON of the `schema` (JSON text), or that call `tools`. Raises BadInput,
-        which names the keyword or the place that cannot be used."""
+        """Answers that are JSON of the `schema` (JSON text), that call `tools`, or, with both, one
+        of them. Raises BadInput, which names the keyword or the place that cannot be used."""
         return self._compiler.submit(self._in_turn, schema, tools).result()
 
     def _in_turn(self, schema: str, tools: Tools | None) -> Start:
@@ -105,7 +93,9 @@ class Grammars:
             self._rests_until = ended + REST * (ended - begun)
 
     def _compiled(self, schema: str, tools: Tools | None) -> Start:
-        lark = f"start: {_json(schema, 'json_schema')}" if tools is None else _calls(tools)
+        if tools and schema:
+            self._known(schema, None)  # raises what is wrong with the schema alone
+        lark = self._calls(tools, schema) if tools else f"start: {_json(schema, 'json_schema')}"
         param = "json_schema" if tools is None else "tools"
         library = self._library
         text = library.LLMatcher.grammar_from_lark("%llguidance {}\n" + lark)
@@ -121,6 +111,59 @@ class Grammars:
                 break
             place.advance(token)
         return start
+
+    def _calls(self, tools: Tools, schema: str) -> str:
+        """The grammar of an answer that calls `tools`, or else is JSON of `schema`, or any text
+        with "". Raises BadInput."""
+        _require_size(tools.functions, "tools")
+        form, marker = tools.form, tools.form.list_marker
+        several = tools.several and form.separator is not None
+        bare = form.first and schema and not tools.required
+        functions = []
+        for function in json.loads(tools.functions):
+            name, parameters = function["name"], function.get("parameters") or {"type": "object"}
+            if bare:  # what may also be JSON of `schema` is made of the same parts
+                whole = {"name": {"const": name}, "parameters": parameters}
+                parameters = _object(whole, parameters)
+            arguments = _json(json.dumps(parameters), f"tools: {name}")
+            opening = "" if bare else self._literal(name + form.middle)
+            functions.append(f"{opening} {arguments}")
+        head, tail = ("", "") if bare else map(self._literal, (form.head, form.tail))
+        call = f"({' | '.join(functions)}) {tail}"
+        begin = f'{self._literal(marker)} " "? "["' if marker else ""
+        if form.first and (tag := self._added.get("<|python_tag|>")):
+            begin = f"(<[{tag}]>)?"
+        more = f"({self._literal(f'{form.separator}{form.head}')} call)*" if several else ""
+        end = '"]"' if marker else ""
+        calls = f"{begin} {head} call {more} {end}".strip()
+        rules = [f"call: {call}", f"calls: {calls}", r"TEXT: /(.|\n)+/"]
+        if tools.required:
+            start = "calls"
+        elif schema:
+            start = f"calls | {_json(schema, 'json_schema')}"
+        elif form.first:
+            start = "calls | OTHER?"  # which may not begin like a call
+            rules.append(r'OTHER: TEXT & ~/\s*\{\s*"name"\s*:(.|\n)*/')
+        elif calls.startswith("<["):
+            start = "text (calls text)*" if several else "text calls?"
+            free = {  # tokens such as <think>, which are no part of TEXT
+                id
+                for text, id in self._added.items()
+                if id not in self._special and text not in form.text
+            }
+            tokens = f"(<[{','.join(map(str, sorted(free)))}]> TEXT?)*" if free else ""
+            rules.append(f"text: TEXT? {tokens}")
+        else:
+            start = "(lead rest)* TEXT?" if several else "lead rest | TEXT?"
+            rules += [f"rest: call {more} {end}", f"lead[lazy]: TEXT? {json.dumps(form.leads[0])}"]
+        return "\n".join([f"start: {start}", *rules])
+
+    def _literal(self, text: str) -> str:
+        """A text in which a marker that is an added token is that token. A model that has the token
+        was not trained to spell it."""
+        pieces = filter(None, re.split(r"(<[^<>\s]+>|\[[A-Z_]+\])", text))
+        added = self._added
+        return " ".join(f"<[{added[one]}]>" if one in added else json.dumps(one) for one in pieces)
 
 
 class _Place:
@@ -168,21 +211,15 @@ def _require(matcher: Any, param: str) -> None:
     raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
 
 
-def _calls(tools: Tools) -> str:
-    """The grammar of an answer that calls `tools`. Raises BadInput."""
-    _require_size(tools.functions, "tools")
-    rules = []
-    for function in json.loads(tools.functions):
-        name = function["name"]
-        schema = json.dumps(function.get("parameters") or {"type": "object"})
-        begin, end = f'{{"name": "{name}", "arguments": ', "}" + END_OF_CALL
-        rules.append(f"{json.dumps(begin)} {_json(schema, f'tools: {name}')} {json.dumps(end)}")
-    call = f"call: {' | '.join(rules)}\n"
-    if tools.required:
-        more = f"({json.dumps(chr(10) + CALL)} call)*" if tools.several else ""
-        return f"start: {json.dumps(CALL)} call {more}\n{call}"
-    calls = "(lead call)* TEXT" if tools.several else "lead call | TEXT"
-    return f"start: {calls}\nTEXT: /(.|\\n)*/\nlead[lazy]: TEXT {json.dumps(CALL)}\n{call}"
+def _object(properties: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object of just these `properties`, with the definitions of `schema`."""
+    names = "$defs", "definitions"
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    } | {name: schema[name] for name in names if name in schema}
 
 
 def _json(schema: str, place: str) -> str:

@@ -16,6 +16,7 @@ from specdemo.convert.ir import read_json, read_text
 from specdemo.errors import BadInput, FetchError
 from specdemo.text import sandbox
 from specdemo.text.tokenizer import MARK, Tokenizer, valid
+from specdemo.text.tools import CallForm, FunctionCall, call_form
 
 _PLACEHOLDER = f"{MARK}{{}}{MARK}."
 _PLAIN = re.compile(r"[\w ./:,-]*")  # no special token consists of these alone
@@ -33,22 +34,13 @@ _ONE_TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tool; `arguments` are the JSON text of an object."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation; `role` is "system", "user", "assistant" or "tool". `calls` are an
     assistant's calls of tools; `call_id` and `name` tell which of them a tool's turn answers."""
 
     role: str
     content: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[FunctionCall, ...] = ()
     call_id: str = ""
     name: str = ""
 
@@ -67,6 +59,11 @@ class Template:
     bos: bool = False
     tokens: dict[str, str] = field(default_factory=dict)
     thinking: bool = False
+
+    @property
+    def call_form(self) -> CallForm | None:
+        """How the model writes calls of tools; None if it has no form that is known here."""
+        return call_form(self.tools_jinja or self.jinja)
 
     def render(self, instruction: str, tokenizer: Tokenizer) -> list[int]:
         """The prompt's token ids. Raises BadInput."""

@@ -48,7 +48,7 @@ class Tokenizer:
             one.no_truncation()
         self._literal.encode_special_tokens = True
         self.special_ids = frozenset(one["id"] for one in added if one.get("special"))
-        self._added = frozenset(one["content"] for one in added)
+        self.added = {one["content"]: one["id"] for one in added}
         first = "".join({re.escape(one["content"][:1]) for one in added if one.get("special")})
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
         unknown = content["model"].get("unk_token")

@@ -1,0 +1,162 @@
+"""Calls of tools: the forms in which models write them, and how they are read out of an answer.
+`grammar.py` restricts answers to a form."""
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdemo.engine.rounds import DraftToken, EmittedToken
+from specdemo.text.tokenizer import Tokenizer
+
+
+class FunctionCall(NamedTuple):
+    """A call of a tool; `arguments` are the JSON text of an object."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model writes a call: `head`, the tool's name, `middle`, the arguments as JSON, `tail`.
+    Calls have the `separator` between them; None: an answer has one. With a `list_marker` they are
+    a JSON list that follows it. `first`: no other text comes before a call."""
+
+    head: str
+    middle: str
+    tail: str
+    separator: str | None = None
+    list_marker: str = ""
+    first: bool = False
+
+    @property
+    def leads(self) -> tuple[str, ...]:
+        """The texts with which calls may begin. SentencePiece puts a space after a marker."""
+        if not self.list_marker:
+            return (self.head,)
+        return tuple(f"{self.list_marker}{space}[{self.head}" for space in ("", " "))
+
+    @property
+    def text(self) -> str:
+        """All text of a call but what it calls."""
+        return self.leads[0] + self.middle + self.tail
+
+
+_DECODER = json.JSONDecoder()
+_OBJECT = '{"name": "', '", "arguments": ', "}", ", "
+HERMES = CallForm('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
+LLAMA = CallForm('{"name": "', '", "parameters": ', "}", first=True)
+MISTRAL = CallForm(*_OBJECT, "[TOOL_CALLS]")
+MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[ARGS]", "", "")
+GRANITE = CallForm(*_OBJECT, "<|tool_call|>")
+
+
+def call_form(jinja: str) -> CallForm | None:
+    """The form of calls in a chat template; None if it has none, or another one."""
+    if "[TOOL_CALLS]" in jinja:
+        return MISTRAL_ARGS if "[ARGS]" in jinja else MISTRAL
+    if "<tool_call>" in jinja:
+        others = "<function=", "<arg_key>"  # parameters as XML
+        return None if any(text in jinja for text in others) else HERMES
+    if "<|tool_call|>" in jinja:
+        return GRANITE
+    return LLAMA if '"parameters": ' in jinja and "<|start_header_id|>" in jinja else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The `functions` that an answer may call: OpenAI's function definitions as a JSON list. The
+    answer is text and calls, with `required` calls only; more than one with `several`."""
+
+    functions: str
+    required: bool = False
+    several: bool = True
+    form: CallForm = HERMES
+
+
+def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+    """Length of the prefix of a text that cannot be part of a stop string, and whether a stop
+    string follows it."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    if places:
+        return min(places), True
+    starts = (
+        size
+        for stop in stops
+        for size in range(1, min(len(stop), len(text) + 1))
+        if text.endswith(stop[:size])
+    )
+    return len(text) - max(starts, default=0), False
+
+
+class CallReader:
+    """Splits an answer of `tools` into content and calls, piece by piece; without tools all is
+    content."""
+
+    def __init__(self, tools: Tools | None, tokenizer: Tokenizer):
+        self._tools, self._form = tools, tools.form if tools else HERMES
+        functions = json.loads(tools.functions) if tools else ()
+        self._openings = {one["name"] + self._form.middle: one["name"] for one in functions}
+        self._markers = {
+            id: text
+            for text, id in tokenizer.added.items()
+            if id in tokenizer.special_ids and text in self._form.text
+        }
+        self._unread = ""
+        self._has_content = self._after_call = False
+
+    def spelled(self, token: DraftToken | EmittedToken) -> str:
+        """The text of a token; that of a special token only if it marks calls."""
+        return self._markers.get(token.id, token.text) if self._tools else token.text
+
+    def read(self, text: str, last: bool = False) -> tuple[str, tuple[FunctionCall, ...]]:
+        """The content that is certain after `text`, and the calls that it completes. With `last` a
+        call that is incomplete is content."""
+        if self._tools is None:
+            return text, ()
+        form, content, calls = self._form, "", []
+        self._unread += text
+        while True:
+            leads = form.leads
+            if self._after_call:  # what stands between calls is no content
+                between = (form.separator or "") + "]" * bool(form.list_marker)
+                self._unread = self._unread.lstrip(between)
+                leads += (form.head,)
+            end, begins = certain(self._unread, leads)
+            if form.first and (self._has_content or end) or last and not begins:
+                end, begins = len(self._unread), False
+            content += self._take(end)
+            if not begins:
+                return content, tuple(calls)
+            lead = next(lead for lead in leads if self._unread.startswith(lead))
+            call, length = self._call(self._unread[len(lead) :])
+            if call:
+                self._unread, self._after_call = self._unread[len(lead) + length :], True
+                calls.append(call)
+            elif length or last:
+                content += self._take(len(lead) if length else len(self._unread))
+            else:
+                return content, tuple(calls)
+
+    def _take(self, size: int) -> str:
+        """The next characters of content."""
+        taken, self._unread = self._unread[:size], self._unread[size:]
+        if taken:
+            self._has_content, self._after_call = True, False
+        return taken
+
+    def _call(self, text: str) -> tuple[FunctionCall | None, int]:
+        """The call that `text` begins with, from its name on, and its length; without a call 0 if
+        more text may complete it."""
+        opening = next(filter(text.startswith, self._openings), None)
+        if opening is None:
+            return None, not any(opening.startswith(text) for opening in self._openings)
+        try:
+            _, end = _DECODER.raw_decode(text, len(opening))
+        except (ValueError, RecursionError):
+            return None, 0
+        call = FunctionCall(self._openings[opening], text[len(opening) : end])
+        if text.startswith(self._form.tail, end):
+            return call, end + len(self._form.tail)
+        return None, not self._form.tail.startswith(text[end:])

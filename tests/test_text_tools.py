@@ -1,0 +1,305 @@
+"""Calls of tools: each form lets a model write the very tokens it was trained on, and is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import jsonschema
+import numpy as np
+import openai
+import pytest
+import tokenizers
+from fakes import served
+from pydantic import BaseModel
+from tokenizers import AddedToken
+
+from specdemo.runs.session import Session
+from specdemo.text.grammar import Grammars
+from specdemo.text.templates import Template
+from specdemo.text.tokenizer import Tokenizer
+from specdemo.text.tools import (
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    CallReader,
+    Tools,
+    call_form,
+)
+
+TEMPLATES = Path(__file__).parent / "data" / "templates"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "likes": {"enum": ["tea", "coffee"]}},
+    "required": ["name", "likes"],
+    "additionalProperties": False,
+}
+FUNCTIONS = json.dumps([{"name": "greet", "parameters": PERSON}, {"name": "stop"}])
+GREET = '{"name": "A", "likes": "tea"}'
+CALLS = {  # how each family writes two calls
+    "hermes": (
+        HERMES,
+        f'<tool_call>\n{{"name": "greet", "arguments": {GREET}}}\n</tool_call>',
+        '\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+    ),
+    "llama": (LLAMA, f'{{"name": "greet", "parameters": {GREET}}}', None),
+    "llama with its tag": (
+        LLAMA,
+        f'<|python_tag|>{{"name": "greet", "parameters": {GREET}}}',
+        None,
+    ),
+    "mistral": (
+        MISTRAL,
+        f'[TOOL_CALLS][{{"name": "greet", "arguments": {GREET}}}]',
+        f'[TOOL_CALLS][{{"name": "greet", "arguments": {GREET}}}, '
+        '{"name": "stop", "arguments": {}}]',
+    ),
+    "mistral with a space": (
+        MISTRAL,
+        f'[TOOL_CALLS] [{{"name": "greet", "arguments": {GREET}}}]',
+        None,
+    ),
+    "mistral with arguments": (
+        MISTRAL_ARGS,
+        f"[TOOL_CALLS]greet[ARGS]{GREET}",
+        "[TOOL_CALLS]stop[ARGS]{}",
+    ),
+    "granite": (GRANITE, f'<|tool_call|>[{{"name": "greet", "arguments": {GREET}}}]', None),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(embedded_pair) -> SimpleNamespace:
+    """The embedded pair's tokenizer, which has no token for any marker."""
+    tokenizer = embedded_pair.tokenizer
+    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]))
+
+
+@pytest.fixture(scope="module")
+def marked(embedded_pair, tmp_path_factory) -> SimpleNamespace:
+    """The same with the markers of all families as tokens."""
+    made = tokenizers.Tokenizer.from_str(embedded_pair.tokenizer.json)
+    ordinary = "<tool_call> </tool_call> <think> </think>".split()
+    made.add_tokens([AddedToken(text, normalized=False) for text in ordinary])
+    special = "[TOOL_CALLS] [ARGS] <|tool_call|> <|python_tag|>".split()
+    made.add_special_tokens([AddedToken(text) for text in special])
+    path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
+    made.save(str(path))
+    tokenizer = Tokenizer(path)
+    return SimpleNamespace(tokenizer=tokenizer, grammars=Grammars(tokenizer, [2]))
+
+
+def allows(model: SimpleNamespace, text: str, tools: Tools, schema: str = "") -> bool:
+    """Whether an answer may be `text` and end there, with the markers' tokens where there are some.
+    Forced text may be cut into other tokens than those of the whole text."""
+    place, tokenizer = model.grammars.compiled(schema, tools)(), model.tokenizer
+    while text:
+        mask = place.mask()
+        id, *_ = tokenizer.encode(text)
+        if not mask[id]:
+            texts = {id: tokenizer.decode([id]) for id in np.flatnonzero(mask)[:100]}
+            fitting = [id for id, piece in texts.items() if piece and text.startswith(piece)]
+            if not fitting:
+                return False
+            id = max(fitting, key=lambda id: len(texts[id]))
+        place.advance(int(id))
+        text = text.removeprefix(tokenizer._parsing.decode([id], skip_special_tokens=False))
+    return bool(place.mask()[2])
+
+
+def read(model: SimpleNamespace, text: str, tools: Tools, size: int = 1000) -> tuple[str, list]:
+    """The content and the calls of an answer that comes `size` tokens at a time."""
+    reader, decode = CallReader(tools, model.tokenizer), model.tokenizer.stream()
+    ids, content, calls = model.tokenizer.encode(text), "", []
+    for start in range(0, len(ids), size):
+        tokens = [SimpleNamespace(id=id, text=decode(id)) for id in ids[start : start + size]]
+        new, found = reader.read("".join(map(reader.spelled, tokens)))
+        content, calls = content + new, [*calls, *found]
+    new, found = reader.read("", last=True)
+    return content + new, [(call.name, call.arguments) for call in [*calls, *found]]
+
+
+def test_a_marker_that_is_a_token_is_that_token(marked):
+    """Smallest case of a tokenizer of Qwen's."""
+    place = marked.grammars.compiled("", Tools(FUNCTIONS, required=True))()
+    assert np.flatnonzero(place.mask()).tolist() == [marked.tokenizer.added["<tool_call>"]]
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+@pytest.mark.parametrize("family", CALLS)
+def test_each_form_is_allowed_and_read(marked, plain, family, has_tokens):
+    form, call, second = CALLS[family]
+    model = marked if has_tokens else plain
+    if not has_tokens and (form is GRANITE or " with " in family):
+        return  # these come with tokens only
+    both = second if second and form is MISTRAL else second and call + second
+    for required in (True, False):
+        tools = Tools(FUNCTIONS, required, form=form)
+        single = Tools(FUNCTIONS, required, several=False, form=form)
+        assert allows(model, call, tools) and allows(model, call, single)
+        assert not allows(model, call.replace("tea", "gin"), tools)
+        assert not allows(model, call.replace("greet", "sing"), tools)
+        assert allows(model, "Hello.", tools) == (not required)
+        before = not required and form is not LLAMA
+        assert allows(model, "Hello. " + call, tools) == (not required)
+        assert not both or allows(model, both, tools) and not allows(model, both, single)
+        for size in (1, 3, 1000):
+            assert read(model, call, tools, size) == ("", [("greet", GREET)])
+            assert read(model, "Hello.", tools, size) == ("Hello.", [])
+            assert read(model, call[:-3], tools, size)[1] == []
+            if before:
+                assert read(model, "Hi <" + call, tools, size) == ("Hi <", [("greet", GREET)])
+            if both:
+                calls = [("greet", GREET), ("stop", "{}")]
+                assert read(model, both, tools, size) == ("", calls)
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_with_a_schema_an_answer_is_json_or_calls(marked, family):
+    form, call, _ = CALLS[family]
+    schema = json.dumps({**PERSON, "properties": {**PERSON["properties"], "name": {"const": "Q"}}})
+    answer = '{"name": "Q", "likes": "tea"}'
+    free, required = Tools(FUNCTIONS, form=form), Tools(FUNCTIONS, required=True, form=form)
+    assert allows(marked, answer, free, schema) and allows(marked, call, free, schema)
+    assert not allows(marked, "Hello.", free, schema)
+    assert not allows(marked, answer, required, schema)
+    for size in (1, 2, 1000):
+        assert read(marked, answer, free, size) == (answer, [])
+        assert read(marked, call, free, size) == ("", [("greet", GREET)])
+
+
+@pytest.mark.parametrize("family", [name for name in CALLS if "llama" not in name])
+def test_text_beside_calls_may_hold_added_tokens(marked, family):
+    form, call, _ = CALLS[family]
+    assert allows(marked, "<think>So.</think>\n" + call, Tools(FUNCTIONS, form=form))
+    assert allows(marked, "<think></think>No.", Tools(FUNCTIONS, form=form))
+    assert not allows(marked, "<think></think>No.", Tools(FUNCTIONS, required=True, form=form))
+
+
+@pytest.mark.parametrize("family", CALLS)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_mask_allows_is_read_as_calls_of_the_schema(marked, family, seed):
+    form, _, _ = CALLS[family]
+    tools, rng = Tools(FUNCTIONS, required=True, form=form), np.random.default_rng(seed)
+    tokenizer, decode = marked.tokenizer, marked.tokenizer.stream()
+    place, reader, calls = marked.grammars.compiled("", tools)(), CallReader(tools, tokenizer), []
+    closing = {tokenizer.encode(text)[0] for text in ('"', '"}', "}", "]", '",')}
+    for _ in range(300):
+        allowed = np.flatnonzero(place.mask())
+        likely = [id for id in allowed if id in closing or id == 2]
+        id = int(rng.choice(likely or allowed))
+        if id == 2:
+            break
+        place.advance(id)
+        text = reader.spelled(SimpleNamespace(id=id, text=decode(id)))
+        content, found = reader.read(text)
+        assert content == ""
+        calls += found
+    assert calls and reader.read("", last=True) == ("", ())
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), PERSON if call.name == "greet" else {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "parameters": {}}',
+        '{"name": "greet", "other": {}}',
+        'So {"name": "greet", "parameters": {}}',
+        '{"a": 1}',
+        "",
+    ],
+)
+def test_text_that_only_looks_like_a_call_is_content(marked, text):
+    for size in (1, 2, 1000):
+        assert read(marked, text, Tools(FUNCTIONS, form=LLAMA), size) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_content_and_calls_are_told_apart_however_the_text_is_cut(plain, size):
+    arguments = '{"to": "<tool_call>\\n}\\n</tool_call>"}'
+    call = f'<tool_call>\n{{"name": "greet", "arguments": {arguments}}}\n</tool_call>'
+    text = f"Well, <tool> {call}\n{call} {call[:-3]}"
+    reader, content, calls = CallReader(Tools(FUNCTIONS), plain.tokenizer), "", []
+    for start in range(0, len(text), size):
+        more, found = reader.read(text[start : start + size], start + size >= len(text))
+        content, calls = content + more, [*calls, *found]
+    assert content == "Well, <tool>  " + call[:-3]
+    assert [call.arguments for call in calls] == [arguments] * 2
+
+
+def test_the_form_is_that_of_the_template():
+    forms = {path.stem: call_form(path.read_text("utf-8")) for path in TEMPLATES.glob("*.jinja")}
+    wanted = dict.fromkeys(("qwen25", "qwen3", "hermes"), HERMES) | {"llama3": LLAMA}
+    wanted |= {"mistral": MISTRAL, "granite": GRANITE}
+    assert {name: form for name, form in forms.items() if form} == wanted
+    assert call_form("<tool_call>\n<function=f>\n<parameter=p>") is None
+    assert call_form("[TOOL_CALLS]{{ name }}[ARGS]") is MISTRAL_ARGS
+
+
+# The API, with OpenAI's client and a model whose tokenizer has the markers
+
+
+class Drink(BaseModel):
+    """Orders a drink."""
+
+    name: Literal["tea", "coffee"]
+    hot: bool
+
+
+@pytest.fixture(scope="module")
+def session(embedded_pair, tmp_path_factory) -> Iterator[Session]:
+    """Of the embedded pair, in whose tokenizer tokens that it never uses are markers."""
+    content = json.loads(embedded_pair.tokenizer.json)
+    names = {3: "<tool_call>", 4: "</tool_call>", 5: "[TOOL_CALLS]", 7: "<|python_tag|>"}
+    for token in content["added_tokens"]:
+        token["content"] = names.get(token["id"], token["content"])
+        token["special"] = token["special"] and token["id"] not in (3, 4)
+    strings = {id: text for text, id in content["model"]["vocab"].items()} | names
+    content["model"]["vocab"] = {text: id for id, text in strings.items()}
+    path = tmp_path_factory.mktemp("renamed") / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    pair = replace(embedded_pair, tokenizer=Tokenizer(path))
+    with Session(pair, background=False) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("family", ["qwen25", "llama3", "mistral"])
+def test_a_tool_is_called_and_its_result_is_answered(session, family):
+    jinja = (TEMPLATES / f"{family}.jinja").read_text("utf-8")
+    template = Template(family, jinja, tokens={"bos_token": "", "eos_token": ""})
+    tools = [openai.pydantic_function_tool(Drink)]
+    asked = {"model": "embedded", "max_tokens": 60, "seed": 1, "tools": tools}
+    messages = [{"role": "user", "content": "Coffee, please."}]
+    with served(session, replace(session.loaded, template=template)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+        complete = client.chat.completions
+        named = {"type": "function", "function": {"name": "Drink"}}
+        for choice in ("required", named):
+            options = {**asked, "messages": messages, "tool_choice": choice}
+            options["parallel_tool_calls"] = False
+            done = complete.parse(**options).choices[0]
+            [call] = done.message.tool_calls
+            assert isinstance(call.function.parsed_arguments, Drink) and len(call.id) == 9
+            assert (done.finish_reason, done.message.content) == ("tool_calls", None)
+            with complete.stream(**options) as stream:
+                streamed = stream.get_final_completion().choices[0]
+            [again] = streamed.message.tool_calls
+            assert again.function.arguments == call.function.arguments
+            plain = complete.parse(**options, extra_body={"speculative": {"drafter": "none"}})
+            [same] = plain.choices[0].message.tool_calls
+            assert same.function.arguments == call.function.arguments
+        schema = {**Drink.model_json_schema(), "additionalProperties": False}
+        form = {"type": "json_schema", "json_schema": {"name": "drink", "schema": schema}}
+        answer = complete.create(**asked, messages=messages, response_format=form).choices[0]
+        if not answer.message.tool_calls:
+            Drink.model_validate_json(answer.message.content)
+        messages += [done.message.model_dump(exclude_none=True)]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "It is served."}]
+        assert complete.create(**asked, messages=messages, tool_choice="none").choices[0]
