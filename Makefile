@@ -16,7 +16,7 @@ help:
 	@echo "make demo    the page (ARGS='--port 7861' passes options to app.py)"
 	@echo "make check   style, types and unit tests, without models, browser or training"
 	@echo "make test    all tests (ARGS='-k models' passes options to pytest)"
-	@echo "make test-hostile   attackers, floods and faults, ten minutes"
+	@echo "make test-hostile   attackers, floods and faults, twelve minutes"
 	@echo "make space   what a Space gets, in build/space"
 	@echo "make bench   figures of this machine in results/"
 
@@ -58,8 +58,8 @@ test: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 10 $(ARGS)
 
-# In parts, which print their figures at the end, also when the time is over; together ten minutes at most.
-HOSTILE := crowd faults schemas fuzz
+# In parts, which print their figures at the end, also when the time is over; together twelve minutes at most.
+HOSTILE := crowd faults dearest schemas fuzz
 test-hostile: $(HOSTILE:%=test-hostile-%)
 
 HOSTILE_PYTEST = $(BIN)/python -m pytest -rP --durations 3 $(ARGS)
@@ -71,6 +71,9 @@ test-hostile-crowd: hostile-setup
 
 test-hostile-faults: hostile-setup
 	timeout -s INT 210 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_faults.py
+
+test-hostile-dearest: hostile-setup
+	timeout -s INT 150 $(HOSTILE_PYTEST) tests/hostile/test_dearest.py
 
 test-hostile-schemas: hostile-setup
 	HOSTILE_SECONDS=30 timeout -s INT 90 $(HOSTILE_PYTEST) -n 2 tests/hostile/test_schemas.py

@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 import time
+from contextlib import suppress
 from statistics import median
 
 import httpx
@@ -14,9 +15,11 @@ import psutil
 import pytest
 
 from specdemo.bench.load_test import started
+from specdemo.engine.messages import PREFILL_CHUNK
 
 JSON = {"Content-Type": "application/json"}
-CONTEXT, BYTES = 8192, 762_000  # of the embedded pair
+BYTES = 762_000  # of a body for the embedded pair
+LONG = 2_000  # tokens
 WIDE = {f"property {number}": {"type": "string"} for number in range(1700)}
 NUMBERS = itertools.count()
 
@@ -36,9 +39,8 @@ def schema(properties: dict) -> dict:
 
 
 def long_prompt() -> tuple[str, str, str]:
-    """A prompt that fills the context, of tokens that were never read before."""
-    number = next(NUMBERS)
-    return completion([number % 49_000 + 5, *range(100, CONTEXT)][: CONTEXT - 1], max_tokens=1)
+    """A prompt of tokens that were never read before."""
+    return completion([next(NUMBERS) + 5, *range(100, LONG + 99)], max_tokens=1)
 
 
 DEAREST = {
@@ -51,7 +53,11 @@ DEAREST = {
     "a body that is too large": lambda: chat("x" * 3_999_000),
     "an answer of 400 tokens": lambda: chat(f"Tell {next(NUMBERS)} stories.", max_tokens=400),
     "ids beyond the context": lambda: completion([1] * (BYTES // 3 - 100)),
-    "a prompt that fills the context": long_prompt,
+    "a long prompt": long_prompt,
+    "echoes with log-probabilities": lambda: completion(
+        list(range(next(NUMBERS), 400)), echo=True, logprobs=20, max_tokens=0
+    ),
+    "many answers": lambda: chat("Tell a story.", n=32, max_tokens=16),
     "a model of a long name": lambda: ("GET", "/v1/models/" + "x" * 60_000, None),
     "the models": lambda: ("GET", "/v1/models", None),
     "the description": lambda: ("GET", "/openapi.json", None),
@@ -101,8 +107,9 @@ def test_the_dearest_request_makes_another_visitor_wait_at_most_twice_as_long(se
         seconds = time.monotonic() - begun
 
         def attack() -> None:
-            while not ended.is_set():
-                send(attacker, dearest)
+            with suppress(httpx.HTTPError, RuntimeError):  # it is closed in the end
+                while not ended.wait(0.1):
+                    send(attacker, dearest)
 
         attacking = threading.Thread(target=attack)
         attacking.start()
@@ -110,9 +117,12 @@ def test_the_dearest_request_makes_another_visitor_wait_at_most_twice_as_long(se
             attacked = median(first_tokens(visitor, 10))
         finally:
             ended.set()
+            attacker.close()
             attacking.join()
     print(
         f"{dearest}: {status}, {1000 * seconds:,.0f} ms, {1000 * cpu:,.0f} ms of processors; "
         f"first token {1000 * alone:.0f} ms alone, {1000 * attacked:.0f} ms attacked"
     )
-    assert status < 500 and attacked < 2 * alone + 0.1
+    # No forward is interrupted, so a long prompt of another visitor delays by one of its chunks.
+    chunk = seconds * PREFILL_CHUNK / LONG if dearest == "a long prompt" else 0.0
+    assert status < 500 and attacked < 2 * alone + 2 * chunk + 0.1
