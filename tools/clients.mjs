@@ -4,7 +4,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamText, tool as define } from "ai";
 import { z } from "zod";
 
-const { url, model, messages, schema, tool, client, name } = JSON.parse(process.argv[2]);
+const { url, model, messages, schema, tool, case: [client, name] } = JSON.parse(process.argv[2]);
 
 async function joined(texts) {
   let whole = "";

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import click
@@ -44,34 +45,31 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA
 TOOLS = {"tools": [TOOL], "tool_choice": "required"}
 
 
-def called(message) -> City:
-    return City.model_validate_json(message.tool_calls[0].function.arguments)
+def of_messages(create):
+    def message(**more):
+        return create(**more).choices[0].message
+
+    return {
+        "chat": lambda: message().content,
+        "stream": lambda: [chunk.choices[0].delta.content for chunk in create(stream=True)],
+        "structured": lambda: City.model_validate_json(message(response_format=City).content),
+        "tools": lambda: message(**TOOLS).tool_calls[0].function.arguments,
+    }
 
 
 def openai(url, model, asked):
     from openai import OpenAI
 
     chat = OpenAI(base_url=url, api_key="unused").chat.completions
-    return {
-        "chat": lambda: chat.create(**asked).choices[0].message.content,
-        "stream": lambda: [c.choices[0].delta.content for c in chat.create(**asked, stream=True)],
-        "structured": lambda: chat.parse(**asked, response_format=City).choices[0].message.parsed,
-        "tools": lambda: called(chat.create(**asked, **TOOLS).choices[0].message),
-    }
+    parsed = {"structured": lambda: chat.parse(**asked, response_format=City).choices[0].message}
+    return of_messages(partial(chat.create, **asked)) | parsed
 
 
 def litellm(url, model, asked):
     from litellm import completion
 
-    asked = {**asked, "model": f"openai/{model}", "api_base": url, "api_key": "unused"}
-    return {
-        "chat": lambda: completion(**asked).choices[0].message.content,
-        "stream": lambda: [c.choices[0].delta.content for c in completion(**asked, stream=True)],
-        "structured": lambda: City.model_validate_json(
-            completion(**asked, response_format=City).choices[0].message.content
-        ),
-        "tools": lambda: called(completion(**asked, **TOOLS).choices[0].message),
-    }
+    how = {**asked, "model": f"openai/{model}", "api_base": url, "api_key": "unused"}
+    return of_messages(partial(completion, **how))
 
 
 def langchain(url, model, asked):
@@ -208,11 +206,12 @@ def main(python, node, case):
         for client in ("openai", "vercel") if node else ():
             shutil.copy(Path(__file__).with_suffix(".mjs"), node)
             how = {**asked, "url": url, "model": folder.name, "schema": SCHEMA, "tool": TOOL}
-            run = [
-                ["node", "clients.mjs", json.dumps(how | {"client": client, "name": name})]
+            cells = [
+                tried(
+                    ["node", "clients.mjs", json.dumps({**how, "case": [client, name]})], cwd=node
+                )
                 for name in CASES
             ]
-            cells = [tried(command, cwd=node) for command in run]
             print(f"| {client} (node) | {' | '.join(cells)} |", flush=True)
 
 
