@@ -14,12 +14,11 @@ from specdemo.engine.policy import Policy
 from specdemo.engine.sampling import (
     HEAD,
     Distribution,
+    Noise,
     Sampling,
     choose,
     distribution,
     draw,
-    uniform,
-    uniforms,
 )
 
 rows = st.integers(0, 10**6).map(
@@ -123,11 +122,11 @@ def test_filters_agree_with_sorting_the_whole_vocabulary(row, temperature, top_k
 
 def test_noise_is_uniform_and_differs_between_positions_streams_and_seeds():
     ids = np.arange(20_000)
-    base = uniforms(1, 2, 3, ids)
+    base = Noise(1, 2, 3).uniforms(ids)
     assert base.min() > 0 and base.max() < 1
     assert np.histogram(base, 20, (0, 1))[0] == pytest.approx(np.full(20, 1000), abs=150)
-    for other in (uniforms(2, 2, 3, ids), uniforms(1, 3, 3, ids), uniforms(1, 2, 4, ids)):
-        assert abs(np.corrcoef(base, other)[0, 1]) < 0.03
+    for other in (Noise(2, 2, 3), Noise(1, 3, 3), Noise(1, 2, 4)):
+        assert abs(np.corrcoef(base, other.uniforms(ids))[0, 1]) < 0.03
 
 
 def test_draws_follow_the_distribution_tail_included():
@@ -199,6 +198,6 @@ def test_same_seed_gives_the_same_answer_for_every_drafter_and_draft_length(
 )
 def test_one_uniform_is_that_of_many(seed, position, stream, token):
     assert (
-        uniform(seed, position, stream, token)
-        == uniforms(seed, position, stream, np.array([token]))[0]
+        Noise(seed, position, stream).uniform(token)
+        == Noise(seed, position, stream).uniforms(np.array([token]))[0]
     )

@@ -55,7 +55,7 @@ def test_with_the_engines_noise_its_rounds_are_the_engines(
             return sampling.draw(Distribution(ids, probabilities[ids]), seed, position, stream)
 
         def accepts(chance, position, seed=seed):
-            return sampling.uniform(seed, position, sampling.ACCEPT) < chance
+            return sampling.Noise(seed, position, sampling.ACCEPT).uniform() < chance
 
         monkeypatch.setattr(example, "draw", draw)
         monkeypatch.setattr(example, "accepts", accepts)

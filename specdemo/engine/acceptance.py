@@ -24,11 +24,11 @@ from .sampling import (
     REACH,
     RESIDUAL,
     Distribution,
+    Noise,
     Sampling,
     choose,
     distribution,
     draw,
-    uniform,
 )
 
 
@@ -124,7 +124,7 @@ def acceptance_probability(p: float, q: float) -> float:
 
 def accepts(chance: float, seed: int, position: int) -> bool:
     """Whether a draft token with this acceptance probability is accepted at a position."""
-    return uniform(seed, position, ACCEPT) < chance
+    return Noise(seed, position, ACCEPT).uniform() < chance
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)
-"""The random streams at one position. The unlikely tokens of stream s use s + 8 and s + 16."""
+"""The random streams at one position."""
+
+TAIL, TAIL_TOKEN = 8, 16
+"""Added to a stream: when the unlikely tokens arrive in a race, and which of them is drawn."""
 
 HEAD = 1e-4
 """Tokens at least this probable, as a share of the likeliest one's probability, get an arrival time
@@ -120,22 +123,39 @@ def _edge(weights: np.ndarray, size: int, mass: float | None, min_p: float) -> f
     return min(edge, *(abs(math.log(part / mass)) / 2 for part in parts if part > 0))
 
 
-def uniforms(seed: int, position: int, stream: int, ids: np.ndarray) -> np.ndarray:
-    """Noise of each token id at a position, float64 [n] in (0, 1), by SplitMix64's finaliser."""
-    x = (ids.astype(np.uint64) * _ARRAY_GOLDEN) + np.uint64(_key(seed, position, stream))
-    x ^= x >> _30
-    x *= _ARRAY_FIRST
-    x ^= x >> _27
-    x *= _ARRAY_SECOND
-    x ^= x >> _31
-    return ((x >> _11).astype(np.float64) + 0.5) * 2.0**-53
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Uniforms in (0, 1): hashes (SplitMix64's finaliser) of seed, position in the text, stream and
+    token id. `stream` is TOKEN, DRAFT, ACCEPT or RESIDUAL."""
 
+    seed: int
+    position: int
+    stream: int = TOKEN
 
-def _key(seed: int, position: int, stream: int) -> int:
-    key = seed
-    for part in (position, stream, _GOLDEN):
-        key = _mixed((key + _GOLDEN) & _MASK) + part
-    return key & _MASK
+    def uniforms(self, ids: np.ndarray) -> np.ndarray:
+        """The uniform of each token id, float64 [n]."""
+        x = (ids.astype(np.uint64) * _ARRAY_GOLDEN) + np.uint64(self._key())
+        x ^= x >> _30
+        x *= _ARRAY_FIRST
+        x ^= x >> _27
+        x *= _ARRAY_SECOND
+        x ^= x >> _31
+        return ((x >> _11).astype(np.float64) + 0.5) * 2.0**-53
+
+    def uniform(self, token: int = 0) -> float:
+        """One of `uniforms`, in Python integers: several times as fast for a single value."""
+        x = _mixed((token * _GOLDEN + self._key()) & _MASK)
+        return ((x >> 11) + 0.5) * 2.0**-53
+
+    def of_tail(self, offset: int) -> float:
+        """A uniform for all tail tokens together; `offset` is TAIL or TAIL_TOKEN."""
+        return Noise(self.seed, self.position, self.stream + offset).uniform()
+
+    def _key(self) -> int:
+        key = self.seed
+        for part in (self.position, self.stream, _GOLDEN):
+            key = _mixed((key + _GOLDEN) & _MASK) + part
+        return key & _MASK
 
 
 def _mixed(x: int) -> int:
@@ -144,17 +164,11 @@ def _mixed(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int, stream: int, token: int = 0) -> float:
-    """One value of `uniforms`, in Python integers: several times as fast for a single value."""
-    x = _mixed((token * _GOLDEN + _key(seed, position, stream)) & _MASK)
-    return ((x >> 11) + 0.5) * 2.0**-53
-
-
 def draw(source: Distribution, seed: int, position: int, stream: int = TOKEN) -> int:
-    """A token from `source`, by an exponential race (`_race`). Each token is drawn with exactly its
-    probability, and two similar distributions mostly draw the same token."""
-    at, _ = _race_of(source, seed, position, stream)
-    return int(source.ids[at])
+    """A token from `source`, by an exponential race (`_Runners`). Each token is drawn with exactly
+    its probability, and two similar distributions mostly draw the same token."""
+    index, _ = _runners_of(source).race(Noise(seed, position, stream))
+    return int(source.ids[index])
 
 
 def choose(
@@ -171,15 +185,88 @@ def choose(
     `known` is the row's maximum and log-sum-exp, if computed before."""
     temperature = sampling.temperature
     reach = min(reach / temperature, 20.0)
+    noise = Noise(sampling.seed, position)
     if sampling.filtered:
         source = distribution(logits, sampling)
         columns = source.ids
         if ids is not None:
             source = Distribution(ids[columns], source.probabilities, source.edge)
-        at, lead = _race_of(source, sampling.seed, position, TOKEN, reach)
-        return int(columns[at]), temperature * min(lead, 2 * source.edge)
-    # Without filters the whole distribution is rarely computed: only the likely tokens race, and a
-    # bound of the mass of the others mostly suffices.
+        index, lead = _runners_of(source, reach).race(noise, reach)
+        return int(columns[index]), temperature * min(lead, 2 * source.edge)
+    column, lead = _likely_runners(logits, temperature, known, ids, reach).race(noise, reach)
+    return column, temperature * lead
+
+
+@dataclass(frozen=True, slots=True)
+class _Runners:
+    """The tokens of a distribution in an exponential race: the first to arrive is drawn.
+
+    `columns` (int64 [n]) are all of weight HEAD e^-reach and more, with their `weights` (relative
+    to the largest) and token `ids`. The other weights sum to at most `others`; `all_weights()`
+    gives the weight of every column.
+
+    Each token of the head (weight HEAD and more) arrives at Exponential(1) / weight; all others,
+    the tail, share one arrival at Exponential(1) / (sum of their weights). If the tail is first,
+    one of its tokens is drawn in proportion to the weights. Exponential arrivals are first with
+    probabilities proportional to their rates, so every token wins with its share of all weights."""
+
+    columns: np.ndarray
+    weights: np.ndarray
+    ids: np.ndarray
+    others: float
+    all_weights: Callable[[], np.ndarray]
+
+    def race(self, noise: Noise, reach: float = 0.0) -> tuple[int, float]:
+        """The winner's column, and its lead: how far (`reach` at most) the log-ratio of any two
+        weights may change without another winner; 0 if that is not known."""
+        arrivals = -np.log(noise.uniforms(self.ids)) / self.weights
+        head = self.weights >= HEAD
+        winner = int(np.where(head, arrivals, math.inf).argmin())
+        tail_noise = -math.log(noise.of_tail(TAIL))
+        # A larger mass only lets the tail arrive earlier. If it loses with a bound of its mass, it
+        # loses with the mass itself, which is computed only otherwise.
+        bound = self.others + float(self.weights[~head].sum())
+        if tail_noise < arrivals[winner] * bound:
+            tail = self.all_weights()
+            tail[self.columns[head]] = 0.0
+            mass = np.cumsum(tail, dtype=np.float64)
+            if tail_noise < arrivals[winner] * mass[-1]:
+                drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
+                return int(np.searchsorted(mass, drawn)), 0.0
+        lead = self._lead(winner, arrivals, tail_noise, reach) if reach else 0.0
+        return int(self.columns[winner]), lead
+
+    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
+        """The lead of a winner from the head. If log-ratios change by at most d, so do those of
+        arrivals, and the winner stays while d < log(second / first). Tokens that such a change may
+        move across HEAD count twice: with their own arrival, and in the mass of the tail."""
+        stays_in_head = self.weights >= HEAD * math.exp(reach)
+        if not stays_in_head[winner]:
+            return 0.0
+        second = float(np.delete(arrivals, winner).min(initial=math.inf))
+        largest_tail = self.others + float(self.weights[~stays_in_head].sum())
+        if largest_tail > 0:
+            second = min(second, tail_noise / largest_tail)
+        return min(max(math.log(second / float(arrivals[winner])), 0.0), reach)
+
+
+def _runners_of(source: Distribution, reach: float = 0.0) -> _Runners:
+    """The runners of a distribution; their columns are indices of it."""
+    weights = source.probabilities / source.probabilities.max()
+    likely = np.flatnonzero(weights >= HEAD * math.exp(-reach))
+    others = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
+    return _Runners(likely, weights[likely], source.ids[likely], others, weights.copy)
+
+
+def _likely_runners(
+    logits: np.ndarray,
+    temperature: float,
+    known: tuple[float, float] | None,
+    ids: np.ndarray | None,
+    reach: float,
+) -> _Runners:
+    """The runners of a row of logits without filters; arguments as in `choose`. The distribution is
+    rarely computed: a bound of the mass of the less likely tokens mostly suffices."""
     top, log_sum = known or (float(logits.max()), math.inf)
     cut = temperature * (math.log(HEAD) - reach)
     columns = (logits >= np.float32(top + cut)).nonzero()[0]
@@ -195,75 +282,8 @@ def choose(
         # For x < cut <= 0: exp(x / T) = exp(x) exp(x (1 / T - 1)) <= exp(x) exp(cut (1 / T - 1)).
         whole = math.exp(log_sum - top)
         below = max(whole - float(np.exp(above).sum()), 0.0) + 1e-4 * whole
-        tail_bound = below * math.exp(cut * (1 / temperature - 1))
+        others = below * math.exp(cut * (1 / temperature - 1))
     else:
         beside = all_weights().sum(dtype=np.float64) - weights.sum()
-        tail_bound = max(float(beside), 0.0) + 1e-4
-    noise = (sampling.seed, position, TOKEN)
-    tokens = columns if ids is None else ids[columns]
-    column, lead = _race(columns, weights, tokens, tail_bound, all_weights, noise, reach)
-    return column, temperature * lead
-
-
-def _race_of(
-    source: Distribution, seed: int, position: int, stream: int, reach: float = 0.0
-) -> tuple[int, float]:
-    """`_race` of a distribution; gives the winner's index in it."""
-    weights = source.probabilities / source.probabilities.max()
-    likely = np.flatnonzero(weights >= HEAD * math.exp(-reach))
-    tail = float(weights.sum() - weights[likely].sum()) if len(likely) < len(weights) else 0.0
-    noise = (seed, position, stream)
-    return _race(likely, weights[likely], source.ids[likely], tail, weights.copy, noise, reach)
-
-
-def _race(
-    columns: np.ndarray,
-    weights: np.ndarray,
-    ids: np.ndarray,
-    tail_bound: float,
-    all_weights: Callable[[], np.ndarray],
-    noise: tuple[int, int, int],
-    reach: float,
-) -> tuple[int, float]:
-    """The winner's column, and its lead: how far (`reach` at most) the log-ratio of any two weights
-    may change without another winner.
-
-    `columns` hold at least all tokens of weight HEAD e^-reach and more; `weights` are relative to
-    the largest, `ids` their tokens. The other weights sum to at most `tail_bound`; `all_weights()`
-    gives every weight. `noise` is (seed, position, stream).
-
-    Each token of weight HEAD and more arrives at Exponential(1) / weight; all others, the tail,
-    share one arrival at Exponential(1) / (sum of their weights). The first arrival wins; for the
-    tail, one of its tokens is drawn in proportion to the weights. Exponential arrivals are first
-    with probabilities proportional to their rates, so every token wins with its share of all
-    weights. A larger mass of the tail only makes it arrive earlier: if it loses with `tail_bound`,
-    it loses with its true mass, which is computed only otherwise.
-
-    If log-ratios change by at most d, so do those of arrivals, and the winner stays while
-    d < log(second / first). Tokens that such a change may move across HEAD are counted twice: with
-    their own arrival, and in the mass of the tail."""
-    seed, position, stream = noise
-    arrivals = -np.log(uniforms(seed, position, stream, ids)) / weights
-    head = weights >= HEAD
-    winner = int(np.where(head, arrivals, math.inf).argmin())
-    first = float(arrivals[winner])
-    tail_noise = -math.log(uniform(seed, position, stream + 8))
-    largest_tail = tail_bound
-    if np.count_nonzero(head) < len(head):
-        largest_tail += float(weights[~head].sum())
-    if tail_noise < first * largest_tail:
-        tail = all_weights()
-        tail[columns[head]] = 0.0
-        mass = np.cumsum(tail, dtype=np.float64)
-        if tail_noise < first * mass[-1]:
-            drawn = uniform(seed, position, stream + 16) * mass[-1]
-            return int(np.searchsorted(mass, drawn)), 0.0
-    stays_in_head = weights >= HEAD * math.exp(reach)
-    if not reach or not stays_in_head[winner]:
-        return int(columns[winner]), 0.0
-    arrivals[winner] = math.inf
-    second = float(arrivals.min())
-    largest_tail = tail_bound + float(weights[~stays_in_head].sum())
-    if largest_tail > 0:
-        second = min(second, tail_noise / largest_tail)
-    return int(columns[winner]), min(max(math.log(second / first), 0.0), reach)
+        others = max(float(beside), 0.0) + 1e-4
+    return _Runners(columns, weights, columns if ids is None else ids[columns], others, all_weights)
