@@ -225,7 +225,9 @@ class _Runners:
         tail_noise = -math.log(noise.of_tail(TAIL))
         # A larger mass only lets the tail arrive earlier. If it loses with a bound of its mass, it
         # loses with the mass itself, which is computed only otherwise.
-        bound = self.others + float(self.weights[~head].sum())
+        bound = self.others
+        if np.count_nonzero(head) < len(head):
+            bound += float(self.weights[~head].sum())
         if tail_noise < arrivals[winner] * bound:
             tail = self.all_weights()
             tail[self.columns[head]] = 0.0
@@ -233,21 +235,22 @@ class _Runners:
             if tail_noise < arrivals[winner] * mass[-1]:
                 drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
                 return int(np.searchsorted(mass, drawn)), 0.0
-        lead = self._lead(winner, arrivals, tail_noise, reach) if reach else 0.0
+        lead = self._take_lead(winner, arrivals, tail_noise, reach) if reach else 0.0
         return int(self.columns[winner]), lead
 
-    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
-        """The lead of a winner from the head. If log-ratios change by at most d, so do those of
+    def _take_lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
+        """The lead of a winner from the head, which leaves `arrivals`. If log-ratios change by at most d, so do those of
         arrivals, and the winner stays while d < log(second / first). Tokens that such a change may
         move across HEAD count twice: with their own arrival, and in the mass of the tail."""
         stays_in_head = self.weights >= HEAD * math.exp(reach)
         if not stays_in_head[winner]:
             return 0.0
-        second = float(np.delete(arrivals, winner).min(initial=math.inf))
+        first, arrivals[winner] = float(arrivals[winner]), math.inf
+        second = float(arrivals.min())
         largest_tail = self.others + float(self.weights[~stays_in_head].sum())
         if largest_tail > 0:
             second = min(second, tail_noise / largest_tail)
-        return min(max(math.log(second / float(arrivals[winner])), 0.0), reach)
+        return min(max(math.log(second / first), 0.0), reach)
 
 
 def _runners_of(source: Distribution, reach: float = 0.0) -> _Runners:
