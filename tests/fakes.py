@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
-from specdemo.engine.scheduler import Load, Waiting
+from specdemo.engine.scheduler import Activity, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.answering import Answering, Question
@@ -71,8 +71,8 @@ class FakeSession(Answering):
         return [question.settings for question in self.questions]
 
     @property
-    def load(self) -> Load:
-        return Load(self.active)
+    def activity(self) -> Activity:
+        return Activity(self.active)
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         return {"target": CacheUse(3, 3, 10)}

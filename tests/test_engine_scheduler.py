@@ -149,7 +149,7 @@ def test_each_answer_is_the_one_given_alone_and_no_block_is_kept(asked, most, se
             expected = alone(0, prompt, new)
             assert got == expected or leave and got == expected[: len(got)]
         assert holds_nothing(shared)
-        assert (scheduler.load.active, scheduler.load.waiting) == (0, 0)
+        assert (scheduler.activity.active, scheduler.activity.waiting) == (0, 0)
     finally:
         scheduler.close()
 
@@ -197,7 +197,7 @@ def test_a_full_queue_refuses_and_waiting_requests_are_told_their_places(schedul
     collect([submit(scheduler, shared, (3, 1), 2)])
     shared["target"].gate.clear()
     handles = [submit(scheduler, shared, (1, 1), 9)]
-    eventually(lambda: scheduler.load.active)
+    eventually(lambda: scheduler.activity.active)
     handles += [submit(scheduler, shared, (1, at), 9, first=at == 3) for at in (2, 3)]
     with pytest.raises(Busy, match="2 requests are waiting"):
         submit(scheduler, shared)
@@ -217,10 +217,10 @@ def test_background_work_is_done_beside_requests_once_it_is_asked_for_and_they_k
         events = handle.events()
         scheduler.run_in_background(done.append(step) for step in range(3))
         next(events)
-        assert scheduler.load.preparing and not done and not handle.compiling
+        assert scheduler.activity.preparing and not done and not handle.compiling
         scheduler.hurry()
-        eventually(lambda: len(done) == 3 and not scheduler.load.preparing)
-        assert scheduler.load.active == 1 and handle.compiling
+        eventually(lambda: len(done) == 3 and not scheduler.activity.preparing)
+        assert scheduler.activity.active == 1 and handle.compiling
     finally:
         scheduler.close()
 
@@ -232,7 +232,7 @@ def test_nothing_is_prepared_beside_a_race(endless, monkeypatch, timed):
     try:
         events = submit(scheduler, endless, (1, 2), 100_000, timed=timed).events()
         next(events)
-        scheduler.run_in_background(done.append(scheduler.load.active) for _ in range(3))
+        scheduler.run_in_background(done.append(scheduler.activity.active) for _ in range(3))
         for _ in range(20):
             next(events)
         assert any(done) is not timed, "the active requests during each step"
@@ -312,4 +312,4 @@ def test_when_the_engines_loop_fails_its_requests_are_told_and_the_next_one_is_a
         list(events)
     assert holds_nothing(endless)
     assert collect([submit(scheduler, models(), (1, 2), 6)]) == [alone(0, (1, 2), 6)]
-    assert scheduler.load.restarts == 1
+    assert scheduler.activity.restarts == 1

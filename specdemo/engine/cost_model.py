@@ -79,19 +79,22 @@ class CostModel:
     def record(self, size: int, seconds: float, attended: int = 0) -> None:
         """A forward of `size` tokens took `seconds`. `attended` adds up the context tokens of all
         its rows."""
-        change, self.last = self._change_to(size), size
+        changed, self.last = size != self.last, size
         if size not in self.seconds:
             return
-        expected = self.seconds[size] + change
-        seconds = max(seconds - attended * self.attention * self.level, seconds / 4)
-        level = self.level or seconds / expected
-        ratio = min(max(seconds / expected, level / 2), level * 2)
+        expected = self.seconds[size] + (self.change if changed else 0.0)
+        # A is an estimate: at least a quarter of the time is T and C.
+        measured = max(seconds - attended * self.attention * self.level, seconds / 4)
+        # The level first; a single measurement counts as at most twice it, at least half.
+        level = self.level or measured / expected
+        ratio = min(max(measured / expected, level / 2), level * 2)
         self.level = level + LEVEL_RATE * (ratio - level)
-        error = expected * (ratio / self.level - 1)
-        if change:
-            self.change = max(self.change + LEVEL_RATE * error, 0.0)
+        # What the level does not explain corrects C or T.
+        unexplained = expected * (ratio / self.level - 1)
+        if changed and self.change:
+            self.change = max(self.change + LEVEL_RATE * unexplained, 0.0)
         else:
-            self.seconds[size] += SHAPE_RATE * error
+            self.seconds[size] += SHAPE_RATE * unexplained
 
     def follow(self, other: CostModel) -> None:
         """No forward was run: the level goes towards that of `other`, a model on the same machine.

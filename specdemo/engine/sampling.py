@@ -235,13 +235,14 @@ class _Runners:
             if tail_noise < arrivals[winner] * mass[-1]:
                 drawn = noise.of_tail(TAIL_TOKEN) * mass[-1]
                 return int(np.searchsorted(mass, drawn)), 0.0
-        lead = self._take_lead(winner, arrivals, tail_noise, reach) if reach else 0.0
+        lead = self._lead(winner, arrivals, tail_noise, reach) if reach else 0.0
         return int(self.columns[winner]), lead
 
-    def _take_lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
-        """The lead of a winner from the head, which leaves `arrivals`. If log-ratios change by at most d, so do those of
-        arrivals, and the winner stays while d < log(second / first). Tokens that such a change may
-        move across HEAD count twice: with their own arrival, and in the mass of the tail."""
+    def _lead(self, winner: int, arrivals: np.ndarray, tail_noise: float, reach: float) -> float:
+        """The lead of a winner from the head, whose arrival is overwritten. If log-ratios change by
+        at most d, so do those of arrivals, and the winner stays while d < log(second / first).
+        Tokens that such a change may move across HEAD count twice: with their own arrival, and in
+        the mass of the tail."""
         stays_in_head = self.weights >= HEAD * math.exp(reach)
         if not stays_in_head[winner]:
             return 0.0

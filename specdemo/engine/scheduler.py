@@ -42,7 +42,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Activity:
     """Numbers of requests and of restarts of the loop; whether background work is left."""
 
     active: int = 0
@@ -176,10 +176,10 @@ class Scheduler:
         return Waiting(place, None if seconds is None else place * seconds / max(active, 1))
 
     @property
-    def load(self) -> Load:
+    def activity(self) -> Activity:
         with self._wake:
             active, waiting = len(self._active), len(self._queue)
-            return Load(active, waiting, self._restarts, bool(self._background))
+            return Activity(active, waiting, self._restarts, bool(self._background))
 
     def close(self) -> None:
         """Cancel all requests and end the thread. No request can be submitted afterwards. A second

@@ -18,7 +18,7 @@ from specdemo.engine.profile import Profile
 from specdemo.engine.request import Request, Target
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.scheduler import QUEUED, Load
+from specdemo.engine.scheduler import QUEUED, Activity
 from specdemo.errors import BadInput, Busy, ModelError
 from specdemo.host import hardware, measured
 from specdemo.host.progress import Meter, Progress, watched
@@ -92,9 +92,9 @@ class Session(Answering, AbstractContextManager[Any]):
         return Grammars(self.loaded.tokenizer, self.loaded.stop_ids)
 
     @property
-    def load(self) -> Load:
+    def activity(self) -> Activity:
         """The scheduler's active and waiting requests, restarts, and background work."""
-        return self._engine.scheduler.load
+        return self._engine.scheduler.activity
 
     def cache_blocks(self) -> dict[str, CacheUse]:
         """The use of the KV caches "target", "target fast" and "draft", in blocks."""
@@ -236,8 +236,8 @@ class Session(Answering, AbstractContextManager[Any]):
         while not enough(trace, question.repeat):
             race = replace(races[0], watched=False, shared_with=0, compiling=question.loading())
             for autoregressive in ways:
-                load = self.load
-                if load.active or load.waiting or load.preparing or question.loading():
+                activity = self.activity
+                if activity.active or activity.waiting or activity.preparing or question.loading():
                     return
                 try:
                     run, same = self._run_again(race, autoregressive, target, question, rates)

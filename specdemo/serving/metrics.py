@@ -66,7 +66,7 @@ class Metrics:
         """All metrics, in the Prometheus text format."""
         session = self._session()
         for name, gauge in self._load.items():
-            gauge.set(getattr(session.load, name) if session else 0)
+            gauge.set(getattr(session.activity, name) if session else 0)
         for name, gauge in self._blocks.items():
             gauge.clear()
             for cache, use in session.cache_blocks().items() if session else ():

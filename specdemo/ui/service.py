@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from specdemo.engine.scheduler import Load
+from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.answering import Answering, Event, Question
@@ -344,14 +344,14 @@ class Service:
     def health(self) -> dict[str, object]:
         """The figures of /health: "status" is "ready", "loading" or "failed"."""
         state, session = self._latest
-        load = session.load if session else Load()
+        activity = session.activity if session else Activity()
         caches = session.cache_blocks() if session else {}
         return {
             "status": state.kind if state else self.state.kind,
             "visitors": self.gate.visitors,
-            "active": load.active,
-            "queue": load.waiting,
-            "restarts": load.restarts,
-            "preparing": load.preparing,
+            "active": activity.active,
+            "queue": activity.waiting,
+            "restarts": activity.restarts,
+            "preparing": activity.preparing,
             "cache_blocks": {name: dataclasses.asdict(use) for name, use in caches.items()},
         }
