@@ -6,12 +6,12 @@ speculative decoding.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import lru_cache, partial
+from math import isfinite, prod
 from time import perf_counter, sleep
 from typing import Any
 
@@ -39,6 +39,20 @@ JSON_STYLE = {
     "lenient": False,
     "coerce_one_of": False,
 }
+FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
+"""Those that llguidance follows. Others are annotations, as the standard says."""
+
+TIMES = "date-time", "time", "duration"
+SHORT_NUMBERS = r"^[^0-9]*([0-9]{1,9}[^0-9]+)*([0-9]{1,9})?$"
+"""The pattern of TIMES, whose seconds could have any number of digits."""
+
+NAMED = "properties", "patternProperties", "dependentSchemas", "$defs", "definitions"
+DATA = "enum", "const", "default", "examples"
+"""Keywords whose values are schemas by name, and data."""
+
+MAX_DIGITS, MAX_EXPONENT = 20, 2
+"""Of a number. 17 digits tell any double; a zero and a point may come before them."""
+
 MAX_STATES = 20_000
 """States of a lexer, of 1 to 2 kB each."""
 
@@ -74,6 +88,7 @@ class Grammars:
             raise BadInput(message) from error
         self._added = tokenizer.added
         self._special = tokenizer.special_ids
+        self._numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self._stops)
         self._known = lru_cache(8)(self._compiled)
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
         self._rests_until = 0.0
@@ -102,7 +117,7 @@ class Grammars:
         limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = library.LLMatcher(self._tokenizer, text, limits=limits, log_level=0)
         _require(matcher, param)
-        start = partial(_Place, matcher, self._tokenizer.vocab_size, self._stops, param)
+        start = partial(_Place, matcher, self._numbers, self._stops, param)
         place = start()
         for _ in range(FORCED):  # a schema that contains itself for ever fails here
             mask = place.mask()
@@ -166,14 +181,42 @@ class Grammars:
         return " ".join(f"<[{added[one]}]>" if one in added else json.dumps(one) for one in pieces)
 
 
+class _Numbers:
+    """Ends numbers in JSON, which llguidance lets go on for ever (1.3333...): after MAX_DIGITS, or
+    MAX_EXPONENT digits of an exponent, none may follow."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int, stops: list[int]):
+        self.size = size
+        self._strings = dict.fromkeys(range(size), "")
+        self._strings |= {id: string for string, id in tokenizer.vocabulary().items()}
+        first = np.array([string[:1] for string in self._strings.values()])
+        self._digits = np.isin(first, list("0123456789"))
+        self._after = np.isin(first, list(",}]")) | np.isin(np.arange(size), stops)
+        self._quotes = first == '"'
+
+    def limit(self, mask: np.ndarray, tokens: list[int]) -> None:
+        """Forbid more digits in `mask` if the text of `tokens` ends with a number that is long
+        enough. Where text may follow that follows a number, but no quote, it is one."""
+        last = self._strings[tokens[-1]] if tokens else ""
+        if last[-1:] not in "0123456789" or not last:
+            return
+        text = "".join(map(self._strings.__getitem__, tokens[-2 * MAX_DIGITS :]))
+        mantissa, exponent = re.search(r"([0-9.]*)(?:[eE][+-]?([0-9]+))?$", text).groups()
+        long = len(exponent) >= MAX_EXPONENT if exponent else len(mantissa) > MAX_DIGITS
+        if long and (mask & self._after).any() and not (mask & self._quotes).any():
+            mask &= ~self._digits
+
+
 class _Place:
     """The Constraint of one request: a copy of `matcher`, which has read nothing."""
 
-    def __init__(self, matcher: Any, size: int, stops: list[int], param: str):
+    def __init__(self, matcher: Any, numbers: _Numbers, stops: list[int], param: str):
         self._matcher = matcher.deep_copy()
-        self._size, self._stops, self._param = size, stops, param
+        self._numbers, self._stops, self._param = numbers, stops, param
+        self._tokens: list[int] = []
         self._after_end = 0
-        self._bits = np.zeros(-(-size // 32), np.int32)
+        self._size = numbers.size
+        self._bits = np.zeros(-(-self._size // 32), np.int32)
 
     def mask(self) -> np.ndarray | None:
         if self._after_end:
@@ -185,7 +228,9 @@ class _Place:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         _require(self._matcher, self._param)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
-        return bits.view(bool)
+        mask = bits.view(bool)
+        self._numbers.limit(mask, self._tokens)
+        return mask
 
     def advance(self, token: int) -> None:
         if self._after_end or token in self._stops:
@@ -193,11 +238,13 @@ class _Place:
             return
         self._matcher.consume_token(token)
         _require(self._matcher, self._param)
+        self._tokens.append(token)
 
     def rollback(self, count: int) -> None:
         after_end = min(count, self._after_end)
         self._after_end -= after_end
         self._matcher.rollback(count - after_end)
+        del self._tokens[len(self._tokens) - (count - after_end) :]
 
 
 def _require(matcher: Any, param: str) -> None:
@@ -205,7 +252,9 @@ def _require(matcher: Any, param: str) -> None:
     if not matcher.is_error():
         return
     error = matcher.get_error().removesuffix("<non-verbose/>")
-    error = re.sub(r"^at .*?: failed to compile JSON schema: |\s+1 \| .*", "", error, flags=re.S)
+    # Without the pieces of a grammar, which is not the user's.
+    own = r"^at .*?: failed to compile JSON schema: |\s+\d+ \| .*| Enable 'coerce_one_of'.*"
+    error = re.sub(own, "", error, flags=re.S)
     error = error.replace("NoExtensionBias", "it refers to itself without end")
     reason = " ".join(error.replace("Unimplemented keys", "unsupported keywords").split())
     raise BadInput(f"{param} cannot be used: {reason[:200].rstrip('.')}.", param)
@@ -228,12 +277,20 @@ def _json(schema: str, place: str) -> str:
     _require_size(schema, param)
     try:
         found = json.loads(schema)
+        schemas = list(_schemas(found))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place} is not JSON: {error}.", param) from None
     if not isinstance(found, dict):
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
-    divisors = {_digits(one) for one in _values(found, "multipleOf")}
-    if math.prod(divisors) > MAX_MULTIPLE:
+    for one in schemas:
+        one.pop("uniqueItems", None)
+        if one.get("format") not in FORMATS:
+            one.pop("format", None)  # an annotation
+        elif one["format"] in TIMES:
+            one["allOf"] = [*one.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
+    numbers = [one["multipleOf"] for one in schemas if "multipleOf" in one]
+    divisors = {_digits(one) for one in numbers if type(one) in (int, float) and isfinite(one)}
+    if prod(divisors) > MAX_MULTIPLE:
         message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
         raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
     return f"%json {json.dumps(found | {'x-guidance': JSON_STYLE})}"
@@ -250,10 +307,15 @@ def _digits(number: float) -> int:
     return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
-def _values(schema: Any, keyword: str) -> Iterator[float]:
-    """The numbers of a keyword anywhere in a schema."""
-    for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
-        if isinstance(value, dict | list):
-            yield from _values(value, keyword)
-        elif name == keyword and isinstance(value, int | float):
-            yield value
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and all schemas in it."""
+    if isinstance(schema, dict):
+        yield schema
+        for name, value in list(schema.items()):
+            if name in NAMED and isinstance(value, dict):
+                yield from _schemas([*value.values()])
+            elif name not in DATA:
+                yield from _schemas(value)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from _schemas(one)
