@@ -188,10 +188,10 @@ def test_a_request_takes_half_the_places_of_the_models_at_most(embedded_pair):
         assert len(answer.result(10).choices) == 6
 
 
-def test_an_error_in_one_of_several_answers_ends_them_all(client, session):
+def test_an_error_in_one_of_several_answers_ends_them_all(server, session):
     session.errors = [RuntimeError("kernel panic")]
     with pytest.raises(openai.InternalServerError):
-        chat(client, n=3)
+        chat(client_of(server), n=3)  # the server closes this client's connection
     until(lambda: not session.active)
     session.errors.clear()
 

@@ -135,7 +135,7 @@ async def answer(
 
 
 @dataclass
-class Answer:
+class ChoiceState:
     """What has come of one answer: text, calls and scored tokens until they are written."""
 
     begun: bool = False
@@ -152,7 +152,7 @@ class Form:
 
     def __init__(self, asked: CommonRequest, model: dict[str, Any]):
         self._asked, self._chat = asked, isinstance(asked, ChatRequest)
-        self._answers = [Answer() for _ in range(asked.answers)]
+        self._answers = [ChoiceState() for _ in range(asked.answers)]
         self._with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -161,7 +161,7 @@ class Form:
             "model": model["id"],
         }
 
-    def add(self, event: Piece) -> Answer:
+    def add(self, event: Piece) -> ChoiceState:
         """Adds what an event brings to its answer."""
         answer = self._answers[event.answer]
         answer.text += event.text
@@ -207,7 +207,7 @@ class Form:
             if self._with_usage and all(answer.trace for answer in self._answers):
                 yield self._chunk() | {"usage": self._usage()}
 
-    def _calls(self, answer: Answer) -> list[dict[str, Any]]:
+    def _calls(self, answer: ChoiceState) -> list[dict[str, Any]]:
         """The calls that were not written yet. Templates of Mistral want ids of nine characters."""
         calls = [
             {
@@ -246,7 +246,7 @@ class Form:
         answer.tokens = []
         return {"index": number, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _chat_logprobs(self, answer: Answer) -> dict[str, Any]:
+    def _chat_logprobs(self, answer: ChoiceState) -> dict[str, Any]:
         def entry(text: str, logprob: float | None) -> dict[str, Any]:
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
@@ -257,7 +257,7 @@ class Form:
         ]
         return {"content": entries, "refusal": None}
 
-    def _text_logprobs(self, answer: Answer) -> dict[str, Any]:
+    def _text_logprobs(self, answer: ChoiceState) -> dict[str, Any]:
         offsets = [*accumulate((len(token.text) for token in answer.tokens), initial=answer.offset)]
         answer.offset = offsets.pop()
         # The chosen token is listed even if others are likelier.
