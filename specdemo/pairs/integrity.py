@@ -16,12 +16,20 @@ from specdemo.pairs import hub
 
 
 def put(made: Path, folder: Path) -> None:
-    """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`."""
+    """Write MANIFEST, the hashes of the files in `made`, then rename `made` to `folder`, in place
+    of what was left there."""
     (made / ir.MANIFEST).unlink(missing_ok=True)
     files = [path for path in sorted(made.iterdir()) if path.is_file() and not path.is_symlink()]
     hashes = {path.name: sha256(path) for path in files}
     (made / ir.MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
     made.rename(folder)
+
+
+def whole(folder: Path) -> bool:
+    """Whether `put` wrote the folder, and it was not removed; where a file is in use (Windows) the
+    rest of a removed folder stays."""
+    return (folder / ir.MANIFEST).is_file()
 
 
 def damaged(folder: Path) -> list[str]:

@@ -87,7 +87,7 @@ def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
         name = f"{Path(source.name).name.replace(':', '-')}-{weight_format}-{key}"
         folder = disk.cache_home() / "exported" / name
         with disk.exclusive_scratch(folder.parent) as scratch:
-            if not folder.is_dir():
+            if not integrity.whole(folder):
                 made = scratch / "made"
                 export(found.folder, made, weight_format, report, name=source.name)
                 integrity.put(made, folder)

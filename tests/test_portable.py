@@ -1,0 +1,75 @@
+"""Setup, conversion and an answer where the calls that Windows and macOS lack are taken away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from conftest import ROOT
+
+from specdemo.convert import ir
+
+WITHOUT = """
+import ctypes, os, pathlib, signal, sys, zipfile
+import psutil  # which asks the system in the way of each system
+
+def missing(*arguments, **options):
+    raise OSError(1, "a required privilege is not held by the client")
+
+LINUX = "pread preadv setpriority fork forkpty sched_getaffinity getrusage mkfifo posix_fallocate"
+for name in LINUX.split():
+    if hasattr(os, name):
+        delattr(os, name)
+os.symlink = os.link = missing
+del signal.setitimer, signal.SIGPROF
+sys.modules["resource"] = None  # importing it fails
+library = ctypes.CDLL.__init__
+def named(self, name, *rest, **options):
+    if name is None:
+        raise TypeError("argument of type 'NoneType' is not iterable")
+    library(self, name, *rest, **options)
+ctypes.CDLL.__init__ = named
+open_ = pathlib.Path.open
+def elsewhere(path, *rest, **options):
+    if str(path).startswith(("/proc", "/sys", "/dev")):
+        raise FileNotFoundError(2, "no such file", str(path))
+    return open_(path, *rest, **options)
+pathlib.Path.open = elsewhere
+"""
+
+ANSWER = """
+from specdemo.host import disk
+from specdemo.pairs import embedded, sources
+from specdemo.pairs.choice import ModelChoice
+from specdemo.pairs.loading import load_pair
+from specdemo.pairs.registry import EMBEDDED, chosen_pair
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+source = sys.argv[1]
+
+def downloaded(scratch, report):
+    with zipfile.ZipFile(scratch / "wheel.whl", "w") as wheel:
+        wheel.write(source, embedded.GGUF_MEMBER)
+    return scratch / "wheel.whl"
+
+embedded._download_wheel = downloaded
+choice = ModelChoice(model=source)
+own = load_pair(chosen_pair(choice), choice=choice)
+assert (own.target.parent / "source.gguf").stat().st_size == os.stat(source).st_size
+for pair in (load_pair(EMBEDDED), own):
+    with Session(pair) as session:
+        *_, trace = session.race("Count from one to five.", Settings(max_new_tokens=12))
+    assert trace.identical and len(trace.token_ids) == 12, trace
+    pair.check.require()
+print("answered", trace.text)
+"""
+
+
+def test_setup_conversion_and_an_answer_need_no_call_of_posix(embedded_pair, tmp_path):
+    home = {"SPECDEMO_HOME": str(tmp_path / "home")}
+    source = embedded_pair.target.with_name(ir.SOURCE)
+    command = [sys.executable, "-c", WITHOUT + ANSWER, str(source)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("answered ")
