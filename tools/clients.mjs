@@ -1,10 +1,14 @@
-/* The clients in JavaScript; clients.py runs `node clients.mjs JSON` beside their node_modules. */
+/* The clients in JavaScript, for clients.py: node clients.mjs CLIENT CASE URL MODEL */
 import OpenAI from "openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, streamText, tool as define } from "ai";
 import { z } from "zod";
 
-const { url, model, messages, schema, tool, case: [client, name] } = JSON.parse(process.argv[2]);
+const [client, name, url, model] = process.argv.slice(2);
+const messages = [{ role: "user", content: "What is the weather in Paris?" }];
+const schema = { type: "object", properties: { city: { type: "string" } }, required: ["city"],
+  additionalProperties: false };
+const tool = { type: "function", function: { name: "weather", parameters: schema } };
 
 async function joined(texts) {
   let whole = "";

@@ -32,8 +32,8 @@ TEMPLATE = """{% if tools %}<|im_start|>system
 </tool_call><|im_end|>
 {% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content or '' }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endfor %}<|im_start|>assistant
+"""
 
 
 class City(BaseModel):
@@ -90,8 +90,8 @@ def instructor(url, model, asked):
     from openai import OpenAI
 
     client = library.from_openai(OpenAI(base_url=url, api_key="unused")).chat.completions
-    mode = library.Mode.JSON_SCHEMA
-    by_schema = library.from_openai(OpenAI(base_url=url, api_key="unused"), mode=mode)
+    how = {"mode": library.Mode.JSON_SCHEMA}
+    by_schema = library.from_openai(OpenAI(base_url=url, api_key="unused"), **how)
     return {
         "chat": lambda: client.create(**asked, response_model=None).choices[0].message.content,
         "stream": lambda: list(client.create_partial(**asked, response_model=City))[-1].city,
@@ -121,10 +121,8 @@ def llm(url, model, asked):
     Path(folder, "extra-openai-models.yaml").write_text(json.dumps([about]))
     options = [["--no-stream"], [], ["--schema", json.dumps(SCHEMA)], ["-T", "llm_version"]]
     command = [sys.executable, "-m", "llm", QUESTION, "-m", "here", "--key", "unused"]
-    return {
-        name: lambda more=more: output(command + more)
-        for name, more in zip(CASES, options, strict=True)
-    }
+    asks = [partial(output, command + more) for more in options]
+    return dict(zip(CASES, asks, strict=True))
 
 
 def lm_eval(url, model, asked):
@@ -133,9 +131,9 @@ def lm_eval(url, model, asked):
     rows = [{"q": f"{n} + 1 =", "choices": [f" {n + 1}", " x"], "answer": 0} for n in range(4)]
     (folder / "rows.json").write_text(json.dumps(rows))
     task = {"task": "sums", "dataset_path": "json", "output_type": "multiple_choice"}
-    task |= {"dataset_kwargs": {"data_files": {"test": str(folder / "rows.json")}}}
-    task |= {"test_split": "test", "doc_to_text": "{{q}}", "doc_to_target": "answer"}
-    (folder / "sums.yaml").write_text(json.dumps({**task, "doc_to_choice": "choices"}))
+    task |= {"dataset_kwargs": {"data_files": {"test": f"{folder}/rows.json"}}}
+    task |= {"doc_to_text": "{{q}}", "doc_to_target": "answer", "doc_to_choice": "choices"}
+    (folder / "sums.yaml").write_text(json.dumps({**task, "test_split": "test"}))
     how = f"model={model},base_url={url}/completions,tokenizer={os.environ['TOKENIZER']}"
     command = [sys.executable, "-m", "lm_eval", "--tasks", "sums", "--include_path", str(folder)]
     command += ["--model", "local-completions", "--model_args", how]
@@ -181,10 +179,10 @@ def tried(command: list[str], **more) -> str:
 @click.option("--node", help="Folder with the node_modules of the clients in JavaScript.")
 @click.option("--case", nargs=4, hidden=True)
 def main(python, node, case):
-    asked = {"messages": [{"role": "user", "content": QUESTION}]}
     if case:
         client, name, url, model = case
-        assert globals()[client](url, model, {"model": model, **asked})[name](), "empty"
+        asked = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+        assert globals()[client](url, model, asked)[name](), "empty"
         return
     from specdemo.bench.load_test import started
     from specdemo.pairs.loading import load_pair
@@ -195,24 +193,18 @@ def main(python, node, case):
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     environment = {**os.environ, "PYTHONPATH": "", "TOKENIZER": str(folder)}
     serve = "-m", "specdemo", "serve", "--no-ray", "--model", str(folder), "--max-new-tokens", "200"
+    clients = openai, litellm, langchain, instructor, pydantic_ai, llm, lm_eval, curl
+    runs = {client.__name__: [python, __file__, "--case", client.__name__] for client in clients}
+    if node:
+        script = shutil.copy(Path(__file__).with_suffix(".mjs"), node)
+        runs |= {f"{client} (node)": ["node", script, client] for client in ("openai", "vercel")}
     print(f"| client | {' | '.join(CASES)} |\n{'|---' * 5}|")
     with started(*serve) as server:
-        url = f"{server.url}/v1"
-        for client in (openai, litellm, langchain, instructor, pydantic_ai, llm, lm_eval, curl):
-            command = [python, __file__, "--case", client.__name__]
-            names = CASES[:1] if client is lm_eval else CASES
-            cells = [tried([*command, name, url, folder.name], env=environment) for name in names]
-            print(f"| {client.__name__} | {' | '.join(cells)} |", flush=True)
-        for client in ("openai", "vercel") if node else ():
-            shutil.copy(Path(__file__).with_suffix(".mjs"), node)
-            how = {**asked, "url": url, "model": folder.name, "schema": SCHEMA, "tool": TOOL}
-            cells = [
-                tried(
-                    ["node", "clients.mjs", json.dumps({**how, "case": [client, name]})], cwd=node
-                )
-                for name in CASES
-            ]
-            print(f"| {client} (node) | {' | '.join(cells)} |", flush=True)
+        about = f"{server.url}/v1", folder.name
+        for client, run in runs.items():
+            cases = CASES[:1] if client == "lm_eval" else CASES
+            cells = [tried([*run, case, *about], env=environment) for case in cases]
+            print(f"| {client} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
