@@ -25,7 +25,7 @@ LARGE_WEIGHTS = 1_000_000_000
 """Bytes of weights from which the KV cache is always f16: half the memory, for little time."""
 
 FIXED_SHAPES, FINE_SHAPES, DRAFT_SHAPES = (6, 1, 3, 12), (4, 1, 2, 12), (2,)
-"""Numbers of tokens, the most useful first (docs/results/draft-policy.md). The 1 is for
+"""Numbers of tokens, the most useful first (docs/results/dropped.md). The 1 is for
 autoregressive decoding, whose tokens take a fifth longer in the instance of any shape: with it the
 baseline is as fast as it can be. A draft model mostly reads one token, or two after a fully
 accepted draft."""
