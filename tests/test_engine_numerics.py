@@ -13,13 +13,13 @@ from test_engine_cache import CLOSE, F32
 from test_engine_head import write_head
 
 from specdemo.convert.weights import compressed
+from specdemo.engine import cost_measurement, invariance, numerics, profile
 from specdemo.engine import model as models
-from specdemo.engine import numerics, profile
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.engine import Engine
+from specdemo.engine.invariance import measure_invariance
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
-from specdemo.engine.numerics import measure_invariance
 from specdemo.engine.profile import Invariance
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 11, 16, 31, 48, 64)
@@ -39,7 +39,9 @@ def measured(request, tiny_llama_pair):
     """A model in one setting, and what was measured of it."""
     model = PagedModel(tiny_llama_pair.target, SETTINGS[request.param])
     list(model.compiling)
-    return model, measure_invariance(model)
+    found = measure_invariance(model)
+    model.least_tokens = found.least_tokens
+    return model, found
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_the_preparation_ends_with_any_amount_of_memory(
     """As many fixed shapes as the embedded target of 135 MB gets. With one or two `learn_costs`
     divided by zero, and no measurement was remembered."""
     monkeypatch.setattr(numerics, "FIXED_SHAPE_WEIGHTS", range(1 << 40))
-    monkeypatch.setattr(numerics, "_preempted", lambda: 0)  # other work does not disturb
+    monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)  # other work does not disturb
     files = PairFiles(tiny_llama_pair.target, head=write_head(tmp_path / "head"))
     available = int(gigabytes * 1e9 * weights_size(files.target) / 135e6)
     remembered: list[profile.Profile] = []
@@ -158,14 +160,14 @@ def test_the_preparation_ends_with_any_amount_of_memory(
 
 def test_exact_numerics_are_found_on_this_processor(tiny_llama_pair):
     model, found = numerics.open_target(PairFiles(tiny_llama_pair.target), ov.Core())
-    assert found.tokens >= numerics.LEAST_USEFUL
+    assert found.tokens >= invariance.LEAST_USEFUL
     assert found.threads == model.threads > 0
 
 
 def test_the_check_of_a_slow_model_ends_once_it_suffices(tiny_llama_pair, monkeypatch):
-    monkeypatch.setattr(numerics, "CHECK_SECONDS", 0)
+    monkeypatch.setattr(invariance, "CHECK_SECONDS", 0)
     model = PagedModel(tiny_llama_pair.target, CLOSE)
-    assert measure_invariance(model).tokens == numerics.LEAST_USEFUL
+    assert measure_invariance(model).tokens == invariance.LEAST_USEFUL
 
 
 @pytest.mark.parametrize(

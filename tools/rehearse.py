@@ -22,9 +22,9 @@ from specdemo.cli import main
 from specdemo.commands.shared import json_option, write_report
 from specdemo.convert import ir
 from specdemo.convert.decoder import BITS, FAMILIES, Shape
+from specdemo.engine.invariance import measure_invariance
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
-from specdemo.engine.numerics import measure_invariance
 from specdemo.errors import BadInput
 from specdemo.host import disk, hardware, measured
 from specdemo.host.progress import Progress, Report, silent

@@ -11,7 +11,7 @@ from threading import Event, Lock
 
 import openvino as ov
 
-from . import numerics
+from . import cost_measurement, numerics
 from .checkpoint import PairFiles, release_file, weights_size
 from .cost_model import LARGEST
 from .draft_head import DraftHead
@@ -231,12 +231,12 @@ class Engine:
                 yield
             if not target.measured:
                 guarded = target.invariance.guard is not None
-                yield from numerics.learn_costs(model, draft, guarded=guarded)
+                yield from cost_measurement.learn_costs(model, draft, guarded=guarded)
                 target.measured = datetime.now(UTC).date().isoformat()
             if isinstance(self._draft, DraftHead) and not self._draft.costs.measured:
-                yield from numerics.learn_step(self._draft, model)
+                yield from cost_measurement.learn_step(self._draft, model)
             if draft is not None and not draft.costs.measured:
-                yield from numerics.learn_costs(draft, model, rows=1)
+                yield from cost_measurement.learn_costs(draft, model, rows=1)
             self._release_files()
             self._remember(self.profile)
         except Exception as error:
