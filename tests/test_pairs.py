@@ -183,9 +183,9 @@ def test_smollm2_needs_one_download_and_the_embedded_target_drafts(server, tmp_p
     server.add_folder("AIFunOver/SmolLM2-1.7B-Instruct-openvino-4bit", folder)
 
     pair = find_pair("smollm2-1.7b")
-    assert not pair.ready
+    assert not pair.is_here()
     loaded = load_pair(pair)
-    assert pair.ready
+    assert pair.is_here()
     assert loaded.draft.samefile(embedded_pair.target)
     assert (loaded.context_limit, loaded.stop_ids) == (8192, frozenset({2}))
     asked = Settings(max_new_tokens=12, drafter="model", draft_tokens=2)

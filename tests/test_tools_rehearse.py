@@ -61,7 +61,7 @@ def test_the_command_measures_a_pair_with_all_its_drafts_and_predicts_speed_ups(
     assert rounded["model"] == "dolly-v2-3b-int4-ov"
     assert set(names) == {one["draft"] for one in figures["prospects"] if one["0.3"] > 0}
     milliseconds = 1000 * target["step_seconds"][0]
-    assert find_pair("dolly-3b").facts == f"{milliseconds:.0f} ms a token"
+    assert find_pair("dolly-3b").read_facts() == f"{milliseconds:.0f} ms a token"
     assert list(disk.cache_home().glob("rehearsal/scratch-*")) == []
 
 

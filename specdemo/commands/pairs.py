@@ -20,9 +20,9 @@ def pairs(json_file: str | None) -> None:
             "download_bytes": pair.download_bytes,
             "memory_bytes": pair.memory_bytes,
             "fits": pair.fits,
-            "ready": pair.ready,
-            "expected": pair.expected,
-            "measured": pair.facts,
+            "ready": pair.is_here(),
+            "expected": pair.read_expected_speed(),
+            "measured": pair.read_facts(),
         }
         for pair in PAIRS
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from specdemo.engine.profile import Profile
 from specdemo.errors import BadInput
 from specdemo.host import hardware, measured
 from specdemo.host.hardware import on_torch, require_device
@@ -56,15 +57,14 @@ class Pair:
     def fits(self) -> bool:
         return self.memory_bytes <= hardware.memory_bytes()
 
-    @property
-    def ready(self) -> bool:
-        """Whether the target and one of the drafts are on this disk."""
+    def is_here(self) -> bool:
+        """Look whether the target and one of the drafts are on this disk."""
         drafts_here = not self.drafts or any(map(sources.here, self.drafts))
         return drafts_here and sources.here(self.target)
 
-    @property
-    def facts(self) -> str:
-        """Measured here, as text: time of a baseline token, agreement with another pair."""
+    def read_facts(self) -> str:
+        """Read what was measured here, as text: time of a baseline token, agreement with another
+        pair."""
         tuned = measured.read("tuned", self.subject)
         steps = measured.read("steps", {"model": self.target.name})
         found = []
@@ -75,18 +75,14 @@ class Pair:
             found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
         return ", ".join(found)
 
-    @property
-    def expected(self) -> str:
-        """Tokens/s of autoregressive decoding to those of speculative decoding with an acceptance
-        rate of one half, as text; "" where the embedded pair has not been measured yet."""
-        for about, profile in measured.profiles():
-            here = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
-            measures = profile.targets["exact"].costs if "exact" in profile.targets else {}
-            if here and about["target"].startswith(f"{embedded.TARGET} ") and 1 in measures:
-                break
-        else:
+    def read_expected_speed(self) -> str:
+        """Read the costs of the embedded pair here, and reckon from them the tokens/s of
+        autoregressive decoding to those of speculative decoding with an acceptance rate of one
+        half, as text; "" where they have not been measured yet."""
+        profile = _embedded_profile()
+        if profile is None:
             return ""
-        sizes, costs = zip(*measures.items(), strict=True)
+        sizes, costs = zip(*profile.targets["exact"].costs.items(), strict=True)
         costs = np.minimum.accumulate(costs[::-1])[::-1]  # a forward may be padded to a larger one
         drafted = np.arange(9)  # tokens in a round
         verify = np.interp(drafted + 1, sizes, costs) * _share(self.target)
@@ -102,6 +98,16 @@ class Pair:
         if name != NO_DRAFT and not drafts:
             drafts = (sources.source_of(name, option, weight_format),)
         return replace(self, drafts=drafts)
+
+
+def _embedded_profile() -> Profile | None:
+    """The stored profile of the embedded pair on this machine, with costs of its target."""
+    for about, profile in measured.profiles():
+        here = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
+        costs = profile.targets["exact"].costs if "exact" in profile.targets else {}
+        if here and about["target"].startswith(f"{embedded.TARGET} ") and 1 in costs:
+            return profile
+    return None
 
 
 def _share(source: Source) -> float:
@@ -252,7 +258,7 @@ def default_pair() -> Choice:
     largest one of _UNASKED that fits as `later`. Uses no network. Never raises."""
     fitting = [pair for pair in map(find_pair, _DEFAULTS) if pair.fits]
     for pair in fitting:
-        if pair.ready:
+        if pair.is_here():
             return Choice(pair, f"{pair.name}: the largest Dolly pair that is here and fits.")
     for pair in fitting:
         if pair.name in _UNASKED:

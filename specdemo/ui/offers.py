@@ -148,8 +148,8 @@ class Offer:
         facts = {AUTO: f" ({self.first.pair})"} if survey else {}
         for pair in registry.PAIRS if survey else ():
             memory = f"{size(pair.memory_bytes)} of memory" + " (more than here)" * (not pair.fits)
-            disk = "on this disk" if pair.ready else f"{size(pair.download_bytes)} to download"
-            found = filter(None, (memory, disk, pair.expected, pair.facts))
+            disk = "on this disk" if pair.is_here() else f"{size(pair.download_bytes)} to download"
+            found = filter(None, (memory, disk, pair.read_expected_speed(), pair.read_facts()))
             facts[pair.name] = ". " + ", ".join(found)
         return [(title + facts.get(name, ""), name) for title, name in offered]
 
