@@ -181,6 +181,9 @@ def checkpoint_folder() -> tuple[tempfile.TemporaryDirectory, dict[str, dict]]:
     gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": None}
     families = {"llama": sizes | own, "qwen2": sizes | own, "gpt_neox": sizes | neox}
     families["gpt2"] = gpt2 | {"vocab_size": 9}
+    layers = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 8, 13]}, "fc_norm": True}
+    names = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    families["eagle3"] = sizes | own | layers | names | {"draft_vocab_size": 3}
     more = {"intermediate_size": 64, "eos_token_id": [1, 2], "max_position_embeddings": 64}
     return folder, {kind: {"model_type": kind, **one, **more} for kind, one in families.items()}
 
@@ -212,7 +215,7 @@ def sentence(error: Exception) -> str:
 CHANGES = st.lists(st.tuples(st.integers(0, 50), WRONG), min_size=1, max_size=3)
 
 
-@fuzz(st.sampled_from(["llama", "qwen2", "gpt_neox", "gpt2"]), CHANGES)
+@fuzz(st.sampled_from(["llama", "qwen2", "gpt_neox", "gpt2", "eagle3"]), CHANGES)
 @example("llama", [(3, 10**7)])
 def test_a_configuration_with_anything_changed_is_read_or_refused_in_a_sentence(kind, changes):
     folder, families = checkpoint_folder()
