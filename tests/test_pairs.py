@@ -16,7 +16,7 @@ from specdemo import cli
 from specdemo.bench.prompts import BenchPrompt
 from specdemo.bench.tuning import tune
 from specdemo.convert.decoder import Shape
-from specdemo.engine import numerics
+from specdemo.engine import cost_measurement, numerics
 from specdemo.engine.engine import PairFiles
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
 from specdemo.errors import BadInput, RequestFailed
@@ -285,7 +285,7 @@ def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own
 
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
     settings = Settings(max_new_tokens=30)
-    monkeypatch.setattr(numerics, "_preempted", lambda: 0)
+    monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
     with Session(tiny_llama_pair) as session:
         *_, first = session.race("hello", settings)
         found = session.info.numerics_found
@@ -293,8 +293,8 @@ def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, m
     def refuse(*_, **__):
         raise AssertionError("measured again")
 
-    for name in ("measure_invariance", "learn_costs"):
-        monkeypatch.setattr(numerics, name, refuse)
+    monkeypatch.setattr(numerics, "measure_invariance", refuse)
+    monkeypatch.setattr(cost_measurement, "learn_costs", refuse)
     with Session(tiny_llama_pair) as session:
         *_, second = session.race("hello", settings)
         assert session.info.numerics_found == found
@@ -311,10 +311,10 @@ def test_costs_that_were_measured_beside_other_work_are_measured_again(
             return [profile.targets["exact"].costs, profile.draft_costs]
 
     calls = count(step=100)
-    monkeypatch.setattr(numerics, "BUSY_SHARE", 2.0)  # of the processors' time: never reached
-    monkeypatch.setattr(numerics, "_preempted", lambda: next(calls))
+    monkeypatch.setattr(cost_measurement, "BUSY_SHARE", 2.0)  # never reached
+    monkeypatch.setattr(cost_measurement, "_preempted", lambda: next(calls))
     assert costs() == [{}, {}]
-    monkeypatch.setattr(numerics, "_preempted", lambda: 0)
+    monkeypatch.setattr(cost_measurement, "_preempted", lambda: 0)
     assert all(found := costs()) and costs() == found
 
 
