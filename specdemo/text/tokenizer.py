@@ -119,11 +119,16 @@ class Tokenizer:
         tokens unless `special`."""
         return self._parsing.decode([int(id) for id in ids], skip_special_tokens=not special)
 
-    def stream(self) -> Callable[[int], str]:
-        """A function from the next id to the text that it adds: "" for special tokens and while a
-        character is incomplete. The joined texts equal the result of `decode`."""
-        decoding = DecodeStream(skip_special_tokens=True)
+    def stream(self, *, special: bool = False) -> Callable[[int], str]:
+        """A function from the next id to the text that it adds: "" while a character is incomplete
+        and, unless `special`, for special tokens. Without these the joined texts equal the result
+        of `decode`."""
+        decoding = DecodeStream(skip_special_tokens=not special)
         return lambda id: decoding.step(self._parsing, int(id)) or ""
+
+    def string(self, id: int) -> str:
+        """The vocabulary string of an id, "" beyond the vocabulary."""
+        return self._parsing.id_to_token(id) or ""
 
     def token_id(self, string: str) -> int | None:
         """The id of a vocabulary string, or None."""

@@ -1,0 +1,96 @@
+"""Between the tokens of a target model and those of a draft model with another vocabulary: through
+the text. Implements the engine's protocol `Translation`."""
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from specdemo.text.tokenizer import Tokenizer
+
+TAIL = 8  # the most tokens of the context that are encoded again with what follows
+_ANCHOR = "\n"  # stands before such a text: SentencePiece begins a text with a space
+
+
+class TextTranslation:
+    """The text of one request, which only grows."""
+
+    def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
+        self._target, self._draft = target, draft
+        self._stream = target.stream(special=True)
+        self._context: list[int] = []
+        self._pieces: list[str] = []
+        self._text = ""
+        # Where no token holds parts of two lines, lines are encoded once.
+        self._by_lines = draft.encode("a\nb") == draft.encode("a\n") + draft.encode("b")
+        self._encoded = 0
+        self._lines = draft.encode("", bos=True)
+        self._ids: list[int] = []
+
+    def read(self, context: list[int]) -> list[int] | None:
+        """The draft model's tokens of the text of `context`, which are tokens of the target. None
+        where that text ends inside a character."""
+        added = context[len(self._context) :]
+        self._context += added
+        self._pieces += map(self._stream, added)
+        self._text += "".join(self._pieces[len(self._pieces) - len(added) :])
+        if not self._pieces or not self._pieces[-1]:
+            return None
+        line = self._text.rfind("\n") + 1
+        if self._by_lines and line > self._encoded and self._text[line : line + 1].strip():
+            self._lines += self._draft.encode(self._text[self._encoded : line])
+            self._encoded = line
+        self._ids = [*self._lines, *self._draft.encode(self._text[self._encoded :])]
+        return list(self._ids)
+
+    def translate(self, drafted: list[int], whole_words: bool) -> list[tuple[int, int]]:
+        """The target's tokens of the text that `drafted`, tokens of the draft model, add to the
+        context; with each, the number of draft tokens that begin in it. Bytes that do not end a
+        character wait; with `whole_words`, so does the last word."""
+        end = next((at for at, id in enumerate(drafted) if id in self._draft.special_ids), None)
+        pieces = _pieces(self._draft.stream(special=True), self._ids[-TAIL:], drafted[:end])
+        whole_words &= end is None
+        if whole_words:
+            ends = (at for at in range(len(pieces), 0, -1) if _word_ends(pieces, at - 1))
+            pieces = pieces[: next(ends, 1) - 1]
+        while pieces and not (pieces[-1].strip() if whole_words else pieces[-1]):
+            pieces.pop()
+        ids = self._following("".join(pieces))
+        starts = [0, *accumulate(map(len, pieces))][: len(pieces)]
+        own = _pieces(self._target.stream(special=True), self._context[-TAIL:], ids)
+        bounds = [0, *accumulate(map(len, own))]
+        translated = [
+            (id, sum(bounds[at] <= start < bounds[at + 1] for start in starts))
+            for at, id in enumerate(ids)
+        ]
+        if end is not None:
+            special = self._target.token_id(self._draft.string(drafted[end]))
+            translated += [] if special is None else [(special, 1)]
+        return translated
+
+    def _following(self, text: str) -> list[int]:
+        """The target's tokens of `text` after the context: encoded again from the beginning of a
+        word, if that gives the tokens which the context has."""
+        if not text:
+            return []
+        first = max(len(self._pieces) - TAIL, 0)
+        words = (at for at in range(first, len(self._pieces)) if _word_ends(self._pieces, at))
+        anchor, begin = self._target.encode(_ANCHOR), next(words, len(self._pieces))
+        for tail in dict.fromkeys((begin, len(self._pieces))):
+            before = [*anchor, *self._context[tail:]]
+            ids = self._target.encode("".join([_ANCHOR, *self._pieces[tail:], text]))
+            if ids[: len(before)] == before:
+                return ids[len(before) :]
+        return self._target.encode(text)
+
+
+def _pieces(stream: Callable[[int], str], before: list[int], ids: list[int]) -> list[str]:
+    """The text that each of `ids` adds after the ids `before`; "" inside a character."""
+    for id in before:
+        stream(id)
+    return list(map(stream, ids))
+
+
+def _word_ends(pieces: list[str], at: int) -> bool:
+    """Whether a word ends before piece `at`: a space follows, or a sign after a letter."""
+    first = pieces[at][:1]
+    before = "".join(pieces[max(at - TAIL, 0) : at])[-1:]
+    return first.isspace() or first != "" and before.isalnum() and not first.isalnum()
