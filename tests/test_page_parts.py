@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fakes import FakeSession, until
 
 from specdemo.bench.costs import measured_speed, predicted_speed
 from specdemo.engine.profile import Invariance, Profile, TargetProfile
-from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.engine.rounds import DraftToken, EmittedToken, Round, Source
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.host import hardware, measured
 from specdemo.pairs import embedded, registry
@@ -326,3 +328,9 @@ def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
     wanted = offers.models_of({"pair": offer.defaults["pair"], "model": "owner/model"})
     assert offer.resolve(wanted) == offer.first
     assert offer.pairs() == [("owner/model", offers.OWN)]
+
+
+def test_every_source_of_draft_tokens_has_a_name_on_the_page():
+    script = (Path(layout.__file__).parent / "static" / "tokens.js").read_text()
+    [names] = re.findall(r"SOURCES = new Map\(Object.entries\(\{(.*?)\}", script, re.S)
+    assert set(re.findall(r"(\w+): \"", names)) == set(get_args(Source))

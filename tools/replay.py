@@ -32,6 +32,7 @@ from specdemo.engine import cache, decode
 from specdemo.engine.cost_model import TYPICAL, CostModel
 from specdemo.engine.draft_head import DraftHead
 from specdemo.engine.drafters import AdaptiveDrafter, HeadDrafter, LogitsDrafter, ModelDrafter
+from specdemo.engine.eagle_head import EagleHead
 from specdemo.engine.lookup import Lookup
 from specdemo.engine.messages import DEPTH, Forward, HeadStep, Model, Prompt, Reply, Run
 from specdemo.engine.policy import Policy
@@ -206,7 +207,7 @@ class _Along(Request):
                 states += reply.logits.states(len(tokens)) if states else []
         if isinstance(draft, DraftHead):
             head = yield from self._chains(draft, states)
-        elif draft is not None:
+        elif draft is not None and not isinstance(draft.model, EagleHead):
             said = yield from self._draft(draft.model)
         temperature, seed = self.sampling.temperature, self.sampling.seed
         return Record("", "", temperature, seed, list(self.tokens), answer, said, head)
@@ -404,6 +405,9 @@ class _Recorded:
         return self.chance
 
     def states(self, count: int) -> None:
+        return None
+
+    def last_state(self) -> None:
         return None
 
 

@@ -12,7 +12,7 @@ from .acceptance import TargetRows, Verification, verify
 from .adjustment import adjustment
 from .cache import Sequence
 from .constraint import Allowed, wait
-from .drafters import AdaptiveDrafter
+from .drafters import AdaptiveDrafter, EagleDrafter
 from .guard import Guard
 from .messages import Draft, Forward, Prompt, Reply, Run, prefill_chunks
 from .policy import Policy
@@ -34,10 +34,14 @@ Decoding = Generator[Forward | Round | Future[Any], Any, str]  # Forwards expect
 
 
 def prefill(
-    target: Sequence, tokens: tuple[int, ...], prefix: int = 0
+    target: Sequence,
+    tokens: tuple[int, ...],
+    prefix: int = 0,
+    head: EagleDrafter | None = None,
 ) -> Generator[Forward, Reply, Prompt]:
     """Run the tokens of a prompt that `target` does not hold yet, in chunks. The first `prefix`
-    tokens are a chunk of their own. `target` must hold a proper prefix of the prompt."""
+    tokens are a chunk of their own. `target` must hold a proper prefix of the prompt. An EAGLE-3
+    `head` reads the states of each chunk; the seconds are the target's."""
     seconds = 0.0
     chunks = []
     held = target.length
@@ -47,7 +51,12 @@ def prefill(
     for chunk, rows in [*chunks, *prefill_chunks(list(tokens[held:]), 1)]:
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds
-    return Prompt(tokens, reply.logits.last(), seconds)
+        last = reply.logits.last() if rows else None
+        states = reply.logits.states(len(chunk))
+        if head is not None and states is not None:
+            yield from head.read_prompt(tokens, target.length, states)
+    assert last is not None, "only the last chunk gives rows"
+    return Prompt(tokens, last, seconds)
 
 
 def decode(

@@ -16,6 +16,7 @@ from .cost_model import LARGEST
 from .lookup import Lookup
 from .messages import (
     DEPTH,
+    PREFILL_CHUNK,
     Draft,
     Forward,
     HeadStep,
@@ -27,6 +28,7 @@ from .messages import (
     prefill_chunks,
 )
 from .policy import MAX_DRAFT, READING_SHARE, Policy, RoundPlan
+from .prefixes import common
 from .rounds import Source
 from .sampling import DRAFT, Distribution, Sampling, choose, distribution, draw
 
@@ -133,14 +135,111 @@ class HeadDrafter(LogitsDrafter):
         for token in [context[-1], *drafted][self._read :]:
             run = HeadStep(self._hidden, self._state, (token,))
             reply = yield Forward("draft", run)
-            states = reply.logits.states(1)
-            self._state = None if states is None else states[0]
+            self._state = reply.logits.last_state()
             seconds += reply.seconds
         self._read = len(drafted) + 1
         return self.choose(reply.logits, context, drafted, mask), seconds
 
     def cost(self, drafted: list[int]) -> float:
         return (len(drafted) + 1 - self._read) * self.policy.draft.forward(1)
+
+
+class EagleDrafter(LogitsDrafter):
+    """Proposes with an EAGLE-3 head. Each row of `sequence` pairs the target's states of a token of
+    the text with the token after it. The rows of a chain come from the head's own states; once the
+    target has verified a draft, they are dropped and written anew from its states.
+
+    Rows may begin anywhere in the text, since a shift of all positions changes nothing."""
+
+    name: Source = "eagle3"
+    depth = DEPTH
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        policy: Policy,
+        sampling: Sampling,
+        head_tokens: np.ndarray,
+        adjustment: Adjustment | None = None,
+    ):
+        super().__init__(policy, sampling, head_tokens, adjustment)
+        self.sequence = sequence
+        self._first = 0  # position in the text of the first row
+        self._rows = sequence.length  # without those of a chain
+        self._states = np.zeros((0, 0), np.float32)  # of the text's tokens that have no row yet
+
+    def reads_prompt(self, tokens: int, most: int) -> bool:
+        """Whether reading a prompt of `tokens` tokens is expected to pay for an answer of at most
+        `most` tokens."""
+        plan = self.policy.plan(tokens, most)
+        if plan.fixed is not None:
+            return True
+        expected, forward = self.policy.accepted(self.name).total.upper_bound, self.policy.draft
+        pays = plan.gain(0, 1.0, expected, forward.forward(1)) > 0
+        return pays and forward.forward(tokens) <= READING_SHARE * plan.remaining * plan.pace
+
+    def read_prompt(
+        self, tokens: tuple[int, ...], end: int, states: np.ndarray
+    ) -> Generator[Forward, Reply, None]:
+        """Write the rows of those prompt `tokens` before position `end` that have `states` and a
+        token after them."""
+        begin = self._continue(end - len(states))
+        following = tokens[begin + 1 : end + 1]
+        if following:
+            given = states[len(states) - (end - begin) :][: len(following)]
+            yield Forward("draft", Run(self.sequence, following, 0, states=given))
+            self._rows = self.sequence.length
+
+    def of_prompt(self, tokens: tuple[int, ...]) -> int:
+        """How many rows of the sequence a later request with this prompt can use."""
+        rows = tuple(self.sequence.tokens[: self._rows])
+        return 0 if self._first else common(tokens[1:], rows)
+
+    def start(self, context: list[int], states: np.ndarray | None) -> None:
+        assert states is not None, "a target model for a head gives its states"
+        self.sequence.truncate(self._rows)
+        waiting = [*self._states, *states][-PREFILL_CHUNK:]
+        self._states = np.array(waiting)
+        self._continue(len(context) - 1 - len(waiting))
+        self._read = 0
+
+    def _continue(self, position: int) -> int:
+        """The position in the text of the next row, which is to be `position` or later: without the
+        rows between, the sequence begins anew."""
+        if self._first + self._rows < position:
+            self.sequence.truncate(0)
+            self._first, self._rows = position, 0
+        return self._first + self._rows
+
+    def step(
+        self, context: list[int], drafted: list[int], mask: Mask = None
+    ) -> Generator[Forward, Reply, tuple[Proposal | None, float]]:
+        """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
+        with the seconds that took."""
+        seconds = 0.0
+        waiting = len(self._states)
+        if waiting:
+            run = Run(self.sequence, context[-waiting:], 1, waiting <= LARGEST, states=self._states)
+            reply = yield Forward("draft", run)
+            seconds += reply.seconds
+            self._states, self._rows = self._states[:0], self.sequence.length
+            self._chained = reply.logits.last_state()[None]
+        for token in drafted[self._read :]:
+            run = Run(self.sequence, [token], 1, True, chained=self._chained)
+            reply = yield Forward("draft", run)
+            seconds += reply.seconds
+            self._chained = reply.logits.last_state()[None]
+        self._read = len(drafted)
+        return self.choose(reply.logits, context, drafted, mask), seconds
+
+    def cost(self, drafted: list[int]) -> float:
+        forward, waiting = self.policy.draft.forward, min(len(self._states), LARGEST)
+        chain = (len(drafted) - self._read) * forward(1)
+        return chain + forward(waiting) if waiting else chain
+
+    def catch_up(self, context: list[int], drafted: list[int]) -> float:
+        forward, waiting = self.policy.draft.forward, len(self._states)
+        return forward(waiting) - forward(LARGEST) if waiting > LARGEST else 0.0
 
 
 class ModelDrafter(LogitsDrafter):
@@ -178,6 +277,10 @@ class ModelDrafter(LogitsDrafter):
             seconds += reply.seconds
         return self.choose(reply.logits, context, drafted, mask), seconds
 
+    def of_prompt(self, tokens: tuple[int, ...]) -> int:
+        """How many tokens of the sequence a later request with this prompt can use."""
+        return common(tokens, tuple(self.sequence.tokens))
+
     def catch_up(self, context: list[int], drafted: list[int]) -> float:
         forward = self.policy.draft.forward
         return forward(len(self._unread(context, drafted))) - forward(1)
@@ -207,7 +310,7 @@ class AdaptiveDrafter:
         self,
         lookups: dict[Source, Lookup],
         policy: Policy,
-        model: ModelDrafter | HeadDrafter | None = None,
+        model: ModelDrafter | EagleDrafter | HeadDrafter | None = None,
         allowed: Allowed | None = None,
     ):
         self.lookups = lookups
@@ -335,12 +438,15 @@ def make_drafter(
     prediction: tuple[int, ...] = (),
 ) -> AdaptiveDrafter | None:
     """The drafter `name` of the settings, None for "none". It uses a draft head with these
-    `head_tokens`, or a draft model that reads `sequence` up to `reach` tokens, or neither, and only
-    `allowed` tokens; and `prediction`, tokens that the answer is expected to have."""
+    `head_tokens`, an EAGLE-3 head if it reads `sequence`, or a draft model that reads `sequence` up
+    to `reach` tokens, or neither, and only `allowed` tokens; and `prediction`, tokens that the
+    answer is expected to have."""
     if name == "none":
         return None
-    model: ModelDrafter | HeadDrafter | None = None
-    if head_tokens is not None and name != "lookup":
+    model: ModelDrafter | EagleDrafter | HeadDrafter | None = None
+    if head_tokens is not None and sequence is not None:
+        model = EagleDrafter(sequence, policy, sampling, head_tokens, adjustment)
+    elif head_tokens is not None and name != "lookup":
         sharper = replace(sampling, temperature=sampling.temperature / SHARPER)
         model = HeadDrafter(policy, sharper, head_tokens, adjustment)
     elif sequence is not None and name != "lookup":

@@ -15,6 +15,7 @@ from . import cost_measurement, numerics
 from .checkpoint import PairFiles, release_file, weights_size
 from .cost_model import LARGEST
 from .draft_head import DraftHead
+from .eagle_head import EagleHead
 from .faults import BadInput, Busy
 from .messages import PREFILL_CHUNK, Model, ModelSettings
 from .model import PagedModel, open_model
@@ -197,19 +198,26 @@ class Engine:
     def _open_draft(self, target: Target) -> None:
         files, known = self._files, self._known
         draft: DraftHead | Model
-        if self._has_head and files.head:
-            draft = self._draft = DraftHead(files.head, self.core)
-        elif files.draft is not None:
+        head = files.head if self._has_head else None
+        source = head or files.draft
+        if source is None:
+            return
+        if head is not None and not files.head_layers:
+            draft = self._draft = DraftHead(head, self.core)
+        else:
             # Exactness does not matter, but IR steps faster with f32 activations than with bf16.
-            ir = isinstance(files.draft, Path)
-            device = files.draft_device
-            vocabulary = min(target.model.vocabulary_size, DRAFT_VOCABULARY)
-            tried = files.draft, device, files.kv_cache, ir, self.core
+            ir = isinstance(source, Path)
+            device = "CPU" if head else files.draft_device
+            tried = source, device, files.kv_cache, ir, self.core
             properties = known.draft_properties or numerics.candidates(*tried)[0]
             free = self._available_bytes()
-            shapes = numerics.fixed_shapes(files.draft, numerics.DRAFT_SHAPES, free)
+            shapes = numerics.fixed_shapes(source, numerics.DRAFT_SHAPES, free)
+            vocabulary = min(target.model.vocabulary_size, DRAFT_VOCABULARY)
             settings = ModelSettings(device, properties, shapes, vocabulary=vocabulary)
-            draft = open_model(files.draft, settings, self.core)
+            if head is not None and isinstance(files.target, Path):
+                draft = EagleHead(head, files.target, settings, self.core)
+            else:
+                draft = open_model(source, settings, self.core)
             self._fix_cache(draft)
             self._draft = self._caches["draft"] = PrefixCache(draft, context=files.draft_context)
         if known.draft_costs:

@@ -120,6 +120,11 @@ class Logits(NamedTuple):
         state = None if self.state is None else self.state[-1:]
         return Logits(self.rows[-1:], self.log_sum[-1:], state).copy()
 
+    def last_state(self) -> np.ndarray:
+        """A copy of the last token's state, of a head's logits."""
+        assert self.state is not None, "a draft head gives its states"
+        return np.array(self.state[-1])
+
     def states(self, count: int) -> np.ndarray | None:
         """A copy of the states of the first `count` tokens, or None."""
         return None if self.state is None else self.state[:count].copy()

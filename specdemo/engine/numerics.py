@@ -92,7 +92,10 @@ def open_target(
     six = min((costs[size] for size in costs if size >= 6), default=0)
     fine = six > FINE_COST_RATIO * costs.get(1, 0)
     shapes = fixed_shapes(source, FINE_SHAPES if fine else FIXED_SHAPES, available)
-    hidden = Taps(fractions=fractions(files.head, core)) if files.head else None
+    hidden = None
+    if files.head is not None:
+        layers = files.head_layers
+        hidden = Taps(layers, () if layers else fractions(files.head, core))
     settings = ModelSettings(files.device, (), shapes, hidden)
     if exact and known is not None:
         tried, found = [known.properties], known.invariance

@@ -14,11 +14,12 @@ from .cache import Sequence
 from .constraint import Allowed, Constraint
 from .decode import Decoding, Limits, decode, prefill
 from .draft_head import DraftHead
-from .drafters import make_drafter
+from .drafters import AdaptiveDrafter, EagleDrafter, ModelDrafter, make_drafter
+from .eagle_head import EagleHead
 from .guard import Guard
 from .messages import Forward, Model, Prompt, Reply, Run, Runner
 from .policy import Acceptance, Policy
-from .prefixes import PrefixCache, common
+from .prefixes import PrefixCache
 from .profile import Invariance, TargetProfile
 from .rounds import Logprobs, Round
 from .sampling import Sampling, distribution
@@ -85,28 +86,16 @@ class Request:
     def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
         """Decode, with `draft` if the drafter uses it; returns the finish reason."""
         since = perf_counter()
-        prompt, sequence = yield from self._prompt(target.prefixes)
-        reading: Sequence | None = None
+        policy = target.policy.for_request(self.draft_tokens, self.rates)
+        allowed = None if self.constraint is None else Allowed(self.constraint)
+        drafter = self._drafter(policy, draft, allowed)
+        model = None if drafter is None else drafter.model
+        sequence = None
         try:
+            prompt, sequence = yield from self._prompt(target.prefixes, model)
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
-            policy = target.policy.for_request(self.draft_tokens, self.rates)
-            if isinstance(draft, PrefixCache) and self.drafter in ("auto", "model"):
-                reading, _ = draft.find(self.tokens)
-            allowed = None if self.constraint is None else Allowed(self.constraint)
-            columns = draft.head_tokens if isinstance(draft, DraftHead) else None
-            drafter = make_drafter(
-                self.drafter,
-                policy,
-                self.sampling,
-                head_tokens=columns,
-                sequence=reading,
-                reach=draft.context if isinstance(draft, PrefixCache) else 0,
-                allowed=allowed,
-                adjustment=adjustment(self.sampling, self.tokens),
-                prediction=self.prediction,
-            )
             decoding = decode(
                 prompt,
                 target=sequence,
@@ -120,19 +109,49 @@ class Request:
             )
             return (yield from self._timed(decoding, models(target, draft), policy, since))
         finally:
-            sequence.release()
-            if reading is not None and isinstance(draft, PrefixCache):
-                reading.truncate(common(self.tokens, tuple(reading.tokens)))
-                draft.keep(reading)
+            if sequence is not None:
+                sequence.release()
+            if isinstance(draft, PrefixCache) and isinstance(model, ModelDrafter | EagleDrafter):
+                model.sequence.truncate(model.of_prompt(self.tokens))
+                draft.keep(model.sequence)
 
-    def _prompt(self, prefixes: PrefixCache) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
-        """The prefilled prompt, and a sequence that holds it, which the caller must release."""
+    def _drafter(
+        self, policy: Policy, draft: PrefixCache | DraftHead | None, allowed: Allowed | None
+    ) -> AdaptiveDrafter | None:
+        sequence, columns, reach = None, None, 0
+        if isinstance(draft, DraftHead):
+            columns = draft.head_tokens
+        elif draft is not None and self.drafter in ("auto", "model"):
+            reach, tokens = draft.context, self.tokens
+            if isinstance(draft.model, EagleHead):
+                columns, tokens = draft.model.head_tokens, tokens[1:]
+            sequence, _ = draft.find(tokens)
+        return make_drafter(
+            self.drafter,
+            policy,
+            self.sampling,
+            head_tokens=columns,
+            sequence=sequence,
+            reach=reach,
+            allowed=allowed,
+            adjustment=adjustment(self.sampling, self.tokens),
+            prediction=self.prediction,
+        )
+
+    def _prompt(
+        self, prefixes: PrefixCache, model: object = None
+    ) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
+        """The prefilled prompt, and a sequence that holds it, which the caller must release. If the
+        drafter's `model` is an EAGLE-3 head, it reads the prompt where that pays."""
         sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
             if prompt is None:
                 prefix = prefixes.template_prefix_of(self.tokens)
-                prompt = yield from prefill(sequence, self.tokens, prefix)
+                most, head = self.limits.max_new_tokens, None
+                if isinstance(model, EagleDrafter) and model.reads_prompt(len(self.tokens), most):
+                    head = model
+                prompt = yield from prefill(sequence, self.tokens, prefix, head)
                 prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
         except BaseException:
             sequence.release()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["first", "correction", "bonus", "plain"]
-Source = Literal["model", "head", "lookup", "prediction", "grammar", "ngrams"]
+Source = Literal["model", "head", "eagle3", "lookup", "prediction", "grammar", "ngrams"]
 """What proposed a draft token; "ngrams" (a table) occurs in runs of earlier versions only."""
 
 

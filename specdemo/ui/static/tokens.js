@@ -94,8 +94,8 @@ const KIND_WORDS = {
   plain: "nothing was drafted",
 };
 const SOURCES = new Map(Object.entries({
-  model: "draft model", head: "draft head", lookup: "n-gram lookup", prediction: "predicted text", ngrams: "n-gram table",
-  grammar: "grammar",
+  model: "draft model", head: "draft head", eagle3: "EAGLE-3 head", lookup: "n-gram lookup",
+  prediction: "predicted text", ngrams: "n-gram table", grammar: "grammar",
 }));
 const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
 const STEPS = {

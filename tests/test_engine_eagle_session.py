@@ -1,0 +1,170 @@
+"""Drafting with EAGLE-3 heads: the head's own choices along an answer, and answers that stay the
+target's."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import openvino as ov
+import pytest
+from eagle3_reference import ReferenceHead
+from test_convert_eagle3 import exported
+
+from specdemo.convert import heads, ir
+from specdemo.engine.messages import ModelSettings, Run, Taps
+from specdemo.engine.model import PagedModel
+from specdemo.errors import BadInput
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
+from tools.made_up import write_made_up_head
+
+pytestmark = pytest.mark.slow
+LAYERS = (0, 1, 2)
+PROMPT = "Count from one to five.\n" * 15  # more tokens than a chunk of the prefill
+DRAFTED = Settings(max_new_tokens=24, drafter="model", draft_tokens=3)
+
+
+def head_pair(pair, folder, weight_format="fp16", **own):
+    """The Llama-shaped pair with a made-up EAGLE-3 head."""
+    sizes = {"hidden": 64, "vocabulary": 256, "rows": 200, "width": 16, "embedding": False}
+    write_made_up_head(folder / "head", **sizes | own, eagle_aux_hidden_state_layer_ids=LAYERS)
+    xml = exported(folder / "head", weight_format)
+    return dataclasses.replace(pair, draft=None, head=xml, head_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def reference_pair(tiny_llama_pair, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("head")
+    embedding, _ = heads.tables(tiny_llama_pair.target)
+    pair = head_pair(tiny_llama_pair, folder)
+    return pair, ReferenceHead(folder / "head", embedding)
+
+
+def states_of(pair, tokens: list[int]) -> np.ndarray:
+    model = PagedModel(pair.target, ModelSettings(hidden=Taps(LAYERS)))
+    with model.new_sequence() as sequence:
+        return model.forward([Run(sequence, tokens, 1)])[0].state.copy()
+
+
+def test_every_draft_along_an_answer_is_the_references(reference_pair):
+    """Rows of the prompt in chunks, rows written anew after rejections, chains of any depth; with
+    the prompt in the prefix cache too, and without its rows where only n-grams were asked."""
+    pair, reference = reference_pair
+    with Session(pair) as session:
+        prompts = [PROMPT, PROMPT, PROMPT + "Go."]
+        for prompt in prompts:
+            *_, trace = session.answer(prompt, DRAFTED)
+            text = pair.template.render(prompt, pair.tokenizer)
+            count = len(text)
+            text = [*text, *trace.token_ids]
+            g = reference.fused(states_of(pair, text).astype(float))
+            right = total = 0
+            for round_ in trace.decoding_rounds:
+                count += 1
+                rows = text[1:count]
+                logits, state, past = reference.rows(g[: count - 1], rows, reference.empty)
+                for token in round_.drafted:
+                    own = logits[-1][list(reference.tokens).index(token.id)]
+                    right += logits[-1].max() - own < 0.05  # near ties are rounding
+                    total += 1
+                    logits, state, past = reference.rows(state[-1:], [token.id], past)
+                count += len(round_.tokens) - 1
+            assert total > 30 and right == total
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model"])
+@pytest.mark.parametrize("coupling", ["shared", "maximal"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("own", [{}, {"norm_output": True, "embedding": True}], ids=str)
+def test_answers_with_an_eagle_head_are_the_targets_own(
+    tiny_llama_pair, tmp_path, drafter, coupling, temperature, own
+):
+    pair = head_pair(tiny_llama_pair, tmp_path, "int8", **own)
+    wanted = dataclasses.replace(
+        DRAFTED, drafter=drafter, temperature=temperature, coupling=coupling, seed=3
+    )
+    without = dataclasses.replace(wanted, drafter="none")
+    with Session(pair) as session:
+        *_, trace = session.answer("Count from one to five.", wanted)
+        *_, expected = session.answer("Count from one to five.", without)
+    sources = {token.source for round_ in trace.rounds for token in round_.drafted}
+    assert "eagle3" in sources
+    if coupling == "shared" or not temperature:
+        assert trace.token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("length", [3, None])
+def test_requests_at_once_get_the_answers_that_each_gets_alone(reference_pair, count, length):
+    pair, _ = reference_pair
+    prompts = [f"{PROMPT[: 40 * number]} {number}" for number in range(count)]
+    ways = [
+        dataclasses.replace(DRAFTED, draft_tokens=length, temperature=temperature, seed=number)
+        for number, temperature in zip(range(count), (0.0, 0.8) * 2, strict=False)
+    ]
+    with Session(pair) as session:
+        session.prepare()
+        alone = []
+        for prompt, way in zip(prompts, ways, strict=True):
+            *_, trace = session.answer(prompt, dataclasses.replace(way, drafter="none"))
+            alone.append(trace.token_ids)
+        found: dict[int, tuple[int, ...]] = {}
+
+        def ask(number: int) -> None:
+            *_, trace = session.answer(prompts[number], ways[number])
+            found[number] = trace.token_ids
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        uses = session.cache_blocks()
+    assert [found[number] for number in range(count)] == alone
+    assert uses["draft"].used == uses["draft"].kept  # nothing leaks
+
+
+def test_its_prompt_is_read_only_where_that_pays(reference_pair, monkeypatch):
+    from specdemo.engine.drafters import EagleDrafter
+
+    pair, _ = reference_pair
+    read = []
+    inner = EagleDrafter.read_prompt
+
+    def noting(self, *arguments):
+        read.append(arguments)
+        return inner(self, *arguments)
+
+    monkeypatch.setattr(EagleDrafter, "read_prompt", noting)
+    with Session(pair) as session:
+        session.prepare()
+        policy = session._engine.target("exact").policy
+        policy.draft.learn({1: 1.0, 16: 16.0})
+        list(session.answer(PROMPT, dataclasses.replace(DRAFTED, draft_tokens=None)))
+        assert not read
+        policy.draft.learn({1: 1e-7, 16: 1e-7})
+        list(session.answer(PROMPT + "!", dataclasses.replace(DRAFTED, draft_tokens=None)))
+    assert read
+
+
+def test_a_target_without_states_is_refused_by_name(reference_pair, monkeypatch):
+    with Session(reference_pair[0]) as session:
+        monkeypatch.setattr(session._engine, "drafts", False)
+        with pytest.raises(BadInput, match="draft head, which needs"):
+            next(session.answer("Hello", DRAFTED))
+
+
+def test_the_export_of_optimum_intel_drafts_as_ours_does(reference_pair, tmp_path):
+    """Its IR has no output for the chain's states."""
+    pair, _ = reference_pair
+    model = ov.Core().read_model(pair.head)
+    model.remove_result(model.output("state").node)
+    ov.save_model(model, tmp_path / ir.MODEL, compress_to_fp16=False)
+    drafts = []
+    for xml in (pair.head, tmp_path / ir.MODEL):
+        with Session(dataclasses.replace(pair, head=xml)) as session:
+            *_, trace = session.answer(PROMPT, DRAFTED)
+            drafts.append([[one.id for one in round_.drafted] for round_ in trace.rounds])
+    assert drafts[0] == drafts[1]
