@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
@@ -229,24 +227,23 @@ def served(session, loaded, *, key: str | None = None, load: Callable | None = N
         yield SimpleNamespace(url=url)
 
 
-def page_application(service, files: Path, *, key: str | None = None):
+def page_application(service, *, key: str | None = None):
     """The application of a page for a service, and its guard."""
     from specdemo.ui import layout, offers, web_app
     from specdemo.ui.routes import PageGuard
 
-    os.environ["GRADIO_TEMP_DIR"] = str(files)
-    blocks, looks = layout.build(service, offers.Offer(service.state.pair, shared=True), 30)
+    page = layout.build(service, offers.Offer(service.state.pair, shared=True), 30)
     guard = PageGuard(key=key)
-    return web_app.page_app(blocks, looks, service, guard), guard
+    return web_app.page_app(page, service, guard), guard
 
 
 @contextlib.contextmanager
-def page_server(service, files: Path, *, key: str | None = None):
+def page_server(service, *, key: str | None = None):
     """The URL of a running page for a service."""
     from specdemo.serving.request_guard import Server
     from specdemo.ui.web_app import finish
 
-    app, guard = page_application(service, files, key=key)
+    app, guard = page_application(service, key=key)
     ends = {"trusted_proxies": "127.0.0.1", "finish": partial(finish, app, service)}
     server = Server(app, guard, 1, **ends)
     server.config.timeout_graceful_shutdown = 1

@@ -101,7 +101,7 @@ class Visit:
             }""",
             arg=self.before,
         )
-        assert self.page.evaluate("document.querySelector('.sd-error').textContent") == ""
+        assert self.page.evaluate("document.querySelector('.sd-state .sd-error').textContent") == ""
         return self.page.evaluate("window.specdemo.race.trace")
 
     def open_file(self, path: Path) -> None:
@@ -120,12 +120,13 @@ class Visit:
 
     def link(self) -> str:
         """The link that "Copy a link" shows."""
-        self.page.get_by_role("button", name="Copy a link").click()
+        self.page.get_by_role("button", name="Copy a link to this run").click()
         expect(self.page.locator(".sd-link-text")).not_to_have_value("")
         return self.page.input_value(".sd-link-text")
 
     def axe_finds_nothing(self) -> None:
-        self.page.get_by_role("button", name="Settings for engineers").click()
+        self.page.get_by_role("button", name="Settings").click()
+        self.page.get_by_text("For engineers").click()
         axe = resources.files("axe_playwright_python").joinpath("axe.min.js")
         self.page.evaluate(axe.read_text(encoding="utf-8"))
         for name in ("Race", "Benchmark", "How it works"):
@@ -133,7 +134,7 @@ class Visit:
             tab.click()
             expect(tab).to_have_attribute("aria-selected", "true")
             if name == "Benchmark":
-                expect(self.page.locator("#sd-lengths .bartext")).to_have_count(8)
+                expect(self.page.locator(".sd-bench-charts .bartext")).to_have_count(4)
             self.page.wait_for_function(
                 "document.getAnimations().every(one => one.playState !== 'running')"
             )
@@ -184,23 +185,24 @@ def test_a_question_is_answered_twice_with_coloured_tokens_figures_and_rounds(vi
     tokens = tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")
     assert tab.page.evaluate("window.seen.size") >= 3, "the tokens all came at once"
     assert tokens.count() == trace["summary"]["tokens"] == 96
-    expect(tokens.first).to_have_class("sd-tok sd-first")
-    assert all(float(one) > 0 for one in tab.page.locator(".sd-rate").all_inner_texts())
+    expect(tokens.first).to_have_class("sd-tok sd-own")
+    assert all("96 tokens" in one for one in tab.page.locator(".sd-pace").all_inner_texts())
     expect(tab.page.locator(".sd-strip .sd-round")).to_have_count(len(trace["rounds"]))
     assert tab.text(".sd-text-baseline").split() == tab.text(".sd-text-spec").split()
     assert trace["identical"] is True
     assert "Identical: two independent runs" in tab.text(".sd-identity")
     shifts = tab.page.evaluate("window.shifts")
     assert sum(shift[0] for shift in shifts) < 0.02, shifts
-    drawn = tab.page.get_attribute(".sd-sketch", "aria-label")
+    drawn = tab.page.get_attribute(".sd-chart", "aria-label")
     assert drawn.count("96 tokens in") == 2
+    tab.page.get_by_text("For engineers").click()
     expect(tab.page.locator(".sd-who")).to_contain_text("target model itself")
     assert len(trace["costs"]["target"]) == 16
     expect(tab.page.locator(".sd-cost-sentence")).to_contain_text("times as long as making one")
     expect(tab.page.locator(".sd-predicted")).not_to_have_text("-")
 
 
-def test_an_example_answers_as_json_with_a_mark_on_forced_tokens(visit):
+def test_an_example_answers_as_json_until_its_chip_is_removed(visit):
     tab = visit("max_new_tokens=60")
     tab.page.get_by_role("button", name="As JSON").click()
     tab.page.wait_for_function(LINK_HAS, arg=["json_schema", json.dumps(BOOK)])
@@ -210,11 +212,14 @@ def test_an_example_answers_as_json_with_a_mark_on_forced_tokens(visit):
     assert tab.text(".sd-text-spec").startswith('{"title": "') and trace["identical"]
     forced = [one for round_ in trace["rounds"] for one in round_["drafted"] if one["accepted"]]
     forced = [one for one in forced if one["source"] == "grammar"]
-    expect(tab.page.locator(".sd-text-spec .sd-forced")).to_have_count(len(forced))
-    tab.page.locator(".sd-text-spec .sd-forced").first.click()
+    assert forced
+    tab.page.locator(".sd-text-spec .sd-right").first.click()
     expect(tab.page.locator(".sd-about")).to_contain_text("forced by the grammar")
-    tab.page.get_by_role("button", name="Describe a storm at sea").click()
+    chip = tab.page.get_by_role("button", name="Answer as JSON")
+    expect(chip).to_be_visible()
+    chip.click()
     tab.page.wait_for_function(LINK_HAS, arg=["json_schema", ""])
+    expect(chip).to_be_hidden()
 
 
 def test_stop_ends_a_run_at_once_and_the_next_question_is_answered(visit):
@@ -285,7 +290,7 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
         "coupling": "maximal",
     }
     tab = visit(urlencode(wanted))
-    tab.page.get_by_role("button", name="Settings for engineers").click()
+    tab.page.get_by_role("button", name="Settings").click()
     tab.page.get_by_label("Drafter", exact=True).click()
     tab.page.get_by_role("option", name="model", exact=True).click()
     tab.page.wait_for_function(LINK_HAS, arg=["drafter", "model"])
@@ -298,7 +303,7 @@ def test_a_link_restores_every_setting_and_with_a_run_its_result_in_a_fresh_brow
 
 
 @pytest.fixture
-def fake(tmp_path):
+def fake():
     """Another server, whose models load when `ready` is set; they are made up."""
     ready = threading.Event()
 
@@ -309,7 +314,7 @@ def fake(tmp_path):
 
     service = Service(ModelChoice("embedded"), opener)
     service.start()
-    with page_server(service, tmp_path) as url:
+    with page_server(service) as url:
         yield SimpleNamespace(url=url + "/", ready=ready)
         ready.set()
 
@@ -318,12 +323,12 @@ def test_a_recorded_race_plays_while_models_load_and_run_pressed_at_once_is_answ
     tab = Visit(browser.new_context(), fake.url, "")
     tab.page.wait_for_function("window.specdemo.race.motion.playing")
     assert tab.page.evaluate("performance.getEntriesByName('sd-play')[0].startTime") > 0
-    expect(tab.page.locator(".sd-note")).to_contain_text("Recorded on")
+    expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
     question = tab.page.input_value("#sd-question textarea")
-    assert question in tab.text(".sd-note")
+    assert question in tab.text(".sd-status")
     tab.before = tab.page.evaluate("window.specdemo.race.run")
     tab.page.get_by_role("button", name="Run", exact=True).click()
-    expect(tab.page.locator(".sd-note")).to_have_text(
+    expect(tab.page.locator(".sd-status")).to_have_text(
         "Compiling the models. Your question is next."
     )
     expect(tab.page.locator(".sd-text-spec .sd-tok:not(.sd-later)")).not_to_have_count(0)
@@ -352,8 +357,8 @@ def test_a_link_to_a_run_opens_on_a_server_that_never_saw_it(browser, visit, sav
 )
 def test_a_link_that_holds_no_run_says_so_in_one_sentence(visit, fragment, said):
     tab = visit("#run=" + fragment)
-    expect(tab.page.locator(".sd-error")).to_contain_text(said)
-    expect(tab.page.locator(".sd-note")).to_contain_text("Recorded on")
+    expect(tab.page.locator(".sd-state .sd-error")).to_contain_text(said)
+    expect(tab.page.locator(".sd-status")).to_contain_text("Recorded on")
 
 
 def test_a_token_tells_by_keyboard_and_pointer_what_the_draft_thought(saved):
@@ -361,10 +366,12 @@ def test_a_token_tells_by_keyboard_and_pointer_what_the_draft_thought(saved):
     for _ in range(2):
         saved.page.keyboard.press("ArrowRight")
     about = saved.page.locator(".sd-about")
-    said = "accepted draft token 1 of 1 by draft model, in round 2; draft 50 %, target 50 %."
+    said = (
+        "accepted draft token, number 1 of 1 by draft model, in round 2; draft 50 %, target 50 %."
+    )
     expect(about).to_contain_text(said)
-    saved.page.locator(".sd-text-spec .sd-correction").first.hover()
-    expect(about).to_contain_text("Rejected here")
+    saved.page.locator(".sd-text-spec .sd-wrong").first.hover()
+    expect(about).to_contain_text("In place of")
 
 
 def test_with_reduced_motion_the_result_is_there_and_no_frames_are_asked_for(browser, url):
@@ -380,7 +387,7 @@ def test_with_reduced_motion_the_result_is_there_and_no_frames_are_asked_for(bro
         return tab.page.evaluate("window.asked")
 
     assert any(asked() == 0 for _ in range(60)), "something asks for frames for ever"
-    expect(tab.page.locator(".sd-who")).to_be_visible()
+    expect(tab.page.locator(".sd-headline")).to_be_visible()
     tab.close()
 
 
@@ -397,30 +404,57 @@ def test_a_phone_and_a_desk_show_everything_and_axe_finds_nothing(visit, looks):
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= looks["viewport"]["width"]
     tab.page.locator(".sd-text-spec .sd-tok").first.tap()
     expect(tab.page.locator(".sd-about")).to_contain_text("first token")
+    tab.page.locator(".sd-about").tap()  # a sheet on the phone, which a tap closes
     tab.axe_finds_nothing()
 
 
-def test_a_small_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp_path):
+def test_the_benchmark_runs_on_the_page_and_its_files_can_be_kept(visit, tmp_path):
     tab = visit("max_new_tokens=8")
-    assert not any("PlotlyPlot" in one for one in tab.asked), "it delays the first race"
     tab.page.get_by_role("tab", name="Benchmark").click()
     recorded = json.loads(benchmark.RECORDED.read_text("utf-8"))
-    ours = [row[f"{way}_s"] for way in WAYS for row in recorded["lengths"]]
-    texts = [f"{one:.1f}" if one >= 10 else f"{one:.2f}" for one in ours]
-    bars = [*texts, "19.9", "44.2", "13.6", "27.0"]
-    expect(tab.page.locator("#sd-lengths .bartext")).to_have_text(bars)
-    expect(tab.page.locator("#sd-lengths-table")).to_contain_text(f"commit {recorded['commit']}")
-    tab.page.get_by_label("number input for Prompts").fill("2")
-    tab.page.keyboard.press("Tab")
+    ours = [f"{row[f'{way}_s']:.2f} s" for way in WAYS for row in recorded["lengths"]]
+    expect(tab.page.locator(".sd-bench-charts .bartext")).to_have_count(len(ours))
+    told = tab.page.locator(".sd-bench-charts .bartext").all_text_contents()
+    assert sorted(one.split("  ")[0] for one in told) == sorted(ours)
+    expect(tab.page.locator(".sd-bench-sentence")).to_contain_text(f"commit {recorded['commit']}")
     tab.page.get_by_role("button", name="Run the benchmark").click()
-    expect(tab.page.get_by_role("region", name="Summary")).to_contain_text("speedup")
-    expect(tab.page.get_by_role("region", name="Prompts").locator("tbody tr")).to_have_count(2)
-    report, whole = (
-        tab.kept(f"Download {kind}", tmp_path / kind).read_text(encoding="utf-8")
-        for kind in ("JSON", "HTML")
-    )
-    assert len(json.loads(report)["rows"]) == 2
-    assert whole.startswith("<!DOCTYPE html>")
+    rows = tab.page.get_by_role("region", name="Prompts").locator("tbody tr")
+    expect(rows).to_have_count(10)
+    tab.page.get_by_role("button", name="Stop the benchmark").click()
+    expect(tab.page.get_by_role("button", name="Run the benchmark")).to_be_visible()
+    report = json.loads(tab.kept("JSON", tmp_path / "json").read_text("utf-8"))
+    assert len(report["rows"]) == 10 and all(row["speedups"] for row in report["rows"])
+    assert tab.kept("CSV", tmp_path / "csv").read_text("utf-8").count("\n") == 11
+
+
+def test_the_headline_the_bars_and_the_chart_tell_of_the_same_race(visit):
+    tab = visit("max_new_tokens=40")
+    for question in ("What is a rainbow?", "Name three animals"):
+        tab.ask(question)
+        trace = tab.finished()
+        summary = trace["summary"]
+        tab.page.wait_for_function(
+            "document.querySelector('.sd-plot').dataset.run === String(window.specdemo.race.run)"
+        )
+        ends = tab.page.evaluate("""() => document.querySelector('.sd-chart').data
+          .filter(one => one.showlegend !== false).map(one => [one.name, one.x.at(-1)])""")
+        spent = {"speculative": "decode_seconds", "autoregressive": "baseline_decode_seconds"}
+        assert dict(ends) == {way: pytest.approx(summary[name]) for way, name in spent.items()}
+        clocks = tab.page.locator(".sd-clock").all_inner_texts()
+        assert clocks == [f"{summary[name]:.2f} s" for name in spent.values()]
+        bars = tab.page.locator(".sd-bar")
+        widths = [bars.nth(at).bounding_box()["width"] for at in range(2)]
+        ratio = summary["baseline_decode_seconds"] / summary["decode_seconds"]
+        assert widths[1] / widths[0] == pytest.approx(ratio, rel=0.02)
+        headline, tone = (
+            tab.text(".sd-headline"),
+            tab.page.get_attribute(".sd-verdict", "data-tone"),
+        )
+        if headline.endswith("times faster"):
+            assert headline == f"{summary['speedup']:.2f} times faster" and ratio > 1
+        else:
+            assert tone != "faster"
+        assert " instead of ".join(clocks) in tab.text(".sd-sentence")
 
 
 def test_gradio_client_gets_a_streamed_answer_and_one_sentence_for_bad_input(url):

@@ -47,7 +47,7 @@ def test_a_faster_run_is_told_as_one_sentence_and_a_slower_one_says_why():
     assert words["headline"] == "2.00 times faster" and words["tone"] == "faster"
     assert (
         words["sentence"]
-        == "8 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; acceptance rate 50%."
+        == "9 tokens in 0.08 s instead of 0.16 s, 0.08 s saved; acceptance rate 50%."
     )
     tokens = TRACE.baseline.tokens
     quick = [dataclasses.replace(one, shown_at=one.shown_at / 4) for one in tokens]
@@ -173,6 +173,20 @@ def recorded_run(kept: dict) -> Trace:
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("SmolLM2-135M-Instruct", "135 million weights: quick, often wrong."),
+        ("qwen2.5-1.5b-int4", "1.5 billion weights: small, sometimes wrong."),
+        ("dolly-v2-3b-int8-ov", "3 billion weights: small, sometimes wrong."),
+        ("dolly-v2-12b-int8-ov", "dolly-v2-12b-int8-ov, 12 billion weights. Drafts by"),
+        ("gpt2-xl", "gpt2-xl. Drafts by n-gram lookup (no draft model). Measured here are time"),
+    ],
+)
+def test_the_page_says_what_the_live_model_is(target, line):
+    assert line in wording.model_line(PairInfo("a pair", target, None))
+
+
 # Runs and pairs
 
 
@@ -276,7 +290,7 @@ def test_the_page_of_a_shared_server_shows_no_setting_that_it_would_refuse():
     service = Service(EMBEDDED, lambda pair, report: FakeSession())
 
     def shown(offer: offers.Offer) -> set[str]:
-        blocks, _ = layout.build(service, offer)
+        blocks = layout.build(service, offer).blocks
         looks = [one["props"] for one in blocks.get_config_file()["components"]]
         return {one["label"] for one in looks if one.get("label") and one.get("visible", True)}
 

@@ -66,7 +66,7 @@ def made_up():
 def url(tmp_path_factory):
     service = Service(ModelChoice("embedded"), lambda pair, report: FakeSession())
     service.start()
-    with page_server(service, tmp_path_factory.mktemp("page")) as url:
+    with page_server(service) as url:
         yield url + "/"
 
 
@@ -93,7 +93,7 @@ def opened(browser, url):
         page.goto(url + ("?" + urlencode(wanted) if wanted else ""))
         page.wait_for_function("window.specdemo?.race?.trace")
         page.evaluate(
-            "async text => window.specdemo.receive(await window.specdemo.race.envelope(text))",
+            "async text => window.specdemo.receive(await window.specdemo.openRun(text))",
             to_json(made_up()),
         )
         return page
@@ -109,26 +109,26 @@ def drawn(page) -> str:
     return page.evaluate("""[...document.querySelector('.sd-text-spec').children]
       .filter(node => !node.classList.contains('sd-later'))
       .map(node => node.textContent.trim() + ':' + node.className.match(
-        /sd-(guess|struck|accepted|correction|bonus|first|plain)/)[1]).join(' ')""")
+        /sd-(guess|struck|right|wrong|own)/)[1]).join(' ')""")
 
 
-SOLID = "One:first two:accepted three:accepted four:bonus"
-MORE = f"{SOLID} five:accepted six:correction seven:plain"
+SOLID = "One:own two:right three:right four:own"
+MORE = f"{SOLID} five:right six:wrong seven:own"
 STEPS = [
-    ("One:first", "The target model read the question and gave the first token."),
-    ("One:first two:guess three:guess", "The draft guesses 2 tokens ahead"),
+    ("One:own", "The target model read the question and gave the first token."),
+    ("One:own two:guess three:guess", "The draft guesses 2 tokens ahead"),
     (SOLID, "guessed 2 tokens, all were right, and the check gave one more: 3 tokens for one step"),
     (f"{SOLID} five:guess sax:guess sven:guess", "The draft guesses 3 tokens ahead"),
     (
-        f"{SOLID} five:accepted sax:struck six:correction",
+        f"{SOLID} five:right sax:struck six:wrong",
         "The draft guessed 3 tokens, 1 was right: 2 tokens for one step of the target. "
         "It put “six” for “sax”.",
     ),
     (MORE, "The draft guessed nothing, which would not have paid: 1 token for one step"),
     (f"{MORE} eight:guess", "The draft guesses 1 token ahead"),
-    (f"{MORE} eight:struck 8:correction", "The draft guessed 1 token, none was right: 1 token"),
+    (f"{MORE} eight:struck 8:wrong", "The draft guessed 1 token, none was right: 1 token"),
     (
-        f"{MORE} 8:correction",
+        f"{MORE} 8:wrong",
         "8 tokens in 4 steps of the target in 0.40 s; without a draft 7",
     ),
 ]
@@ -184,40 +184,60 @@ def test_with_reduced_motion_nothing_plays_and_the_race_goes_step_by_step(opened
     assert not page.evaluate("window.specdemo.race.motion.playing")
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-def test_text_clocks_caption_and_keys_of_the_slow_motion_are_on_the_first_screen(opened, size):
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [((1280, 800), ("verdict", "racer-baseline", "chart")), ((390, 844), ("verdict", "headline"))],
+)
+def test_the_verdict_and_on_a_desk_the_chart_are_on_the_first_screen(opened, size, parts):
     width, height = size
     page = opened(viewport={"width": width, "height": height}, wanted={"speed": "steps"})
-    for name in ("text-spec", "caption", "controls", "racer-baseline", "verdict"):
+    for name in parts:
         box = page.locator(f".sd-{name}").bounding_box()
         assert box["y"] + box["height"] <= height, name
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_curve_says_what_the_cost_table_says_and_shows_the_rounds_on_it(opened):
+def test_for_engineers_the_costs_are_told_and_drawn_with_the_rounds(opened):
     page = opened()
+    expect(page.locator(".sd-cost-sentence")).to_be_hidden()
+    page.get_by_text("For engineers").click()
     expect(page.locator(".sd-cost-sentence")).to_have_text(
         "Checking 3 tokens takes 1.1 times as long as making one."
     )
-    expect(page.locator(".sd-chart .sd-dot")).to_have_count(4)
+    expect(page.locator(".sd-cost-chart .points path")).to_have_count(4 + 1)
     slider, told = page.locator(".sd-rate-slider"), page.locator(".sd-rate-told")
     slider.fill("0")
     expect(told).to_have_text("At 0 % it would be 1.06 times slower.")
     slider.fill("100")
     expect(told).to_contain_text("times faster")
+    page.get_by_label("Price of a processor core").fill("3.6")
+    saved = page.locator(".sd-saved")
+    # 0.1 s for 7 tokens, at 3.6 an hour: a thousandth for a second.
+    expect(saved).to_contain_text("14.29")
+    expect(saved).to_contain_text("not readable on this machine")
 
 
-def test_how_it_works_takes_its_examples_from_the_run_and_leads_back_to_it(opened):
+def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(opened):
     page = opened()
+    picture = page.locator(".sd-header .sd-step")
+    assert [one.split() for one in picture.all_inner_texts()] == [
+        "1 Guess The draft guesses five sax sven".split(),
+        "2 Check The model reads all of it in one step five ✓ sax ✗ sven".split(),
+        "3 Keep What was right stays, and the model adds one five six".split(),
+    ]
     page.get_by_role("tab", name="How it works").click()
-    expect(page.locator("[data-example=verdict]")).to_contain_text("It put “six” for “sax”.")
-    expect(page.locator("[data-example=costs]")).to_contain_text("Checking 3 tokens takes 1.1")
+    text = page.locator(".sd-station-text")
+    expect(text).to_contain_text("Checking 3 tokens takes 1.1")
+    for said in ("In round 3 of this run", "90 ms", "It put “six” for “sax”.", "A round gave 1.75"):
+        page.get_by_role("button", name="Next").click()
+        expect(text).to_contain_text(said)
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
     page.get_by_role("button", name="Watch this round").click()
     expect(page.locator(".sd-text-spec")).to_be_visible()
     assert drawn(page) == STEPS[3][0]
     page.get_by_role("tab", name="How it works").click()
-    page.get_by_role("button", name="Ask that question here").click()
-    expect(page.locator(".sd-note")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
+    page.get_by_role("button", name="Ask a question that gains little").click()
+    expect(page.locator(".sd-status")).to_contain_text(f", pair fake: “{DOES_NOT_PAY}”")
 
 
 def test_settings_that_differ_from_the_defaults_are_named_beside_their_title(opened):
@@ -230,8 +250,10 @@ def test_a_run_of_an_earlier_version_opens_without_a_curve(opened):
     old = json.loads(to_json(made_up()))
     del old["costs"]
     page.evaluate(
-        "async text => window.specdemo.receive(await window.specdemo.race.envelope(text))",
+        "async text => window.specdemo.receive(await window.specdemo.openRun(text))",
         json.dumps(old),
     )
+    page.get_by_text("For engineers").click()
+    expect(page.locator(".sd-saved")).to_be_visible()
     expect(page.locator(".sd-curve")).to_be_hidden()
     expect(page.locator(".sd-headline")).to_be_visible()

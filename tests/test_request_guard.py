@@ -294,22 +294,19 @@ def test_a_second_signal_ends_a_server_at_once(serving):
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory):
-    """A page that does not run, its guard, and the folder of its files."""
-    folder = tmp_path_factory.mktemp("guard")
-    service = Service(EMBEDDED, lambda pair, report: FakeSession())
-    return *page_application(service, folder), folder
+def application():
+    """A page that does not run, and its guard."""
+    return page_application(Service(EMBEDDED, lambda pair, report: FakeSession()))
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """The URL of a page, and the folder of its files. Its figures need the key s3cret."""
+def page():
+    """The URL of a page. Its figures need the key s3cret."""
     service = Service(EMBEDDED, lambda pair, report: FakeSession())
     service.start()
-    folder = tmp_path_factory.mktemp("page")
-    with page_server(service, folder, key="s3cret") as url:
+    with page_server(service, key="s3cret") as url:
         list(service.states(EMBEDDED))
-        yield url, folder
+        yield url
 
 
 def routes_of(app, prefix: str = "") -> set[tuple[str, str]]:
@@ -330,11 +327,11 @@ OPEN = {(method, re.sub("{.*?}", "{}", path)) for method, path in NAMED}
 
 
 def test_each_route_of_gradio_is_named_or_refused(application):
-    app, guard, folder = application
+    app, guard = application
     there = routes_of(app)
     assert len(there) > 60 and len(there & OPEN) > 15
     for method, path in there - OPEN:
-        for part in ("x", "static/img/logo.svg", f"{folder}/{'a' * 64}/specdemo-bench.json"):
+        for part in ("x", "static/img/logo.svg", "tmp/gradio/a.json"):
             scope = {"method": method, "path": path.replace("{}", part), "query_string": b""}
             with pytest.raises(HTTPException) as refused:
                 guard.largest_body(scope)
@@ -379,7 +376,7 @@ WRONG_CALLS = [
 
 @pytest.mark.parametrize(("path", "body", "status"), WRONG_CALLS)
 def test_a_wrong_call_of_gradios_routes_is_refused_in_a_sentence(page, capfd, path, body, status):
-    response = httpx.post(f"{page[0]}/gradio_api/{path}", json=body)
+    response = httpx.post(f"{page}/gradio_api/{path}", json=body)
     assert response.status_code == status, response.text
     told = response.json()
     sentence = told.get("detail") or told["error"]["message"]
@@ -387,9 +384,9 @@ def test_a_wrong_call_of_gradios_routes_is_refused_in_a_sentence(page, capfd, pa
 
 
 def test_gradio_gets_the_fields_that_were_checked_and_no_others(application):
-    app, guard, _ = application
+    app, guard = application
     functions = app.routes[-1].app.get_blocks().fns
-    number = next(number for number, one in functions.items() if one.api_name == "_stop")
+    number = next(number for number, one in functions.items() if one.api_name == "_loading")
     event = {**EVENT, "fn_index": number, "trigger_id": None}
     sent = {**event, "event_data": FILE, "oauth_token": "x", "batched": True}
     scope = {"method": "POST", "path": "/gradio_api/queue/join", "headers": []}
@@ -411,7 +408,7 @@ BAD_JSON = [
 
 @pytest.mark.parametrize("body", BAD_JSON)
 def test_what_is_no_json_of_unicode_and_numbers_is_refused(page, body):
-    response = httpx.post(f"{page[0]}/gradio_api/call/generate", content=body, headers=JSON)
+    response = httpx.post(f"{page}/gradio_api/call/generate", content=body, headers=JSON)
     assert response.status_code == 400 and said(response)
 
 
@@ -434,27 +431,62 @@ def test_what_is_no_json_of_unicode_and_numbers_is_refused(page, body):
     ],
 )
 def test_what_is_not_open_is_not_found(page, path):
-    assert httpx.get(f"{page[0]}/gradio_api/{path}").status_code == 404
+    assert httpx.get(f"{page}/gradio_api/{path}").status_code == 404
 
 
 def test_nobody_makes_the_page_give_others_another_address(page):
-    url = f"{page[0]}/gradio_api/info"
+    url = f"{page}/gradio_api/info"
     false = {"Host": "192.0.2.66", "X-Forwarded-Host": "evil.example", "X-Gradio-Server": "evil"}
     httpx.get(url, headers=false)
     told = httpx.get(url).text
-    assert page[0] in told and "192.0.2.66" not in told and "evil" not in told
-    assert "evil" not in httpx.get(f"{page[0]}/config", headers=false).text
+    assert page in told and "192.0.2.66" not in told and "evil" not in told
+    assert "evil" not in httpx.get(f"{page}/config", headers=false).text
 
 
 def test_nothing_can_be_uploaded(page):
-    url, folder = page
     files = {"files": ("run.json", b"0" * 100)}
-    assert httpx.post(f"{url}/gradio_api/upload", files=files).status_code in (404, 415)
-    assert not [path for path in folder.rglob("*") if path.is_file()]
+    assert httpx.post(f"{page}/gradio_api/upload", files=files).status_code in (404, 415)
+
+
+@pytest.mark.parametrize("path", ["race", "drafts", "benchmark", "stop", "open"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"visitor": "../x", "values": {}},
+        {"visitor": "a", "values": {"question": FILE}},
+        {"visitor": "a", "values": {"question": [FILE]}},
+        {"visitor": "a", "values": {"../x": 1}, "run": 1},
+        [1],
+    ],
+)
+def test_a_wrong_call_of_the_scripts_routes_is_refused_in_a_sentence(page, path, body):
+    response = httpx.post(f"{page}/{path}", json=body)
+    assert response.status_code == 400 and said(response).endswith(".")
+
+
+def test_the_files_of_the_page_are_kept_by_browsers_and_others_are_not_there(page):
+    head = httpx.get(page).text
+    [root] = set(re.findall(r"\./(page/\w{12}/)", head))
+    for name, kind in {"main.js": "text/javascript", "style.css": "text/css"}.items():
+        response = httpx.get(f"{page}/{root}{name}")
+        assert response.headers["content-type"].startswith(kind)
+        assert "immutable" in response.headers["cache-control"]
+    assert "Plotly" in httpx.get(f"{page}/{root}plotly.min.js").text
+    for name in ("race.html", "../main.js", "layout.py", "%2e%2e/layout.py"):
+        assert httpx.get(f"{page}/{root}{name}").status_code == 404
+
+
+def test_a_link_to_the_page_is_shown_with_its_own_card(page):
+    head = httpx.get(page).text
+    assert 'content="Gradio"' not in head and "try out the app" not in head
+    assert '<meta property="og:title" content="Speculative decoding on OpenVINO' in head
+    image = re.search(r'og:image" content="([^"]+)"', head)[1]
+    assert httpx.get(image).headers["content-type"] == "image/png"
 
 
 def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_status_alone(page):
-    url, key = page[0], {"Authorization": "Bearer s3cret"}
+    url, key = page, {"Authorization": "Bearer s3cret"}
     assert httpx.get(f"{url}/health").json() == {"status": "ready"}
     assert httpx.get(f"{url}/health", headers=key).json()["active"] == 0
     assert httpx.get(f"{url}/metrics").status_code == 401
@@ -463,7 +495,7 @@ def test_with_a_key_figures_are_for_those_who_have_it_and_health_tells_its_statu
 
 @pytest.mark.parametrize("path", ["config", "health", "gradio_api/info"])
 def test_no_page_of_another_name_reaches_the_pages_server(page, path):
-    response = httpx.get(f"{page[0]}/{path}", headers={"Host": "evil.example"})
+    response = httpx.get(f"{page}/{path}", headers={"Host": "evil.example"})
     assert response.status_code == 403
 
 

@@ -21,7 +21,7 @@ from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
 from specdemo.serving.metrics import Metrics
-from specdemo.ui import events, offers, web_app
+from specdemo.ui import events, offers
 from specdemo.ui.service import Gate, LimitedSession, Service, Visitor, VisitorLimits, visitor_of
 from specdemo.ui.wording import error_sentence
 
@@ -201,7 +201,7 @@ def test_a_visitor_who_waits_reads_a_place_and_a_time(fake, service):
 def test_leaving_the_page_stops_its_run_within_a_round(fake, service):
     fake.delay, running = 0.02, events.Running()
     seen = updates(service, "word " * 30, running)
-    next(one for one in seen if one["rounds"])
+    next(one for one in seen if one.get("rounds"))
     made = fake.rounds_made
     running.stop("tab")
     assert list(seen)[-1]["phase"] == "stopped"
@@ -241,7 +241,7 @@ def served(tmp_path_factory):
     limits = VisitorLimits(at_once=2, per_minute=10_000)
     service = Service(EMBEDDED, lambda pair, report: session, limits)
     service.start()
-    with page_server(service, tmp_path_factory.mktemp("uploads")) as url:
+    with page_server(service) as url:
         list(service.states(EMBEDDED))
         yield url, session, service
 
@@ -272,30 +272,104 @@ def test_one_browser_cannot_take_all_places_over_http(served, monkeypatch):
             assert any("2 questions from you are at work" in line for line in stream.iter_lines())
 
 
-def test_made_up_sessions_end_nobodys_answer(served, monkeypatch):
+def test_thousands_of_made_up_sessions_end_nobodys_answer(served):
+    """Gradio alone forgets the oldest of 2000 sessions, whatever it waits for."""
     url, session, service = served
-    monkeypatch.setattr(web_app, "MAX_SESSIONS", 8)
     session.held.set()
-    with httpx.Client(timeout=30) as client, ThreadPoolExecutor(1) as pool:
+    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(list, ask(client, url, "one two", 20))
         until(lambda: session.active)
         functions = client.get(f"{url}/config").json()["dependencies"]
         body = {"data": []}
         body["fn_index"] = next(one["id"] for one in functions if one["api_name"] == "_loading")
-        for number in range(20):
+        for number in range(2100):
             body["session_hash"] = f"made-up-{number}"
             assert client.post(f"{url}/gradio_api/queue/join", json=body).status_code == 200
         session.held.clear()
         assert answer.result()[-1]["text"].split() == ["one", "two"]
 
 
+def streamed(url: str, path: str, tab: str, **values):
+    """The messages of a run of the page's scripts; `values` are the inputs that differ."""
+    given = {**offers.Offer(EMBEDDED, shared=True).defaults, "question": "one two three", **values}
+    body = {"visitor": tab, "values": given}
+    with httpx.stream("POST", f"{url}/{path}", json=body, timeout=60) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line:
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_race_is_streamed_as_it_runs_and_can_be_stopped_from_its_tab_only(served, monkeypatch):
+    url, session, service = served
+    monkeypatch.setattr(session, "delay", 0.05)
+    words = " ".join(f"word{number}" for number in range(400))
+    seen = streamed(url, "race", "tab-1", question=words, max_new_tokens=400)
+    assert next(seen)["phase"] == "loading"
+    until(lambda: next(seen).get("rounds"))
+    httpx.post(f"{url}/stop", json={"visitor": "tab-2"})
+    until(lambda: next(seen).get("rounds"))
+    httpx.post(f"{url}/stop", json={"visitor": "tab-1"})
+    *_, last = seen
+    assert last["phase"] == "stopped" and 0 < len(last["trace"]["rounds"]) < 400
+    assert session.active == service.gate.visitors == 0
+
+
+def test_a_tab_that_is_closed_frees_its_race(served, monkeypatch):
+    url, session, service = served
+    monkeypatch.setattr(session, "delay", 0.05)
+    with closing(streamed(url, "race", "tab-1", question="word " * 400)) as seen:
+        until(lambda: next(seen).get("rounds"))
+    until(lambda: session.active == service.gate.visitors == 0)
+
+
+def test_the_drafts_are_raced_in_turn_and_the_median_run_of_each_is_told(served, monkeypatch):
+    monkeypatch.setattr(events, "DRAFTS_SECONDS", 60.0)
+    asked = len(served[1].settings)
+    seen = list(streamed(served[0], "drafts", "tab-1", max_new_tokens=20))
+    tried = [one.drafter for one in served[1].settings[asked:]]
+    assert tried[:6] == ["none", "lookup", "auto", "auto", "lookup", "none"]
+    *_, told, done = seen
+    assert done["phase"] == "done"
+    assert [one["name"] for one in told["drafts"]] == [
+        "no draft",
+        "n-gram lookup",
+        "whichever pays",
+    ]
+    for one in told["drafts"]:
+        assert len(one["runs"]) == events.MOST_TURNS and one["speedup"] == pytest.approx(1.0)
+        assert len(one["times"]) == len(one["tokens"]) == one["tokens"][-1]
+
+
+def test_a_benchmark_repeats_its_prompts_until_three_turns_agree(served):
+    seen = list(streamed(served[0], "benchmark", "tab-1", max_new_tokens=20))
+    last = seen[-1]
+    assert last["phase"] == "done" and len(last["report"]["turns"]) == 3
+    assert last["sentence"].startswith("2.00 times as fast (2.00 to 2.00 in 3 turns)")
+    rows = last["report"]["rows"]
+    assert len(rows) == 10 and all(one["speedups"] == pytest.approx([2.0] * 3) for one in rows)
+    assert [row["paper"] for row in rows if "paper" in row] == [40, 100]
+    clock, dots = last["charts"]
+    assert clock["data"][0]["text"][0].endswith("2.00 times as fast (paper: 1.46)")
+    assert len(dots["data"][1]["x"]) == 30
+
+
+@pytest.mark.parametrize("path", ["race", "drafts", "benchmark"])
+def test_a_run_that_cannot_be_ends_with_one_sentence(served, path):
+    *_, last = streamed(served[0], path, "tab-1", max_new_tokens=0)
+    assert last["phase"] == "error" and "max_new_tokens is 0" in last["note"]
+    *_, last = streamed(served[0], path, "tab-1", pair="dolly-3b")
+    assert "This server is shared" in last["note"]
+
+
 def test_a_lost_connection_frees_the_request(served, monkeypatch):
     url, session, service = served
     monkeypatch.setattr(session, "delay", 0.05)
+    made = session.rounds_made
     with httpx.Client() as client, closing(ask(client, url, "word " * 400, 400)) as pieces:
         next(pieces)
     until(lambda: session.active == service.gate.visitors == 0)
-    assert session.rounds_made < 400
+    assert session.rounds_made - made < 400
 
 
 def test_the_load_test_counts_what_its_visitors_get(served):

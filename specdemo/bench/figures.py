@@ -1,7 +1,6 @@
 """A benchmark's report (a dict, as in its JSON) as one HTML page with Plotly figures."""
 
 import json
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import plotly.graph_objects as go
 from jinja2 import Template
 from plotly.offline import get_plotlyjs
 
-from specdemo.bench.lengths import chart
+from specdemo.bench.charts import AUTOREGRESSIVE, SPECULATIVE, TIMES, label, wall_clock
 from specdemo.bench.report import WAYS, tables, token_milliseconds
 from specdemo.host.terminal import text
 from specdemo.runs.trace import as_json
 
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#888"
+GREEN, PINK, GREY = "#009E73", "#CC79A7", "#888"
 
 
 def page(report: dict[str, Any]) -> str:
@@ -34,21 +33,21 @@ def all_figures(report: dict[str, Any]) -> list[go.Figure]:
 
 
 def answer_lengths(report: dict[str, Any]) -> go.Figure:
-    drawn = chart(report["lengths"], _label(report["pair"]["target"]))
-    return go.Figure(drawn["data"], drawn["layout"])
+    figure = wall_clock(report["lengths"])
+    return go.Figure(figure["data"], figure["layout"])
 
 
 def by_task(report: dict[str, Any]) -> go.Figure:
-    rows, title = report["rows"], "speed-up over autoregressive decoding"
+    rows = report["rows"]
     dots = go.Scatter(
-        x=[_label(row["task"]) for row in rows],
+        x=[label(row["task"]) for row in rows],
         y=[row["speedup"] for row in rows],
-        text=[_label(row["id"]) for row in rows],
-        marker={"color": ORANGE, "size": 8},
+        text=[label(row["id"]) for row in rows],
+        marker={"color": AUTOREGRESSIVE, "size": 8},
         mode="markers",
     )
-    bars = _bars(report["summary"]["speedup_by_task"], BLUE, ".2f")
-    return _figure("Speed-up by task", title, bars, dots).add_hline(y=1.0, line_width=1)
+    bars = _bars(report["summary"]["speedup_by_task"], SPECULATIVE, ".2f")
+    return _figure("Speed-up by task", TIMES, bars, dots).add_hline(y=1.0, line_width=1)
 
 
 def by_position(report: dict[str, Any]) -> go.Figure:
@@ -61,8 +60,8 @@ def by_position(report: dict[str, Any]) -> go.Figure:
 
 def time_spent(report: dict[str, Any]) -> go.Figure:
     baseline, _, *parts = token_milliseconds(report).items()
-    bars = [go.Bar(x=WAYS[:1], y=[baseline[1]], name=baseline[0], marker_color=ORANGE)]
-    for (name, spent), colour in zip(parts, (GREEN, BLUE, PINK), strict=True):
+    bars = [go.Bar(x=WAYS[:1], y=[baseline[1]], name=baseline[0], marker_color=AUTOREGRESSIVE)]
+    for (name, spent), colour in zip(parts, (GREEN, SPECULATIVE, PINK), strict=True):
         bars.append(go.Bar(x=WAYS[1:], y=[spent], name=name, marker_color=colour))
     figure = _figure("Where the time of a token goes", "milliseconds", *bars)
     return figure.update_layout(barmode="stack", showlegend=True)
@@ -71,7 +70,7 @@ def time_spent(report: dict[str, Any]) -> go.Figure:
 def peers(report: dict[str, Any]) -> go.Figure:
     rates = {f"specdemo/{way}": report["summary"][f"{way}_tokens_per_s"] for way in WAYS}
     rates |= {name: peer["tokens_per_s"] for name, peer in report["peers"].items()}
-    bars = _bars(rates, [ORANGE, BLUE, *[GREY] * len(report["peers"])], ".1f")
+    bars = _bars(rates, [AUTOREGRESSIVE, SPECULATIVE, *[GREY] * len(report["peers"])], ".1f")
     return _figure("Beside other engines on the same files", "tokens a second", bars)
 
 
@@ -82,10 +81,5 @@ def _figure(title: str, y: str, *bars: Any) -> go.Figure:
 
 
 def _bars(values: dict[str, float | None], colour: str | list[str], form: str) -> go.Bar:
-    names, heights = list(map(_label, values)), list(values.values())
+    names, heights = list(map(label, values)), list(values.values())
     return go.Bar(x=names, y=heights, texttemplate=f"%{{y:{form}}}", marker_color=colour)
-
-
-def _label(text: str) -> str:
-    """At most 40 characters, escaped: Plotly's labels interpret a subset of HTML."""
-    return escape(text if len(text) <= 40 else text[:39] + "…", quote=False)

@@ -11,8 +11,6 @@ PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 K = 5, on its authors' machine. Ratios compare with those of other machines, seconds do not."""
 
 PAPER_PROMPT = BenchPrompt("fission", "paper", "Explain the difference between fission and fusion")
-WAYS = {"autoregressive_s": "autoregressive", "speculative_s": "speculative"}
-COLOURS = ("#E69F00", "#0072B2"), ("#b4b4b4", "#7d7d7d")  # ours, the paper's
 
 
 def by_length(
@@ -35,48 +33,3 @@ def by_length(
             }
         )
     return found
-
-
-def chart(lengths: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
-    """A Plotly figure as JSON has it: bars of seconds, left of the report's `lengths`, titled
-    `ours`, right the paper's. Each side has its own scale: seconds of two machines."""
-    paper = [
-        {"max_new_tokens": limit, **dict(zip(WAYS, seconds, strict=True))}
-        for limit, seconds in PAPER.items()
-    ]
-    sides = [(lengths, ours, ""), (paper, "dolly-v2-12b (paper)", "2")]
-    data, axes, small = [], {}, {"size": 11}
-    for (rows, title, axis), colours in zip(sides, COLOURS, strict=True):
-        for (field, name), colour in zip(WAYS.items(), colours, strict=True):
-            heights = [row[field] for row in rows]
-            data.append(
-                {
-                    "type": "bar",
-                    "name": f"{name}, paper" if axis else name,
-                    "x": [f"N = {row['max_new_tokens']}" for row in rows],
-                    "y": heights,
-                    "text": [f"{s:.1f}" if s >= 10 else f"{s:.2f}" for s in heights],
-                    "textfont": small,
-                    "constraintext": "none",
-                    "textposition": "outside",
-                    "cliponaxis": False,
-                    "marker": {"color": colour},
-                    "xaxis": f"x{axis}",
-                    "yaxis": f"y{axis}",
-                }
-            )
-        axes[f"xaxis{axis}"] = {"title": {"text": title, "font": small}, "tickangle": 0}
-        unit = "" if axis else "seconds"
-        axes[f"yaxis{axis}"] = {"title": {"text": unit}, "gridcolor": "rgba(128,128,128,.3)"}
-    layout = {
-        **axes,
-        "grid": {"rows": 1, "columns": 2, "pattern": "independent"},
-        "dragmode": False,
-        "barmode": "group",
-        "legend": {"orientation": "h", "y": -0.3},
-        "margin": {"l": 50, "r": 10, "t": 20, "b": 40},
-        "height": 380,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
-    return {"data": data, "layout": layout, "config": {"displayModeBar": False}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 from dataclasses import fields, replace
 from functools import partial
 from typing import Annotated
@@ -87,16 +86,14 @@ def page(options: PageOptions) -> None:
         arrival = Arrival(service, offer)
         arrival.start()
 
-    with tempfile.TemporaryDirectory(prefix="specdemo-page-") as files:
-        os.environ["GRADIO_TEMP_DIR"] = files
-        blocks, looks = build(service, offer, options.max_new_tokens, arrival)
-        names, key = (options.host, *options.allowed_host), key_from_environment()
-        guard = PageGuard(names, options.allow_origin, key)
-        app = page_app(blocks, looks, service, guard)
-        if options.share:
-            guard.hosts.add(public_name(options.host, options.port))
-        print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
+    built = build(service, offer, options.max_new_tokens, arrival)
+    names, key = (options.host, *options.allowed_host), key_from_environment()
+    guard = PageGuard(names, options.allow_origin, key)
+    app = page_app(built, service, guard)
+    if options.share:
+        guard.hosts.add(public_name(options.host, options.port))
+    print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
 
-        proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
-        ends = {"trusted_proxies": proxies, "finish": partial(finish, app, service)}
-        Server(app, guard, options.drain_seconds, **ends).run([listening])
+    proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
+    ends = {"trusted_proxies": proxies, "finish": partial(finish, app, service)}
+    Server(app, guard, options.drain_seconds, **ends).run([listening])

@@ -1,14 +1,14 @@
-"""Runs of the page: turns a session's events into small JSON envelopes for the page's script, or
-into the items of /generate, and stops runs. The server keeps no run: a link holds the whole run."""
+"""Runs of the page as messages, lines of JSON that its scripts read as they come: a race, a race of
+several drafters, a saved run; and the endpoint /generate. The server keeps no run."""
 
 # No `from __future__ import annotations` here: Gradio reads the endpoint's types from annotations.
-import json
 import time
-import uuid
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
 from threading import Event
 from typing import Any
 
@@ -16,132 +16,192 @@ import gradio as gr
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
-from specdemo.errors import BadInput
+from specdemo.errors import BadInput, Busy
 from specdemo.runs.race import enough
-from specdemo.runs.trace import BaselineToken, Trace, from_json, judged, over, to_json
+from specdemo.runs.settings import Settings
+from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
 from specdemo.ui import MAX_EVENTS
 from specdemo.ui.offers import Offer, models_of, settings_of
-from specdemo.ui.service import Service, Visitor, visitor_of
-from specdemo.ui.wording import curve, error_sentence, origin, queue_place, verdict, while_loading
+from specdemo.ui.service import LimitedSession, Service, Visitor, visitor_of
+from specdemo.ui.wording import (
+    curve,
+    error_sentence,
+    model_line,
+    origin,
+    queue_place,
+    verdict,
+    while_loading,
+)
 
 AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends it."
 
+DRAFTERS = {"none": "no draft", "lookup": "n-gram lookup", "model": "", "auto": "whichever pays"}
+"""The ways that "Race the drafts" tries; what "model" is depends on the pair."""
+SOURCES = {"head": "draft head", "model": "draft model"}
+DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
+
 
 class Running:
-    """The stop signals of the runs in progress, one for each browser session."""
+    """The stop signals of the runs in progress, one for each browser tab."""
 
     def __init__(self):
         self._stops: dict[str, Event] = {}
 
     @contextmanager
-    def run(self, session: str) -> Iterator[Event]:
-        """The stop signal of a new run, set at its end; stops the session's earlier run."""
-        self.stop(session)
-        stop = self._stops[session] = Event()
+    def run(self, tab: str) -> Iterator[Event]:
+        """The stop signal of a new run, set at its end; stops the tab's earlier run. Raises Busy
+        over MAX_EVENTS runs, since each takes a thread."""
+        self.stop(tab)
+        if len(self._stops) >= MAX_EVENTS:
+            raise Busy(f"{MAX_EVENTS} questions are at work already; try again in a moment.")
+        stop = self._stops[tab] = Event()
         try:
             yield stop
         finally:
             stop.set()
-            if self._stops.get(session) is stop:
-                del self._stops[session]
+            if self._stops.get(tab) is stop:
+                del self._stops[tab]
 
-    def stop(self, session: str) -> None:
-        """Stop the session's run, if there is one."""
-        self._stops.get(session, Event()).set()
-
-
-class Channel:
-    """Makes the envelopes of one run. The size of an envelope does not grow with the answer."""
-
-    def __init__(self, limit: int = 0):
-        self.run, self.limit = uuid.uuid4().hex[:16], limit
-        self.rounds: list[Round] = []
-        self.baseline: list[BaselineToken] = []
-        # A browser draws only the latest of two updates that arrive within one frame, so each
-        # envelope repeats the new items of the one before.
-        self._sent = deque([(0, 0)], maxlen=2)
-
-    def envelope(self, phase: str, note: str = "", **extra: Any) -> str:
-        """`phase`: "loading", "waiting", "speculative", "baseline", "again" (the race is repeated),
-        "done", "stopped", "error" or "opened"; `note` is a sentence for the status line."""
-        rounds_from, baseline_from = self._sent[0]
-        self._sent.append((len(self.rounds), len(self.baseline)))
-        data = {
-            "run": self.run,
-            "phase": phase,
-            "note": note,
-            "limit": self.limit,
-            "rounds_from": rounds_from,
-            "rounds": [asdict(round_) for round_ in self.rounds[rounds_from:]],
-            "baseline_from": baseline_from,
-            "baseline": [asdict(one) for one in self.baseline[baseline_from:]],
-            **extra,
-        }
-        return json.dumps(data, ensure_ascii=False, allow_nan=False)
-
-    def finished(self, trace: Trace, phase: str, note: str) -> str:
-        """The last envelope of a run: the whole trace, its verdict and the curve of its costs."""
-        self.rounds, self.baseline = [], []
-        words = {"verdict": verdict(trace), "curve": curve(trace)}
-        return f'{self.envelope(phase, note, **words)[:-1]}, "trace": {to_json(trace)}}}'
+    def stop(self, tab: str) -> None:
+        """Stop the tab's run, if there is one."""
+        if stop := self._stops.get(tab):
+            stop.set()
 
 
-def failed(error: Exception) -> str:
-    """An envelope that shows one sentence and leaves the rest of the page as it is."""
-    return Channel().envelope("error", error_sentence(error))
+def message(phase: str, note: str = "", **extra: Any) -> str:
+    """`phase`: "loading", "waiting", "speculative", "baseline", "again" (the race is repeated),
+    "drafts", "done", "stopped", "error" or "opened"; `note` is a sentence for the status line."""
+    return as_json({"phase": phase, "note": note, **extra})
+
+
+def finished(trace: Trace, phase: str, note: str) -> str:
+    """The last message of a run: the whole trace, its verdict and the curve of its costs."""
+    told = {"verdict": verdict(trace), "curve": curve(trace), "model": model_line(trace.pair)}
+    words = message(phase, note, **told)
+    return f'{words[:-1]}, "trace": {to_json(trace)}}}'
 
 
 def opened(text: str) -> str:
-    """The envelope of a saved run. Raises BadInput for anything else."""
+    """The message of a saved run. Raises BadInput for anything else."""
     trace = from_json(text)
-    return Channel(trace.settings.max_new_tokens).finished(trace, "opened", origin(trace))
+    return finished(trace, "opened", origin(trace))
+
+
+Work = Callable[[LimitedSession, Settings, Event], Iterator[str]]
+
+
+def asked(
+    work: Work,
+    service: Service,
+    running: Running,
+    offer: Offer,
+    visitor: Visitor,
+    values: Mapping[str, Any],
+) -> Generator[str]:
+    """Yields what `work` yields for the inputs `values` once their pair is ready, and before that
+    the state of the pair. An error ends it with one sentence."""
+    try:
+        settings, pair = settings_of(values), offer.resolve(models_of(values))
+        with running.run(visitor.name) as stop:
+            yield message("loading", "Starting")
+            for state in service.states(pair, stop):
+                if state.kind == "loading":
+                    yield message("loading", while_loading(state.line, state.ahead))
+            with service.session(pair, visitor) as session:
+                yield message("loading", "Reading the question")
+                yield from work(session, settings, stop)
+    except Exception as error:
+        yield message("error", error_sentence(error))
 
 
 def run(
-    service: Service, running: Running, offer: Offer, visitor: Visitor, given: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yields the envelopes of a race for the inputs `given`. An error ends it with one sentence."""
-    with running.run(visitor.name) as stop:
-        try:
-            settings, pair = settings_of(given), offer.resolve(models_of(given))
-            channel = Channel(settings.max_new_tokens)
-            yield channel.envelope("loading", "Starting")
-            for state in service.states(pair, stop):
-                if state.kind == "loading":
-                    yield channel.envelope("loading", while_loading(state.line, state.ahead))
-            with service.session(pair, visitor) as session:
-                yield channel.envelope("loading", "Reading the question")
-                question = str(given["question"] or "")
-                options = {"repeat": service.gate.limits.race_seconds, "measured": False}
-                events = session.race(question, settings, stop=stop, **options)
-                yield from _race(events, channel, stop, service)
-        except Exception as error:
-            yield failed(error)
+    service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
+) -> Generator[str]:
+    """Yields the messages of a race."""
+
+    def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
+        options = {"repeat": service.gate.limits.race_seconds, "measured": False, "stop": stop}
+        events = session.race(str(values["question"] or ""), settings, **options)
+        yield from _race(events, stop, service)
+
+    return asked(race, service, running, offer, visitor, values)
 
 
-def _race(events: Iterator[Any], channel: Channel, stop: Event, service: Service) -> Iterator[str]:
-    sent, trace = 0.0, None
+def _race(events: Iterator[Any], stop: Event, service: Service) -> Iterator[str]:
+    trace, sent = None, 0.0
+    new: dict[str, list[Any]] = {"rounds": [], "baseline": []}
     for event in events:
         if isinstance(event, Trace):
             if trace is None and not enough(event, service.gate.limits.race_seconds):
-                yield channel.envelope("again", AGAIN, verdict=verdict(event, again=True))
+                yield message("again", AGAIN, **new, verdict=verdict(event, again=True))
                 stop.wait(service.update_seconds)  # until a browser on this machine has drawn it
             trace = event
             continue
         if isinstance(event, Waiting):
             phase, note = "waiting", queue_place(event)
         elif isinstance(event, Round):
-            channel.rounds.append(event)
+            new["rounds"].append(event)
             phase, note = "speculative", "Answering with speculative decoding"
         else:
-            channel.baseline.append(event)
+            new["baseline"].append(event)
             phase, note = "baseline", "Answering again, one token at a time"
         if time.monotonic() - sent >= service.update_seconds:
-            yield channel.envelope(phase, note)
-            sent = time.monotonic()
+            yield message(phase, note, **new)
+            new, sent = {"rounds": [], "baseline": []}, time.monotonic()
     stopped = trace.identical is None
     phase, note = ("stopped", "Stopped.") if stopped else ("done", origin(trace, "Measured"))
-    yield channel.finished(trace, phase, note)
+    yield finished(trace, phase, note)
+
+
+def drafts(
+    service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
+) -> Generator[str]:
+    """Yields, after each turn of all drafters on one question, the median run of each: `name`,
+    `times` and `tokens` as in Repeat, seconds of decoding of all its `runs`, `speedup`."""
+
+    def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
+        ways = [way for way in DRAFTERS if way != "model" or session.info.draft]
+        runs: dict[str, list[Trace]] = {way: [] for way in ways}
+        until, turn = time.monotonic() + DRAFTS_SECONDS, 0
+        while turn < MOST_TURNS and (not turn or time.monotonic() < until):
+            for way in ways:
+                name = DRAFTERS[way] or "draft"
+                yield message("drafts", f"Race {turn + 1} of the drafts: {name}")
+                settings = replace(settings, drafter=way)
+                events = session.answer(str(values["question"] or ""), settings, stop=stop)
+                *_, trace = events
+                if stop.is_set():
+                    yield message("stopped", "Stopped.")
+                    return
+                runs[way].append(trace)
+            turn += 1
+            ways.reverse()  # so that a drift of the machine's speed favours none
+            yield message("drafts", drafts=_drafts(runs))
+        yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
+
+    return asked(race, service, running, offer, visitor, values)
+
+
+def _drafts(runs: Mapping[str, list[Trace]]) -> list[dict[str, Any]]:
+    found = []
+    for way, traces in runs.items():
+        traces.sort(key=lambda trace: summarize(trace).decode_seconds)
+        shown = traces[(len(traces) - 1) // 2]
+        sources = Counter(token.source for one in shown.rounds for token in one.drafted)
+        own = [SOURCES[source] for source, _ in sources.most_common() if source in SOURCES]
+        begin = shown.rounds[0].shown_at
+        found.append(
+            {
+                "name": DRAFTERS[way] or (own[0] if own else "draft"),
+                "times": [one.shown_at - begin for one in shown.rounds],
+                "tokens": list(accumulate(len(one.tokens) for one in shown.rounds)),
+                "runs": [summarize(one).decode_seconds for one in traces],
+                "counted": not shown.disturbed,
+                "acceptance_rate": summarize(shown).acceptance_rate,
+            }
+        )
+    alone = median(found[0]["runs"])
+    return [one | {"speedup": over(alone, median(one["runs"]))} for one in found]
 
 
 def add_endpoint(service: Service, offer: Offer) -> None:
@@ -166,13 +226,23 @@ def add_endpoint(service: Service, offer: Offer) -> None:
         whole answer in "text" and why it ended in "finish_reason". The settings are those of
         `python -m specdemo run --help`.
         """
-        given, stop, pair = locals(), Event(), offer.first
+        values = {
+            "max_new_tokens": max_new_tokens,
+            "draft_tokens": draft_tokens,
+            "drafter": drafter,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "seed": seed,
+            "numerics": numerics,
+        }
+        stop, pair = Event(), offer.first
         try:
             if not isinstance(instruction, str):
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
             list(service.states(pair, stop))
             with service.session(pair, visitor_of(request)) as session:
-                events = session.answer(instruction, settings_of(given), stop=stop)
+                events = session.answer(instruction, settings_of(values), stop=stop)
                 yield from _pieces(events, service)
         except Exception as error:
             raise gr.Error(error_sentence(error), print_exception=False) from error

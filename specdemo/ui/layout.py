@@ -4,29 +4,21 @@ import html
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import gradio as gr
 
 from specdemo.engine.policy import MAX_DRAFT
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import from_json
-from specdemo.ui import MAX_EVENTS, PRIVATE, benchmark, events, offers
+from specdemo.ui import PRIVATE, benchmark, events, offers
 from specdemo.ui.arrival import Arrival
-from specdemo.ui.events import Running
+from specdemo.ui.assets import STATIC, Assets
 from specdemo.ui.offers import Offer
-from specdemo.ui.service import LIMITS, Service, visitor_of
+from specdemo.ui.service import LIMITS, Service
 
-STATIC = Path(__file__).parent / "static"
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
-HEADER = f"""<header class="sd-header"><h1>Speculative decoding on OpenVINO</h1>
-<p>{IDEA}</p></header>"""
-
-SCRIPTS = "tokens.js", "share.js", "slow_motion.js", "curve.js", "examples.js", "race_view.js"
-RECORDED = STATIC / "recorded.json"  # played before the first question; see tools/page_record.py
 
 LIGHT, DARK = "#475569", "#b6c2d1"  # Gradio's own have too little contrast
 THEME = gr.themes.Base(
@@ -67,57 +59,86 @@ EXAMPLES = {
 them: a learnt answer would be too quick."""
 
 
+@dataclass
+class Page:
+    """The page for a service: Gradio's Blocks, the options to mount them with, and the files."""
+
+    blocks: gr.Blocks
+    looks: dict[str, Any]
+    assets: Assets
+    offer: Offer
+    title: str = TITLE
+    idea: str = IDEA
+
+
 def build(
     service: Service, offer: Offer, max_new_tokens: int = 100, arrival: Arrival | None = None
-) -> tuple[gr.Blocks, dict[str, Any]]:
-    """The page for a service, and the options to mount it with. `max_new_tokens` is the first value
-    of that setting, `arrival` a pair that is being fetched."""
-    running = Running()
-    recorded = RECORDED.read_text("utf-8")
+) -> Page:
+    """The page for a service. `max_new_tokens` is the first value of that setting, `arrival` a pair
+    that is being fetched."""
+    assets = Assets()
+    [first, *_] = assets.races.values()
     defaults = {
-        "question": from_json(recorded).instruction,
+        "question": first.instruction,
         **asdict(Settings(max_new_tokens=max_new_tokens)),
         **offer.defaults,
     }
     defaults["draft_tokens"] = offers.AUTO
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
-        gr.HTML(HEADER, elem_id="sd-header")
-        line = '<p class="sd-models" role="status">${value}</p>'
-        status = gr.HTML("", elem_id="sd-models", html_template=line)
-        if arrival:
-            arrival.lay_out()
-        with gr.Tabs():
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+        _html("header.html", "sd-header")
+        with gr.Tabs(elem_id="sd-tabs"):
             with gr.Tab("Race", id="race"):
-                tab = RaceTab(service, running, offer, defaults)
+                tab = RaceTab(service, offer, defaults, arrival)
             with gr.Tab("Benchmark", id="benchmark"):
-                measuring = benchmark.Tab(service, running, offer, tab.inputs)
+                _html("benchmark.html", "sd-benchmark", "mountBenchmark")
             with gr.Tab("How it works", id="how"):
-                looks = {"html_template": _static("explain.html"), "apply_default_css": False}
-                gr.HTML(DOES_NOT_PAY, **looks, js_on_load="window.specdemo.explain()")
-        tab.connect(blocks, status, measuring)
-        if arrival:
-            arrival.connect(blocks, status, tab.inputs["pair"])
+                _html("walk.html", "sd-walk", "mountWalk")
+        tab.connect(blocks)
         events.add_endpoint(service, offer)
-    # The scripts share their names, so they are in one closure. Gradio's own `css` would put a
-    # prefix before every selector.
-    known = json.dumps(events.opened(recorded)).replace("<", "\\u003c")
-    scripts = "".join([f"const RECORDED = {known};\n", *map(_static, SCRIPTS)])
-    head = f'<meta name="description" content="{IDEA}"><style>{_static("style.css")}</style>'
-    head += f"<script>if (!window.specdemo) (() => {{\n{scripts}\n}})();</script>"
-    looks = {"theme": THEME, "head": head, "footer_links": ["api"]}
-    return blocks, {**looks, "run_history": False, "ssr_mode": False}
+    looks = {"theme": THEME, "head": _head(assets), "footer_links": ["api"]}
+    return Page(blocks, {**looks, "run_history": False, "ssr_mode": False}, assets, offer)
 
 
-def _static(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8")
+def _html(name: str, elem_id: str, mount: str = "") -> None:
+    """Adds a file of HTML; the function `mount` of main.js gets its element."""
+    options: dict[str, Any] = {"elem_id": elem_id, "apply_default_css": False}
+    if mount:
+        options["js_on_load"] = f"window.specdemo.page.then((page) => page.{mount}(element))"
+    gr.HTML(html_template=(STATIC / name).read_text("utf-8"), **options)
+
+
+def _called(name: str, *arguments: Any) -> str:
+    """JavaScript for an event: calls the function `name` of main.js, last with the inputs."""
+    given = "".join(f"{json.dumps(one)}, " for one in arguments)
+    return f"(...values) => {{ window.specdemo.page.then((page) => page.{name}({given}values)); }}"
+
+
+def _head(assets: Assets) -> str:
+    """Loads the scripts while Gradio starts. Gradio's own `css` would put a prefix before every
+    selector."""
+    root, names = f"./page/{assets.digest}/", list(assets.races)
+    scripts = [name for name in assets.files if name.endswith(".js")]
+    data = {"races": names, "benchmark": benchmark.recorded(), "ways": events.DRAFTERS}
+    page = json.dumps(data).replace("<", "\\u003c")
+    links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
+    links.append(f'<link rel="preload" as="fetch" crossorigin href="{root}{names[0]}">')
+    return f"""<meta name="description" content="{IDEA}">
+<link rel="stylesheet" href="{root}style.css">{"".join(links)}
+<script>window.specdemo = {{ known: {page}, page: import("{root}main.js") }};</script>"""
 
 
 class RaceTab:
     """The tab's components and its events. `inputs` are by name, in the order of offers.NAMES."""
 
-    def __init__(self, service: Service, running: Running, offer: Offer, defaults: dict[str, Any]):
+    def __init__(
+        self,
+        service: Service,
+        offer: Offer,
+        defaults: dict[str, Any],
+        arrival: Arrival | None = None,
+    ):
         """Adds the tab to the layout being built; the inputs start with `defaults`."""
-        self._service, self._running, self._offer = service, running, offer
+        self._service, self._offer, self._arrival = service, offer, arrival
         self._defaults = defaults
         with gr.Row(elem_id="sd-ask", equal_height=True):
             looks = {"scale": 8, "max_lines": 8, "elem_id": "sd-question", "container": False}
@@ -126,16 +147,18 @@ class RaceTab:
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
             self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
         with gr.Row(elem_id="sd-examples"):
+            self._chip = gr.Button("Answer as JSON ✕", size="sm", scale=0, elem_id="sd-json")
             self._examples = [gr.Button(text, size="sm", scale=0) for text in EXAMPLES]
         self.inputs = {"question": question}
-        with gr.Accordion("Settings for engineers", open=False, elem_id="sd-settings"):
+        line = '<p class="sd-models" role="status">${value}</p>'
+        self._status = gr.HTML("", elem_id="sd-models", html_template=line)
+        if arrival:
+            arrival.lay_out()
+        _html("status.html", "sd-state")
+        with gr.Accordion("Settings", open=False, elem_id="sd-settings"):
             self._add_settings()
         self.inputs = {name: self.inputs[name] for name in offers.NAMES}
-        looks = {"apply_default_css": False}
-        looks["js_on_load"] = "window.specdemo.mount(element)"
-        gr.HTML(html_template=_static("race.html"), elem_id="sd-view", **looks)
-        looks["js_on_load"] = "watch('value', () => window.specdemo.receive(props.value))"
-        self.channel = gr.HTML("", html_template="", visible="hidden", **looks)
+        _html("race.html", "sd-view", "mountRace")
 
     def _add_settings(self) -> None:
         def put(kind: type, name: str, label: str, **options: Any) -> None:
@@ -153,60 +176,54 @@ class RaceTab:
             info += "Tokens/s: without a draft, to half of its tokens accepted."
             choose("pair", "Pair", self._offer.pairs(), scale=2, min_width=320, info=info)
             choose("drafter", "Drafter", ["auto", "model", "lookup"])
-            lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
-            choose("draft_tokens", "Draft length", lengths)
-        with gr.Row():
-            put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
-            put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
-            choose("weight_format", "Weight format")
-            put(gr.Checkbox, "thinking", "Thinking")
         with gr.Row():
             most = LIMITS.new_tokens
             put(gr.Slider, "max_new_tokens", "Maximum tokens", minimum=1, maximum=most, step=1)
             put(gr.Slider, "temperature", "Temperature", minimum=0, maximum=5, step=0.05)
-            put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
-        with gr.Row():
-            put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
-            put(gr.Number, "seed", "Seed", precision=0, minimum=0)
-            choose("coupling", "Acceptance rule")
-            put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
-        with gr.Row():
-            choose("numerics", "Numerics")
-            choose("kv_cache", "KV cache precision")
-            put(gr.Textbox, "device", "Device", max_lines=1)
-            put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
+        with gr.Accordion("Expert", open=False, elem_id="sd-expert"):
+            with gr.Row():
+                lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
+                choose("draft_tokens", "Draft length", lengths)
+                put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
+                put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
+                put(gr.Number, "seed", "Seed", precision=0, minimum=0)
+            with gr.Row():
+                choose("coupling", "Acceptance rule")
+                choose("numerics", "Numerics")
+                choose("kv_cache", "KV cache precision")
+                put(gr.Textbox, "json_schema", "JSON Schema", lines=1, max_lines=4)
+            with gr.Row():
+                put(gr.Textbox, "model", "Target", max_lines=1, scale=2)
+                put(gr.Textbox, "assistant_model", "Draft", max_lines=1, scale=2)
+                choose("weight_format", "Weight format")
+            with gr.Row():
+                put(gr.Checkbox, "thinking", "Thinking")
+                put(gr.Textbox, "device", "Device", max_lines=1)
+                put(gr.Textbox, "draft_device", "Draft device", max_lines=1)
 
-    def connect(self, blocks: gr.Blocks, status: gr.HTML, measuring: benchmark.Tab) -> None:
-        """Connects the events of the tab, of both Stop buttons, and of opening and leaving the
-        page. `status` shows the loaded pair."""
-        every, pair = list(self.inputs.values()), self.inputs["pair"]
-        now = {"queue": False, **PRIVATE}
-        set_by_example = [self.inputs["question"], self.inputs["json_schema"]]
+    def connect(self, blocks: gr.Blocks) -> None:
+        """Connects the events of the tab, and of opening the page."""
+        every, now = list(self.inputs.values()), {"queue": False, **PRIVATE}
+        schema = self.inputs["json_schema"]
+        set_by_example = [self.inputs["question"], schema]
         for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
             example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
+        self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
         labels = {name: one.label for name, one in self.inputs.items()} | {"question": False}
         known = [(name, label, self._defaults[name]) for name, label in labels.items()]
-        remember = f"(...values) => window.specdemo.settings({json.dumps(known)}, values)"
+        remember, ask = (_called(name, known) for name in ("settings", "ask"))
         # "multiple": the default drops a change that comes while another one is handled.
         changes = [component.change for component in every]
         gr.on(changes, None, every, None, js=remember, trigger_mode="multiple", **PRIVATE)
-        # `preprocess` is off: `settings.parse` checks the values and reports errors in a sentence.
-        limited = {"trigger_mode": "once", "concurrency_limit": MAX_EVENTS, "preprocess": False}
-        asked = [self.run.click, self.inputs["question"].submit]
-        raced = gr.on(asked, self._race, every, self.channel, **limited, **PRIVATE)
-        gr.on([self.stop.click, measuring.stop.click], self._stop, None, None, **now)
-        blocks.unload(self._stop)
+        pressed = [self.run.click, self.inputs["question"].submit]
+        gr.on(pressed, None, every, None, js=ask, **PRIVATE)
+        self.stop.click(None, None, None, js=_called("stop"), **PRIVATE)
         blocks.load(self._linked_inputs, None, every, **now)
-        for event in (raced.then, blocks.load):
-            event(self._loading, None, status, concurrency_limit=None, **PRIVATE)
-        blocks.load(lambda: gr.update(choices=self._offer.survey), None, pair, **now)
-
-    def _race(self, request: gr.Request, *values: Any) -> Iterator[str]:
-        asked = visitor_of(request), dict(zip(offers.NAMES, values, strict=True))
-        yield from events.run(self._service, self._running, self._offer, *asked)
-
-    def _stop(self, request: gr.Request) -> None:
-        self._running.stop(visitor_of(request).name)
+        blocks.load(self._loading, None, self._status, concurrency_limit=None, **PRIVATE)
+        pairs = self.inputs["pair"]
+        blocks.load(lambda: gr.update(choices=self._offer.survey), None, pairs, **now)
+        if self._arrival:
+            self._arrival.connect(blocks, self._status, pairs)
 
     def _linked_inputs(self, request: gr.Request) -> list[Any]:
         """The question and the settings of a link."""

@@ -48,7 +48,7 @@ class Event(Body):
     trigger_id: int | None = None
 
 
-class Call(Body):
+class PositionalCall(Body):
     """A call of /generate; the arguments by position."""
 
     data: list[Scalar]
@@ -68,8 +68,16 @@ class Cancel(Reset):
     session_hash: Id
 
 
+class Ask(Body):
+    """The inputs of a run of the page's scripts, by name. `visitor` is a name that the scripts make
+    up for their tab."""
+
+    visitor: Id
+    values: dict[Id, Scalar] = {}
+
+
 class OpenRun(Body):
-    """A saved run, to be drawn; `visitor` is a name that the script makes up for its tab."""
+    """A saved run, to be drawn."""
 
     size: ClassVar[int] = 3_200_000
     run: str
@@ -93,17 +101,21 @@ READS = (
     "/gradio_api/queue/data",
     "/gradio_api/call/generate/{event_id}",
     "/gradio_api/call/v2/generate/{event_id}",
-    "/gradio_api/file={report}",
+    "/page/{digest}/{file}",
 )
 """Of GET and HEAD."""
 
 CALLS: dict[str, type[Body]] = {
     "/gradio_api/queue/join": Event,
     "/gradio_api/run/predict": Event,
-    "/gradio_api/call/generate": Call,
+    "/gradio_api/call/generate": PositionalCall,
     "/gradio_api/call/v2/generate": NamedCall,
     "/gradio_api/cancel": Cancel,
     "/gradio_api/reset": Reset,
+    "/race": Ask,
+    "/drafts": Ask,
+    "/benchmark": Ask,
+    "/stop": Ask,
     "/open": OpenRun,
 }
 """Of POST, with the shape of the body."""
@@ -122,13 +134,10 @@ class PageGuard(RequestGuard):
     endless = ("/gradio_api/heartbeat/",)
     most_of_network = 256
 
-    def attach(self, blocks: gradio.Blocks, folder: str) -> None:
-        """Sets the page, and the folder of the files that it offers."""
+    def attach(self, blocks: gradio.Blocks) -> None:
+        """Sets the page."""
         self._blocks = blocks
-        parts = {
-            "path": r"(?!.*\.\.)[\w./-]+",
-            "report": re.escape(folder) + r"[/\\]\w{64}[/\\]specdemo-bench\.(json|html)",
-        }
+        parts = {"path": r"(?!.*\.\.)[\w./-]+", "file": r"[\w-]{1,40}(\.min)?\.\w{2,4}"}
 
         def pattern(route: str) -> re.Pattern[str]:
             part = r"\\{(\w+)\\}", lambda found: parts.get(found[1], r"[\w-]{1,64}")
@@ -177,11 +186,11 @@ class PageGuard(RequestGuard):
             asked = CALLS[scope["path"]].model_validate_json(body)
         except ValidationError as error:
             raise BadInput(sentence(error)) from None
-        if isinstance(asked, Event | Call):
+        if isinstance(asked, Event | PositionalCall):
             self._require_inputs(asked)
         return asked.model_dump_json(exclude_unset=True).encode()
 
-    def _require_inputs(self, asked: Event | Call) -> None:
+    def _require_inputs(self, asked: Event | PositionalCall) -> None:
         functions = self._blocks.fns
         if isinstance(asked, Event):
             function = functions.get(asked.fn_index)

@@ -22,7 +22,7 @@ from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
 from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.request_guard import network_of
-from specdemo.ui.wording import error_sentence
+from specdemo.ui.wording import error_sentence, model_line
 
 if TYPE_CHECKING:
     import gradio
@@ -234,8 +234,7 @@ class Service:
             if not self._fetch(pair, tell):
                 self._become(State("loading", pair, BEGINNING), None, number)
             session = self._opener(pair, tell)
-            draft = session.info.draft or "n-gram lookup (no draft model)"
-            state = State("ready", pair, f"Ready: {session.info.target}, drafts by {draft}")
+            state = State("ready", pair, f"Ready: {model_line(session.info)}.")
         except Exception as error:
             state = State("failed", pair, error_sentence(error))
         self._become(state, session, number)

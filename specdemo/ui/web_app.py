@@ -1,25 +1,32 @@
-"""The web application of the page: Gradio's Blocks, GET /health, GET /metrics."""
+"""The web application of the page: Gradio's Blocks, the streams of its runs, its files, GET /health
+and GET /metrics."""
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import secrets
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from specdemo.errors import RequestFailed, SpecdemoError
+from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.serving.request_guard import has_key, network_of
-from specdemo.ui import MAX_EVENTS, events
-from specdemo.ui.routes import OpenRun, PageGuard
+from specdemo.ui import MAX_EVENTS, benchmark, events
+from specdemo.ui.assets import KINDS
+from specdemo.ui.routes import Ask, OpenRun, PageGuard
 from specdemo.ui.service import Visitor
 
 if TYPE_CHECKING:
     import gradio
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
+    from fastapi.responses import Response
 
+    from specdemo.ui.layout import Page
     from specdemo.ui.service import Service
 
 ON_SPACE = "SPACE_ID" in os.environ
@@ -27,13 +34,20 @@ ON_SPACE = "SPACE_ID" in os.environ
 MAX_SESSIONS = 256
 """Browser sessions that Gradio keeps 0.2 MB each for; further ones make it forget the oldest."""
 
-STOP_LOOP = b"""<head><script>{
+STOP_LOOP = """<head><script>{
   const frame = requestAnimationFrame;
   window.requestAnimationFrame = (draw) =>
     window.specdemo?.race && String(draw).includes("performance.now()") ? 0 : frame(draw);
 }</script>"""
-"""Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 5 % of a
+"""Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 7 % of a
 core. This ends the loop once the page is there. Gradio adds its own `head` too late for it."""
+
+CARD = """<meta property="og:title" content="{title}">
+<meta property="og:description" content="{idea}"><meta property="og:image" content="{image}">
+<meta name="twitter:card" content="summary_large_image">"""
+"""What a chat shows of a link to the page, in place of Gradio's own."""
+
+KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 def finish(app: FastAPI, service: Service) -> None:
@@ -58,19 +72,75 @@ class Sessions(dict):
         super().__setitem__(session, messages)
 
 
-def page_app(
-    blocks: gradio.Blocks, looks: dict[str, Any], service: Service, guard: PageGuard
-) -> FastAPI:
+def page_app(page: Page, service: Service, guard: PageGuard) -> FastAPI:
     """The page with its endpoint, GET /health (status 503 until the models are ready) and GET
     /metrics. With a key, /metrics and the figures of /health need it."""
     import gradio
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import HTMLResponse, JSONResponse, Response
+    from fastapi.responses import JSONResponse
+
+    async def unreadable(request: Request, error: Exception) -> Response:
+        """Gradio's handlers raise these errors for a malformed request, before any work begins."""
+        message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
+        return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
+
+    blocks = page.blocks
+    guard.attach(blocks)
+    app = FastAPI(middleware=guard.middleware(), openapi_url=None)
+    _add_page(app, page)
+    _add_figures(app, service, guard)
+    _add_runs(app, page, service)
+    wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
+    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
+    blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
+    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
+    blocks._queue.pending_messages_per_session = Sessions(blocks._queue)
+    # By default Gradio looks for new events a thousand times a second, which takes 6 % of a core.
+    # The first token of a question waits for this interval, so it is not longer.
+    blocks._queue.sleep_when_free = 0.005
+    gradio.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        app_kwargs={"exception_handlers": dict.fromkeys(wrong, unreadable)},
+        show_error=False,
+        enable_monitoring=False,
+        mcp_server=False,
+        **page.looks,
+    )
+    return app
+
+
+def _add_page(app: FastAPI, page: Page) -> None:
+    from fastapi.responses import HTMLResponse, Response
+
+    assets = page.assets
 
     def index(request: Request) -> Response:
         gradios = next(route.endpoint for route in app.routes[-1].app.routes if route.path == "/")
-        return HTMLResponse(gradios(request, None).body.replace(b"<head>", STOP_LOOP, 1))
+        whole = gradios(request, None).body.decode()
+        image = f"{request.base_url}page/{assets.digest}/card.png"
+        card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
+        whole = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", whole)
+        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card, 1))
+
+    def asset(request: Request) -> Response:
+        name = request.path_params["file"]
+        if name == "plotly.min.js":
+            headers = {**KEEP, "Content-Encoding": "gzip"}
+            return Response(assets.plotly, media_type=KINDS[".js"], headers=headers)
+        if name not in assets.files:
+            return Response("There is no such file.", 404)
+        kind = KINDS["." + name.rpartition(".")[2]]
+        return Response(assets.files[name], media_type=kind, headers=KEEP)
+
+    app.add_route("/", index)
+    app.add_route("/page/{digest}/{file}", asset)
+
+
+def _add_figures(app: FastAPI, service: Service, guard: PageGuard) -> None:
+    from fastapi.responses import JSONResponse, Response
 
     async def health(request: Request) -> Response:
         found = service.health()
@@ -80,55 +150,69 @@ def page_app(
     async def figures(request: Request) -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    app.add_route("/health", health)
+    app.add_route("/metrics", figures)
+
+
+def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
+    """Adds the routes of the page's scripts, which answer with the messages of `events`."""
+    from fastapi.responses import Response, StreamingResponse
+
+    running, offer = events.Running(), page.offer
+    reading, threads = anyio.CapacityLimiter(1), anyio.CapacityLimiter(2 * MAX_EVENTS)
+
+    def streamed(work: Callable[..., Generator[str]]) -> Callable[..., Any]:
+        async def answer(request: Request) -> Response:
+            ask = Ask.model_validate_json(await request.body())
+            visitor = visitor_of(request, ask.visitor)
+            messages = work(service, running, offer, visitor, ask.values)
+            # A proxy may hold back other kinds of text until they are whole.
+            headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+            kind = "text/event-stream"
+            return StreamingResponse(lines(messages), media_type=kind, headers=headers)
+
+        return answer
+
+    async def lines(messages: Generator[str]) -> AsyncIterator[str]:
+        try:
+            while text := await anyio.to_thread.run_sync(next, messages, "", limiter=threads):
+                yield f"data: {text}\n\n"
+        finally:  # the visitor may have left; closing the messages ends the run
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(messages.close, limiter=threads)
+
+    async def stop(request: Request) -> Response:
+        running.stop(Ask.model_validate_json(await request.body()).visitor)
+        return Response(status_code=204)
+
     async def open_run(request: Request) -> Response:
-        """The envelope of a saved run. It counts as a question of the visitor, and runs are read
-        one at a time: the longest takes half a second of the processor."""
-        asked = OpenRun.model_validate_json(await request.body())
-        network = network_of(request.client.host if request.client else "")
+        """The message of a saved run. It counts as a question of the visitor, and runs are read one
+        at a time: the longest takes half a second of the processor."""
+        ask = OpenRun.model_validate_json(await request.body())
 
-        def envelope() -> tuple[str, int]:
+        def opened() -> tuple[str, int]:
             try:
-                with service.gate.request(Visitor(asked.visitor, network)):
-                    return events.opened(asked.run), 200
-            except SpecdemoError as error:
-                return events.failed(error), error.http_status
+                with service.gate.request(visitor_of(request, ask.visitor)):
+                    return events.opened(ask.run), 200
+            except Busy as error:
+                return events.message("error", str(error)), error.http_status
+            except BadInput as error:  # the message says so; browsers would log another status
+                return events.message("error", str(error)), 200
 
-        shown = await anyio.to_thread.run_sync(envelope, limiter=reading)
+        shown = await anyio.to_thread.run_sync(opened, limiter=reading)
         return Response(*shown, media_type="application/json")
 
-    async def unreadable(request: Request, error: Exception) -> Response:
-        """Gradio's handlers raise these errors for a malformed request, before any work begins."""
-        message = "This request cannot be read; GET /gradio_api/info says what the endpoints take."
-        return JSONResponse({"detail": message}, 404 if isinstance(error, LookupError) else 400)
-
-    reading = anyio.CapacityLimiter(1)
-    guard.attach(blocks, gradio.utils.get_upload_folder())
-    app = FastAPI(middleware=guard.middleware(), openapi_url=None)
-    for path, answer in {"/": index, "/health": health, "/metrics": figures}.items():
-        app.add_route(path, answer)
+    streams = {"/race": events.run, "/drafts": events.drafts, "/benchmark": benchmark.run}
+    for path, work in streams.items():
+        app.add_route(path, streamed(work), methods=["POST"])
+    app.add_route("/stop", stop, methods=["POST"])
     app.add_route("/open", open_run, methods=["POST"])
-    wrong = LookupError, TypeError, ValueError, AttributeError, RequestValidationError
-    blocks.max_threads = 3 * MAX_EVENTS  # a run that waits holds a thread
-    blocks.state_session_capacity = MAX_SESSIONS  # the least recently used is dropped first
-    blocks.queue(max_size=2 * MAX_EVENTS, api_open=False)
-    blocks._queue.pending_messages_per_session = Sessions(blocks._queue)
-    # By default Gradio looks for new events a thousand times a second, which takes 5 % of a core.
-    # The first token of a question waits for this interval, so it is not longer.
-    blocks._queue.sleep_when_free = 0.005
-    # Without this a mounted page copies any file of this machine that a request names (launch()
-    # sets it; mount_gradio_app of Gradio 6.31 does not).
-    blocks.has_launched = True
-    gradio.mount_gradio_app(
-        app,
-        blocks,
-        path="/",
-        app_kwargs={"exception_handlers": dict.fromkeys(wrong, unreadable)},
-        show_error=False,
-        enable_monitoring=False,
-        mcp_server=False,
-        **looks,
-    )
-    return app
+
+
+def visitor_of(request: Request, tab: str) -> Visitor:
+    """The visitor that sent a request, by the address of the connection or of a trusted proxy, and
+    by the name that the script gave its tab."""
+    return Visitor(tab, network_of(request.client.host if request.client else ""))
 
 
 def public_name(host: str, port: int) -> str:

@@ -21,6 +21,7 @@ from specdemo.runs.trace import Repeat, Trace, summarize, where
 
 if TYPE_CHECKING:
     from specdemo.engine.scheduler import Waiting
+    from specdemo.pairs.choice import PairInfo
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ CUTS = {
     "length": "The answer was cut at {}, the maximum that was set.",
     "context": "The answer was cut at {}: the model's context is full.",
 }
+EXPECTED = {0.5: ": quick, often wrong", 4.0: ": small, sometimes wrong"}
+"""By billions of weights: what to expect of a model with fewer."""
 COMPILING = "models were loaded or compiled"
 AGREED = 0.05  # prediction and measurement that differ by less need no explanation
 
@@ -90,10 +93,10 @@ def _pace(trace: Trace) -> str:
     from the same prefill, and the range of the races."""
     summary, found = summarize(trace), races.verdict(trace)
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds
-    words = f"{_count(summary.decoded, 'token')} in {seconds:.2f} s instead of "
+    words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
     if summary.decoded != summary.baseline_decoded:
-        words += f"{_count(summary.baseline_decoded, 'token')} in "
-    saved = baseline_seconds - seconds
+        words += f"{_count(summary.baseline_decoded + 1, 'token')} in "
+    saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
     if found and found.races > 1:
         least, most = found.range
@@ -209,6 +212,18 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
     day = f", {trace.created[:10]}" if trace.created else ""
     question = " ".join(trace.instruction.split())[:80]
     return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
+
+
+def model_line(info: PairInfo) -> str:
+    """What answers, and what to expect of it, by the number of weights in its name."""
+    words = info.target
+    if found := re.search(r"(\d+(?:\.\d+)?)([bm])\b", info.target, re.IGNORECASE):
+        number, unit = found[1], {"b": "billion", "m": "million"}[found[2].lower()]
+        words += f", {number} {unit} weights"
+        billions = float(number) / (1 if unit == "billion" else 1000)
+        words += next((told for most, told in EXPECTED.items() if billions < most), "")
+    draft = info.draft or "n-gram lookup (no draft model)"
+    return f"{words}. Drafts by {draft}. Measured here are time and identity, not wisdom"
 
 
 def while_loading(line: str, ahead: int) -> str:

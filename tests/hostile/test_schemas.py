@@ -48,7 +48,7 @@ def test_the_page_never_fails_on_what_it_is_sent(tmp_path, capfd):
     service = Service(EMBEDDED, lambda pair, report: FakeSession(PIECES), limits)
     service.start()
     list(service.states(EMBEDDED))
-    app, guard = page_application(service, tmp_path)
+    app, guard = page_application(service)
     with running(Server(app, guard, 1)) as url:
         schema = asyncio.run(described(app.routes[-1].app))
         (tmp_path / "openapi.json").write_text(json.dumps(schema))

@@ -1,20 +1,27 @@
-/* Saves a run as a file, or as a link whose fragment is the run's JSON, deflated, in base64url. No
-   server keeps it. */
-const LONGEST_LINK = 60000, LARGEST_RUN = 2.5e6;   // characters
-const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
+/* The page's links and files: a link holds the question and settings, and the long one the whole run
+   in its fragment: JSON, deflated, in base64url. No server keeps it. */
+import { keep, say } from "./dom.js";
+import { page } from "./server.js";
+
+const LONGEST_LINK = 60000;   // characters
+export const DAMAGED = "The run in this link cannot be read: the link is damaged or was cut off.";
+const CURVES = ["times", "tokens", "baseline_times"];   // of other races: left out of links
 
 const through = (bytes, stream) =>
   new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer();
 
-const pack = async ({ summary, ...trace }) => {
+const pack = async ({ summary, repeats, ...trace }) => {
   const short = (_, value) => (Number.isInteger(value) || typeof value !== "number" ? value
     : Number(value.toFixed(5)));
-  const bytes = await through(JSON.stringify(trace, short), new CompressionStream("deflate-raw"));
+  const others = repeats.map((one) => Object.fromEntries(
+    Object.entries(one).filter(([name]) => !CURVES.includes(name))));
+  const text = JSON.stringify({ ...trace, repeats: others }, short);
+  const bytes = await through(text, new CompressionStream("deflate-raw"));
   const binary = Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join("");
   return btoa(binary).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
 };
 
-const unpack = async (text) => {
+export const unpack = async (text) => {
   if (text.length > LONGEST_LINK) throw new RangeError("no link of ours");   // may inflate hugely
   const binary = atob(text.replace(/-/g, "+").replace(/_/g, "/"));
   const bytes = Uint8Array.from(binary, (byte) => byte.charCodeAt(0));
@@ -22,23 +29,28 @@ const unpack = async (text) => {
   return new TextDecoder("utf-8", { fatal: true }).decode(whole);
 };
 
-const copyLink = async (race) => {
-  const box = race.find(".sd-link-text"), link = await window.specdemo.share();
+/* A link with these values by name. */
+export const linkOf = (values) => {
+  const query = String(new URLSearchParams(values));
+  return page + (query ? "?" + query : "");
+};
+
+/* Shows a link to the run, or to the `question` only, and copies it. */
+export const copyLink = async (race, query, speed, whole) => {
+  const box = race.find(".sd-link-text"), { trace } = race;
+  const same = trace.instruction === Object.fromEntries(query).question;
+  const short = linkOf([...(whole && !same ? [] : query), ...speed]);
+  const link = whole ? `${short}#run=${await pack(trace)}` : short;
   const long = link.length > LONGEST_LINK;
-  box.value = long ? window.specdemo.link() : link;
+  box.value = long ? short : link;
   box.hidden = false;
   box.select();
   const copied = await navigator.clipboard?.writeText(box.value).then(() => true, () => false);
-  race.say("kept", (copied ? "Copied." : "Copy it from the box.") + (long
+  say(race.find(".sd-kept"), (copied ? "Copied." : "Copy it from the box.") + (long
     ? " It holds the question only, since the run is too long for a link. Download the run instead."
     : ""));
 };
 
-const keepFile = ({ trace }) => {
-  const file = new Blob([JSON.stringify(trace, null, 1)], { type: "application/json" });
-  const link = make("a");
-  link.href = URL.createObjectURL(file);
-  link.download = "specdemo-run.json";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+export const keepRun = ({ trace }) => {
+  keep(JSON.stringify(trace, null, 1), "specdemo-run.json", "application/json");
 };

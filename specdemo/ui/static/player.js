@@ -1,18 +1,18 @@
 /* Shows a finished race again, slowly or step by step. Everything drawn follows from `view`, the
    seconds of the race that are shown: both clocks run in the race's own time. */
+import { counted, make, quoted, say, seconds, visible } from "./dom.js";
+
 const SPEEDS = { slow: 0, "1/16": 1 / 16, "1/4": 1 / 4, 1: 1, steps: 0 };
 const READABLE = 4, SLOW_SECONDS = [8, 7];   // of watching: for so many rounds, and for the rest
 const SENTENCE_SECONDS = .8;   // a round that passes quicker gets no sentence of its own
 const GUESSING = [.25, .6];    // share of a round in which its draft tokens appear
-
-const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
 const STEP = "one step of the target";
-const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎").replace(/ /g, "␣"));
 
-/* What just happened, in a sentence, once the target has checked round `event`. */
-const roundWords = ({ drafted, emitted, nodes }) => {
+/* What just happened, in a sentence, once the target has checked a round. */
+export const roundWords = ({ drafted, emitted }) => {
   if (emitted?.kind === "first") return "The target model read the question and gave the first token.";
-  const gave = counted(nodes.length, "token"), right = drafted.filter((one) => one.accepted).length;
+  const right = drafted.filter((one) => one.accepted).length;
+  const gave = counted(right + (emitted ? 1 : 0), "token");
   if (!drafted.length) return `The draft guessed nothing, which would not have paid: ${gave} for ${STEP}.`;
   const guessed = `The draft guessed ${counted(drafted.length, "token")}, `;
   if (emitted?.kind === "bonus") {
@@ -26,7 +26,7 @@ const roundWords = ({ drafted, emitted, nodes }) => {
   return `${guessed}${found}: ${gave} for ${STEP}.${instead}`;
 };
 
-class SlowMotion {
+export class Player {
   constructor(view) {
     Object.assign(this, { race: view, view: Infinity, playing: false, speed: "slow" });
     this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -37,9 +37,7 @@ class SlowMotion {
     on("speeds", ({ target, detail }) => {
       if (!target.dataset.speed) return;
       this.choose(this.chosen = target.dataset.speed);
-      const address = new URL(location);
-      address.searchParams.set("speed", this.chosen);
-      history.replaceState(history.state, "", address);
+      view.addressed();
       if (detail) find(".sd-player").focus();   // after a click the keys belong to the player
     });
     find(".sd-seek").addEventListener("input", ({ target: { value } }) => {
@@ -66,8 +64,9 @@ class SlowMotion {
 
   /* Space and arrow keys, unless the focus is on something that uses them itself. */
   key(event) {
-    const { target, key } = event, { race } = this, { top, bottom } = race.player.getBoundingClientRect();
-    const other = target.closest("input, textarea, select, a, [role=listbox], [role=tab], [role=region]");
+    const { target, key } = event, { race } = this;
+    const { top, bottom } = race.find(".sd-shown").getBoundingClientRect();
+    const other = target.closest("input, textarea, select, a, summary, [role=listbox], [role=tab], [role=region]");
     const button = target.closest("button"), seen = bottom > top && top < innerHeight && bottom > 0;
     if (other || !seen || !race.trace || event.ctrlKey || event.altKey || event.metaKey) return;
     if (button && (key === " " || !race.player.contains(button))) return;
@@ -91,10 +90,10 @@ class SlowMotion {
       drafted.length ? [this.guessed(at + 1), spec.spent(at + 2)] : [spec.spent(at + 2)])), Infinity];
   }
 
-  /* When all draft tokens of round number `at` (from 0) are drawn, before its verdict. */
-  guessed(at) {
-    const { spec } = this.race, begin = spec.spent(at);
-    return begin + .8 * (spec.spent(at + 1) - begin);
+  /* When all draft tokens of round number `round` (from 0) are drawn, before its verdict. */
+  guessed(round) {
+    const { spec } = this.race, begin = spec.spent(round);
+    return begin + .8 * (spec.spent(round + 1) - begin);
   }
 
   step(by) {
@@ -103,12 +102,13 @@ class SlowMotion {
       : moments.findLast((one) => one < view - 1e-9) ?? Infinity);
   }
 
-  /* Shows round number `at` before its verdict, or after it if nothing was drafted. */
-  goTo(at) {
-    const { spec } = this.race;
+  /* Shows round number `round` before its verdict, or after it if nothing was drafted. */
+  goTo(round) {
+    const { spec, player } = this.race;
     this.choose("steps");
-    this.jump(spec.events[at].drafted.length ? this.guessed(at) : spec.spent(at + 1));
-    this.race.player.focus({ preventScroll: true });
+    this.jump(spec.events[round].drafted.length ? this.guessed(round) : spec.spent(round + 1));
+    player.focus({ preventScroll: true });
+    player.scrollIntoView({ block: "center" });
   }
 
   /* Seconds of the race that pass while one second of watching does, at most 1. */
@@ -139,7 +139,7 @@ class SlowMotion {
     }
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
-    performance.mark("sd-play"); // tools/page_measure.py reads it
+    performance.mark("sd-play");   // when a visitor sees the first race
     this.play(true);
     this.race.show(this.view);
   }
@@ -165,8 +165,8 @@ class SlowMotion {
     let ghosts = [], look = "guess", place = null;
     this.view = time;
     if (time < Infinity && next && last) {
-      const begin = spec.spent(shown), share = (time - begin) / (spec.spent(shown + 1) - begin || 1);
-      const done = Math.min(1, Math.max(0, (share - GUESSING[0]) / (GUESSING[1] - GUESSING[0])));
+      const begin = spec.spent(shown), part = (time - begin) / (spec.spent(shown + 1) - begin || 1);
+      const done = Math.min(1, Math.max(0, (part - GUESSING[0]) / (GUESSING[1] - GUESSING[0])));
       ghosts = next.drafted.slice(0, Math.ceil(done * next.drafted.length));
     }
     if (time < Infinity && !ghosts.length && last?.emitted?.kind === "correction") {
@@ -187,7 +187,7 @@ class SlowMotion {
     }
     // While it plays a caption stays until the next verdict: it takes a moment to read.
     const guessing = look === "guess" && ghosts.length && !this.playing;
-    this.race.say("caption", guessing
+    say(this.race.find(".sd-caption"), guessing
       ? `The draft guesses ${counted(ghosts.length, "token")} ahead, which the target model has not `
         + "checked yet." : this.words(time));
   }

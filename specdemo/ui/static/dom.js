@@ -1,0 +1,55 @@
+/* Small helpers of all modules. Text of models goes only into text nodes. */
+export const make = (tag, cls, ...content) => {
+  const node = document.createElement(tag);
+  if (cls) node.className = cls;
+  node.append(...content);
+  return node;
+};
+
+export const say = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
+
+export const seconds = (s) => (s >= 10 ? s.toFixed(1) : s.toFixed(2)) + " s";
+/* As a reader would subtract what `seconds` shows. */
+export const difference = (a, b) => Math.abs(a.toFixed(2) - b.toFixed(2));
+export const milliseconds = (s) => (1000 * s).toFixed(s < .01 ? 1 : 0) + " ms";
+export const share = (part, whole) => Math.round(100 * part / (whole || 1)) + " %";
+export const counted = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
+export const factor = (speedup) => (speedup < 1 ? `${(1 / speedup).toFixed(2)} times slower`
+  : `${speedup.toFixed(2)} times faster`);
+export const visible = (text) => (text.trim() ? text : text.replace(/\n/g, "⏎").replace(/ /g, "␣"));
+
+const HIDDEN = /[\u0000-\u001f\u007f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+export const quoted = (text) => `“${text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(HIDDEN, "�")}”`;
+
+export const table = (head, rows) => {
+  const whole = make("table"), top = whole.createTHead().insertRow(), body = whole.createTBody();
+  for (const text of head) top.appendChild(make("th", "", text)).scope = "col";
+  for (const row of rows) body.insertRow().append(...row.map((text) => make("td", "", text)));
+  return whole;
+};
+
+/* A colour of style.css, as it is in the present theme. */
+export const colour = (name) => {
+  const probe = document.body.appendChild(make("span"));
+  probe.style.color = `var(--sd-${name})`;
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+};
+
+/* Lets a visitor keep `content` as a file. */
+export const keep = (content, name, type) => {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob([content], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+};
+
+/* Scrolls to what a click has changed, unless it can be seen. */
+export const bringIntoView = (node) => {
+  const { top, bottom } = node.getBoundingClientRect();
+  if (top < 0 || bottom > innerHeight) node.scrollIntoView({ block: "start" });
+};

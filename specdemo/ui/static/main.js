@@ -1,0 +1,151 @@
+/* The page's scripts: Gradio calls what is exported here, once its parts are there. */
+import { curvesOf } from "./chart.js";
+import { make } from "./dom.js";
+import { Benchmark } from "./benchmark.js";
+import { RaceView } from "./race.js";
+import { asset, failure, openRun, stop as stopRun, stream } from "./server.js";
+import { copyLink, DAMAGED, keepRun, linkOf, unpack } from "./share.js";
+import { Walk, drawPicture } from "./walk.js";
+
+const MOST_VISITS = 12, EXAMPLES = "#sd-examples button";
+const specdemo = window.specdemo, visits = [];
+let race = null, walk = null, query = [], differing = [];
+
+const receive = (message) => {
+  race.receive(typeof message === "string" ? JSON.parse(message) : message);
+};
+const values = () => Object.fromEntries(query);
+const running = () => document.documentElement.classList.contains("sd-running");
+
+const speed = () => (race?.motion.chosen ? [["speed", race.motion.chosen]] : []);
+
+/* Question and settings that differ from the defaults, speed and tab, in the address. */
+const address = () => {
+  const url = new URL(linkOf([...differing, ...speed()]));
+  const tab = document.querySelector('[role="tab"][aria-selected="true"]');
+  if (tab && tab.textContent.trim() !== "Race") url.searchParams.set("tab", tab.textContent.trim());
+  history.replaceState(history.state, "", url + (location.hash.startsWith("#run=") ? location.hash : ""));
+};
+
+const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
+  .find((tab) => tab.textContent.trim().toLowerCase() === name?.toLowerCase())?.click();
+
+/* A race that can be shown again: a recorded one, or one of this visit. */
+const addVisit = (label, title, show, curves) => {
+  const button = make("button", "", label), item = make("li", "", button);
+  button.type = "button";
+  button.title = title;
+  button.onclick = show;
+  if (curves) {
+    const lay = make("button", "sd-lay", "+");
+    lay.type = "button";
+    lay.ariaLabel = lay.title = `Lay over the chart: ${title}`;
+    lay.onclick = () => race.overlay(curves);
+    item.append(lay);
+  }
+  race.find(".sd-visit-list").append(item);
+  return item;
+};
+
+const addRun = (message) => {
+  const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
+  const counted = verdict.races?.filter((one) => one.counted).map((one) => one.speedup) ?? [];
+  const ends = [Math.min(...counted), Math.max(...counted)].map((one) => one.toFixed(2));
+  const told = counted.length ? `${trace.summary.speedup.toFixed(2)} times (${ends.join(" to ")})` : verdict.headline;
+  const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
+  const title = `${trace.instruction.slice(0, 200)}: ${told}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
+  const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }];
+  visits.push(addVisit(`${name}: ${told}`, title, () => receive({ ...message, phase: "opened" }), curves));
+  if (visits.length > MOST_VISITS) visits.shift().remove();
+};
+
+/* Shows a run before the first question: the run of the link, else the first recorded one. */
+const openFirst = async () => {
+  const [, packed] = location.hash.match(/^#run=(.*)/) ?? [];
+  const text = packed && await unpack(packed).catch(() => null);
+  const message = packed && (text === null ? failure(DAMAGED) : await openRun(text));
+  const opened = message && message.phase !== "error";
+  if (!opened && !race.run) receive(await asset(specdemo.known.races[0]));
+  if (message) receive(message);
+  if (!opened) race.motion.start();
+};
+
+export const mountRace = (element) => {
+  const root = element.querySelector(".sd-view"), on = (name, event, act) => (
+    root.querySelector(".sd-" + name).addEventListener(event, act));
+  race = specdemo.race = new RaceView(root, {
+    addressed: address,
+    settled(view, watched) {
+      drawPicture(view.trace);
+      walk?.draw(view);
+      if (watched) addRun({ trace: view.trace, verdict: view.verdict, curve: view.curve });
+    },
+  });
+  for (const name of specdemo.known.races) {
+    const label = name.replace(/^\d+-/, "").replace(".json", "").replaceAll("-", " ");
+    addVisit(`Recorded: ${label}`, `A recorded race, ${label}`, async () => {
+      receive(await asset(name));
+      race.motion.start();
+    });
+  }
+  on("short", "click", () => copyLink(race, query, speed(), false));
+  on("link", "click", () => copyLink(race, query, speed(), true));
+  on("download", "click", () => keepRun(race));
+  on("open", "change", async ({ target }) => {
+    receive(await openRun(await target.files[0].text()));
+    root.querySelector(".sd-verdict").scrollIntoView({ block: "nearest" });
+    target.value = "";
+  });
+  on("drafts", "click", () => !running() && stream("drafts", values(), receive));
+  openFirst();
+  addEventListener("hashchange", openFirst);
+  document.querySelector("#sd-tabs").addEventListener("click", ({ target }) => (
+    target.closest('[role="tab"]') && setTimeout(address)));
+  showTab(new URLSearchParams(location.search).get("tab"));
+};
+
+export const mountBenchmark = (element) => new Benchmark(element.querySelector(".sd-bench"), values);
+
+export const mountWalk = (element) => {
+  walk = new Walk(element.querySelector(".sd-walk"), {
+    watch(round) {
+      showTab("Race");
+      race.motion.goTo(round);
+    },
+    ask() {
+      showTab("Race");
+      document.querySelector(`${EXAMPLES}:last-child`).click();
+      setTimeout(() => document.querySelector("#sd-run").click(), 300);   // Gradio takes a moment
+    },
+  });
+  walk.draw(race);
+};
+
+/* The inputs as [name, label, default value], and their present values. */
+export const settings = (inputs, present) => {
+  query = inputs.map(([name], place) => [name, present[place] ?? ""]);
+  const changed = inputs.map(([name, label, usual], place) => ({ name, label, value: present[place], usual }))
+    .filter(({ value, usual }) => String(value ?? "") !== String(usual ?? ""));
+  differing = changed.map(({ name, value }) => [name, value]);
+  const told = changed.filter(({ label, name }) => label && name !== "json_schema")
+    .map(({ label, value }) => `${label.toLowerCase()} ${value}`);
+  const button = document.querySelector("#sd-settings button");
+  const note = button?.querySelector(".sd-differ") ?? make("span", "sd-differ");
+  note.textContent = told.join(", ");
+  button?.firstElementChild.after(note);
+  document.documentElement.classList.toggle("sd-as-json", !!values().json_schema);
+  clearTimeout(settings.timer);
+  settings.timer = setTimeout(address, 500);
+};
+
+export const ask = (inputs, present) => {
+  if (running() || !race) return;
+  settings(inputs, present);
+  race.live = false;
+  receive({ phase: "loading", note: "Asking" });
+  stream("race", values(), receive);
+};
+
+export const stop = () => stopRun();
+
+Object.assign(specdemo, { receive, openRun, link: () => linkOf([...query, ...speed()]), values });

@@ -1,0 +1,204 @@
+/* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
+   per message depends on its new items, not on those shown before. */
+import { addExports, draw, placeOf, raceFigure, raceRows } from "./chart.js";
+import { bringIntoView, make, say, seconds } from "./dom.js";
+import { drawEngineering } from "./engineering.js";
+import { Player } from "./player.js";
+import { About, Runner, roundNodes } from "./runner.js";
+
+const RUNNING = ["speculative", "baseline", "again", "waiting", "loading", "drafts"];
+const KEEPING = ["waiting", "loading", "error", "drafts"];   // what was shown before stays
+const RESULT_FIRST = 2000;   // milliseconds that the result is shown before its slow motion
+const MOST_COLUMNS = 400;
+
+export class RaceView {
+  constructor(root, hooks) {
+    Object.assign(this, { root, hooks, run: "", trace: null, origin: "", live: false, overlays: [] });
+    this.find = (name) => root.querySelector(name);
+    this.state = document.querySelector(".sd-state");
+    this.spec = new Runner(this.find(".sd-racer-spec"), this.find(".sd-text-spec"));
+    this.baseline = new Runner(this.find(".sd-racer-baseline"), this.find(".sd-text-baseline"));
+    this.runners = [this.spec, this.baseline];
+    this.strip = this.find(".sd-strip");
+    this.player = this.find(".sd-player");
+    this.about = new About(this.find(".sd-about"), this.spec);
+    this.motion = new Player(this);
+    addExports(this.find(".sd-exports"), () => this.find(".sd-chart"), "specdemo-race",
+      () => raceRows(this.shownRun));
+  }
+
+  get shownRun() { return { ...this.trace, verdict: this.verdict }; }
+  get duration() { return Math.max(this.spec.length, this.baseline.length); }
+
+  receive(message) {
+    const { trace, phase, note = "", verdict } = message, failed = phase === "error";
+    const running = RUNNING.includes(phase);
+    if (!KEEPING.includes(phase)) this.origin = phase === "opened" ? note : "";
+    say(this.state.querySelector(".sd-status"), failed ? this.origin : note);
+    const error = this.state.querySelector(".sd-error");
+    say(error, failed ? note : "");
+    error.hidden = !failed;
+    this.root.dataset.phase = phase;
+    // With this class style.css shows the Stop button in place of the Run button.
+    document.documentElement.classList.toggle("sd-running", running);
+    if (running) this.motion.play(false);   // it takes time from the models
+    if (failed) {
+      bringIntoView(this.state);
+      if (this.live) this.tell({ tone: "neutral", headline: "No answer", sentence: "" });
+      this.live = false;
+    }
+    if (message.drafts) this.overlay(message.drafts);
+    if (!running && !trace && this.trace) this.drawChart();   // after a race of the drafts
+    if (KEEPING.includes(phase) || !trace && !running) return;
+    if (!this.live || trace) this.reset(phase);
+    if (trace) {
+      this.addAll(trace.rounds, trace.baseline?.tokens ?? []);
+      this.settle(message, phase !== "opened");
+      return;
+    }
+    this.addAll(message.rounds ?? [], message.baseline ?? []);
+    if (phase === "again") this.tell(verdict);
+    this.show(Infinity);
+  }
+
+  reset(phase) {
+    if (phase === "opened" || !this.live) this.run = String(Number(this.run) + 1);
+    Object.assign(this, { live: phase !== "opened", trace: null, overlays: [] });
+    this.motion.play(false);
+    this.motion.drawn = null;
+    delete this.root.dataset.settled;
+    for (const runner of this.runners) {
+      runner.clear();
+      delete runner.box.dataset.cut;
+    }
+    this.strip.replaceChildren();
+    this.about.pick(null);
+    this.find(".sd-shown").hidden = false;
+    this.find(".sd-link-text").hidden = true;
+    for (const name of ["kept", "caption", "time"]) say(this.find(".sd-" + name), "");
+    this.find(".sd-playhead").hidden = true;
+    this.tell({ tone: "running", headline: "Racing", sentence: "First with drafts, then one token "
+      + "at a time: one run after the other, so that neither takes the processor from the other." });
+  }
+
+  tell({ tone, headline, sentence, notes = [], identity = "", races = [] }) {
+    this.find(".sd-verdict").dataset.tone = tone;
+    for (const [name, text] of Object.entries({ headline, sentence, notes: notes.join(" "), identity })) {
+      say(this.find(".sd-" + name), text);
+    }
+    drawDots(this.find(".sd-dots"), races);
+  }
+
+  addAll(rounds, tokens) {
+    for (const round of rounds) {
+      const number = this.spec.events.length;
+      const { nodes, column } = roundNodes(this.about, round, number, this.spec.tokens);
+      this.spec.add(round.shown_at, nodes, { ...round, column });
+    }
+    for (const { shown_at: time, text } of tokens) {
+      this.baseline.add(time, [make("span", "sd-ptok", text)]);
+    }
+  }
+
+  /* Shows both runs as they were `t` seconds after their first tokens; Infinity shows everything. */
+  show(t) {
+    const { spec, baseline, duration, live } = this, time = Math.min(t, duration);
+    const span = live ? 2 ** Math.max(0, Math.ceil(Math.log2(duration || 1))) : duration;
+    for (const runner of this.runners) runner.show(time, span);
+    this.find(".sd-answer-baseline").classList.toggle("sd-later", !baseline.tokens);
+    if (!live) this.motion.draw(t);
+    // Last, since it makes the browser compute the layout.
+    if (live || t < Infinity) this.scroll(1e6);
+    if (live) return;
+    const head = this.find(".sd-playhead");
+    head.hidden = t === Infinity;
+    head.style.transform = `translateX(${placeOf(this.find(".sd-chart"), time, this.span ?? span)}px)`;
+    const seek = this.find(".sd-seek");
+    seek.value = duration ? Math.round(1000 * time / duration) : 1000;
+    const place = `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`;
+    seek.setAttribute("aria-valuetext", place);
+    say(this.find(".sd-time"), place);
+  }
+
+  /* The end of a run: shows the words, the figures and the controls that need a whole trace. */
+  settle({ trace, verdict, curve, model }, watched) {
+    const { spec, baseline } = this;
+    Object.assign(this, { trace, verdict, curve, live: false });
+    this.root.dataset.settled = this.run;
+    this.tell(verdict);
+    if (watched) say(document.querySelector(".sd-models"), `Ready: ${model}.`);
+    if (verdict.difference != null) {
+      for (const { box } of this.runners) {
+        box.querySelectorAll(".sd-tok, .sd-ptok")[verdict.difference]?.classList.add("sd-differs");
+      }
+    }
+    if (["length", "context"].includes(trace.finish_reason)) {
+      for (const { box, tokens } of this.runners) if (tokens) box.dataset.cut = `cut at ${tokens} tokens`;
+    }
+    const { prompt_reused: reused, prompt_tokens: prompt } = trace;
+    say(this.find(".sd-prefill"), `The question was read before, in ${seconds(trace.prefill_seconds)}, `
+      + `the same for both${reused ? ` (${reused} of its ${prompt} tokens were in the cache)` : ""}.`);
+    // Not earlier: during a race, drawing the columns would take time from it.
+    this.strip.append(...spec.events.slice(0, MOST_COLUMNS).map((one) => one.column));
+    drawEngineering(this.find, trace, curve);
+    this.motion.jump(Infinity);
+    this.drawChart();
+    this.hooks.settled(this, watched);
+    if (watched) bringIntoView(this.find(".sd-verdict"));
+    if (watched && trace.identical !== null) this.motion.start(RESULT_FIRST);
+    const ends = [spec, baseline].map(({ tokens, length }) => `${tokens} tokens in ${seconds(length)}`);
+    this.find(".sd-chart").ariaLabel = `Tokens against seconds: speculative ${ends[0]}, autoregressive ${ends[1]}`;
+  }
+
+  /* Lays the curves of drafters, or of another run, over the chart. */
+  overlay(overlays) {
+    this.overlays = overlays.map(({ name, times, tokens, speedup, acceptance_rate: rate }) => ({
+      name: speedup == null ? name : `${name}, ${speedup.toFixed(2)}`
+        + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`), x: times, y: tokens }));
+    this.drawChart();
+  }
+
+  drawChart() {
+    cancelIdleCallback?.(this.idle);
+    const act = () => {
+      if (!this.trace || document.documentElement.classList.contains("sd-running")) return;
+      const { span, ...figure } = raceFigure(this.shownRun, this.overlays);
+      this.span = span;
+      this.find(".sd-plot").dataset.run = this.run;
+      draw(this.find(".sd-chart"), figure).catch((error) => say(this.find(".sd-chart"), error.message));
+    };
+    this.idle = requestIdleCallback ? requestIdleCallback(act, { timeout: 1500 }) : setTimeout(act, 300);
+  }
+
+  /* Scrolls the texts and the strip to their starts (0) or to their ends (a large number). */
+  scroll(to) {
+    for (const { box } of this.runners) box.scrollTop = to;
+    if (!this.live) this.strip.scrollLeft = to;
+  }
+
+  addressed() { this.hooks.addressed(); }
+}
+
+/* The speed-ups of all races on one line with 1: filled if they count, hollow if not. */
+const drawDots = (root, races) => {
+  root.hidden = !races.length;
+  const ends = [1, ...races.map(({ speedup }) => speedup)].filter(Number.isFinite);
+  const [low, high] = [Math.min(...ends), Math.max(...ends)], pad = .1 * (high - low) || .1;
+  const place = (x) => `${(100 * (x - low + pad) / (high - low + 2 * pad)).toFixed(1)}%`;
+  const put = (node, x) => {
+    node.style.left = place(x);
+    return node;
+  };
+  const line = make("span", "sd-scale", put(make("span", "sd-value", races[0]?.speedup?.toFixed(2) ?? ""),
+    races[0]?.speedup ?? 1), put(make("span", "sd-one", "1"), 1));
+  races.forEach(({ speedup, counted, why }, number) => {
+    const dot = put(make("span", `sd-dot${counted ? "" : " sd-hollow"}${number ? "" : " sd-on-show"}`), speedup);
+    dot.title = `${speedup?.toFixed(2)} times as fast${number ? "" : ", the race on show"}`
+      + (counted ? "" : `; not counted: ${why}`);
+    line.append(dot);
+  });
+  const out = races.find(({ counted }) => !counted);
+  const told = races.map(({ speedup }) => speedup?.toFixed(2)).join(", ");
+  root.ariaLabel = `Times as fast, by race: ${told}`;
+  root.replaceChildren(line, ...(out ? [make("span", "sd-hint", `○ not counted: ${out.why}`)] : []));
+};

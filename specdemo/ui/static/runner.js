@@ -1,0 +1,153 @@
+/* One of the two runs of a race: its tokens, its bar, and the line about one token. */
+import { make, quoted, say, seconds } from "./dom.js";
+
+export const LOOKS = {
+  accepted: "right", forced: "right", correction: "wrong", bonus: "own", first: "own", plain: "own",
+};
+const KIND_WORDS = {
+  accepted: "guessed right: an accepted draft token",
+  forced: "forced by the grammar, so guessed with certainty",
+  correction: "put right by the target model: a correction",
+  bonus: "the target model's own, after a draft that was all right: a bonus token",
+  first: "the first token, by the target model",
+  plain: "the target model's own: nothing was guessed",
+};
+export const SOURCES = new Map(Object.entries({
+  model: "draft model", head: "draft head", eagle3: "EAGLE-3 head", lookup: "n-gram lookup",
+  prediction: "predicted text",
+  ngrams: "n-gram table",
+  grammar: "grammar",
+}));
+const kindOf = ({ source }) => (source === "grammar" ? "forced" : "accepted");
+const STEPS = {
+  ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity,
+};
+const HINT = "Point at a token, tap it, or walk with the arrow keys to see what it was.";
+
+export class Runner {
+  constructor(root, box) {
+    Object.assign(this, { box });
+    for (const part of ["bar", "clock", "pace"]) this[part] = root.querySelector(".sd-" + part);
+    this.clear();
+  }
+
+  clear() {
+    this.events = [];
+    this.shown = 0;
+    this.box.replaceChildren();
+  }
+
+  get tokens() { return this.events.at(-1)?.tokens ?? 0; }
+  get last() { return this.events[this.shown - 1]; }
+  get length() { return this.spent(this.events.length); }
+
+  /* Seconds from the first event to number `count`. */
+  spent(count) { return count ? this.events[count - 1].time - this.events[0].time : 0; }
+
+  /* How many tokens there were `t` seconds after the first event. */
+  tokensAt(t) {
+    const later = this.events.findIndex((_, number) => this.spent(number + 1) > t + 1e-9);
+    return this.events[later < 0 ? this.events.length - 1 : later - 1]?.tokens ?? 0;
+  }
+
+  add(time, nodes, more) {
+    this.events.push({ time, nodes, tokens: this.tokens + nodes.length, ...more });
+    this.shown = this.events.length;
+    this.box.append(...nodes);
+  }
+
+  /* Shows the run as it was `t` seconds after the first event; only changed nodes are updated. The
+     bar is as long as its time, on a scale of `span` seconds. */
+  show(t, span) {
+    const later = this.events.findIndex((_, number) => this.spent(number + 1) > t + 1e-9);
+    const count = later < 0 ? this.events.length : later, hidden = count < this.shown;
+    for (const event of this.events.slice(Math.min(count, this.shown), Math.max(count, this.shown))) {
+      for (const node of event.nodes) node.classList.toggle("sd-later", hidden);
+      event.column?.classList.toggle("sd-later", hidden);
+    }
+    this.shown = count;
+    const time = Math.min(t, this.length), decoded = (this.last?.tokens ?? 0) - (this.events[0]?.tokens ?? 0);
+    this.bar.style.transform = `scaleX(${Math.min(1, time / (span || 1))})`;
+    say(this.clock, seconds(time));
+    const spent = this.spent(count), rate = spent ? `, ${(decoded / spent).toFixed(1)} tokens/s` : "";
+    say(this.pace, `${this.last?.tokens ?? 0} tokens${rate}`);
+  }
+}
+
+const thought = ({ draft_probability: draft, target_probability: target }) =>
+  [["draft", draft], ["target", target]].filter(([, value]) => value != null)
+    .map(([who, value]) => `${who} ${(100 * value).toFixed(value < .1 ? 1 : 0)} %`).join(", ");
+
+/* The nodes of a round's tokens, and of its column in the strip of rounds. */
+export const roundNodes = (about, { drafted, emitted }, round, position) => {
+  const rejected = drafted.find((token) => !token.accepted), column = make("span", "sd-round");
+  const nodes = [], of = drafted.length;
+  const add = (kind, token, more) => {
+    nodes.push(about.token({ kind, token, round, of, position: position + nodes.length, ...more }));
+  };
+  const cell = (look, glyph) => column.append(make("span", "sd-cell sd-" + look, glyph));
+  drafted.forEach((token, place) => {
+    if (token.accepted) {
+      cell("right", "✓");
+      add(kindOf(token), token, { place });
+    } else cell("no", token === rejected ? "×" : "·");
+  });
+  if (emitted) {
+    const look = LOOKS[emitted.kind];
+    cell(look, look === "wrong" ? "↺" : "+");
+    add(emitted.kind, emitted, { rejected });
+  }
+  column.role = "img";
+  column.ariaLabel = column.title = `Round ${round + 1}: ${of} drafted, `
+    + `${drafted.filter((token) => token.accepted).length} accepted${emitted ? ", 1 by the target" : ""}`;
+  return { nodes, column };
+};
+
+/* The line about one token: where it came from, and its probability in draft and target. */
+export class About {
+  constructor(line, runner) {
+    Object.assign(this, { line, box: runner.box, facts: new WeakMap() });
+    const token = (event) => event.target.closest(".sd-tok");
+    for (const kind of ["pointerover", "click"]) {
+      this.box.addEventListener(kind, (event) => token(event) && this.pick(token(event)));
+    }
+    line.addEventListener("click", () => this.pick(null));   // on a phone it lies over the page
+    this.box.addEventListener("keydown", (event) => {
+      const step = STEPS[event.key], last = (runner.last?.tokens ?? 0) - 1;
+      if (step === undefined || last < 0) return;
+      event.preventDefault();
+      const from = this.active ? this.facts.get(this.active).position : step === 1 ? -1 : 0;
+      this.pick(this.box.querySelectorAll(".sd-tok")[Math.max(0, Math.min(last, from + step))]);
+      this.active.scrollIntoView({ block: "nearest" });
+    });
+  }
+
+  /* The node of an answer's token; `facts` has its kind, round, fields, place, and draft length. */
+  token(facts) {
+    const { kind, token: { text }, position } = facts;
+    const node = make("span", `sd-tok sd-${LOOKS[kind]}`, text);
+    node.role = "option";
+    node.id = "sd-token-" + position;
+    node.ariaSelected = "false";
+    if (!text.trim()) node.ariaLabel = text.includes("\n") ? "line break" : "space";
+    this.facts.set(node, facts);
+    return node;
+  }
+
+  pick(node) {
+    if (this.active) this.active.ariaSelected = "false";
+    this.active = node;
+    this.line.textContent = node ? this.words(this.facts.get(node)) : HINT;
+    this.line.classList.toggle("sd-open", !!node);
+    this.box.setAttribute("aria-activedescendant", node?.id ?? "");
+    if (node) node.ariaSelected = "true";
+  }
+
+  words({ kind, token, rejected, round, place, of }) {
+    const where = place !== undefined ? `, number ${place + 1} of ${of}` : of ? `, after ${of} guessed` : "";
+    const by = SOURCES.has(token.source) ? ` by ${SOURCES.get(token.source)}` : "";
+    const instead = rejected ? ` In place of ${quoted(rejected.text)} (${thought(rejected)}).` : "";
+    return `${quoted(token.text)}: ${KIND_WORDS[kind]}${where}${by}, in round ${round + 1}; `
+      + `${thought(token)}.${instead}`;
+  }
+}

@@ -1,0 +1,121 @@
+/* "Guess, check, keep": one round of the run on show as a picture above the page, and the run as a
+   walk of five stations. */
+import { factor, make, milliseconds, say, visible } from "./dom.js";
+import { roundWords } from "./player.js";
+
+/* A round that shows most: tokens accepted and one put right, else any with a draft. */
+export const tellingRound = ({ rounds }) => {
+  const score = ({ drafted, emitted }) => {
+    const right = drafted.filter((one) => one.accepted).length;
+    const short = drafted.length < 6 && drafted.every(({ text }) => text.trim());
+    return drafted.length ? 1 + Math.min(right, 3) + (emitted?.kind === "correction" ? 3 : 0) + 2 * short : 0;
+  };
+  const best = Math.max(...rounds.map(score), 0);
+  return best ? rounds.findIndex((one) => score(one) === best) : -1;
+};
+
+const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));
+
+const cards = {
+  Guess: ({ drafted }) => ["The draft guesses", drafted.map((one) => word("guess", one))],
+  Check: ({ drafted }) => ["The model reads all of it in one step", drafted.map((one, place) => {
+    const first = drafted.findIndex((other) => !other.accepted);
+    const look = one.accepted ? "right" : place === first ? "struck" : "guess";
+    return word(look, { text: one.text.trim() + (one.accepted ? " ✓" : place === first ? " ✗" : "") });
+  })],
+  Keep: ({ drafted, emitted }) => ["What was right stays, and the model adds one", [
+    ...drafted.filter((one) => one.accepted).map((one) => word("right", one)),
+    ...(emitted ? [word(emitted.kind === "correction" ? "wrong" : "own", emitted)] : [])]],
+};
+
+const card = (name, number, round) => {
+  const [told, words] = cards[name](round);
+  return make("li", "sd-step", make("b", "", `${number} ${name}`), make("span", "sd-hint", told),
+    make("span", "sd-words", ...words));
+};
+
+export const drawPicture = (trace) => {
+  const place = tellingRound(trace), steps = document.querySelector(".sd-header .sd-steps");
+  if (place < 0) return;
+  steps.replaceChildren(...Object.keys(cards).map((name, at) => card(name, at + 1, trace.rounds[place])));
+};
+
+const STATIONS = ["One token at a time", "Guess", "Check", "Keep", "What it is worth"];
+
+/* What the stations say of a run, and their pictures. */
+const station = (number, { trace, verdict, curve }) => {
+  const { rounds, summary, baseline, prompt_tokens: prompt } = trace, place = tellingRound(trace);
+  const round = rounds[Math.max(place, 0)], dropped = summary.drafted - summary.accepted;
+  const token = baseline && summary.baseline_decode_seconds / summary.baseline_decoded;
+  if (number === 0) {
+    return ["For each token the processor fetches the whole model from memory, to do a little "
+      + "arithmetic with it. The memory is the bottleneck, so a step that reads several tokens takes "
+      + "little longer than a step that reads one. "
+      + (token ? `In this run a token took ${milliseconds(token)}. ` : "") + (curve?.sentence ?? ""),
+    (baseline?.tokens ?? []).slice(0, 14).map((one) => word("own", one))];
+  }
+  if (place < 0) return ["In this run nothing was guessed.", []];
+  if (number === 1) {
+    return ["Something small and quick guesses a few tokens ahead: a small model, a head on the target "
+      + "model, or n-gram lookup, which takes what followed the same words earlier in the text. In "
+      + `round ${place + 1} of this run that took ${milliseconds(round.draft_seconds)}.`,
+    [card("Guess", 1, round)]];
+  }
+  if (number === 2) {
+    return ["The target model reads all guesses in one step, which gives for every position what it would "
+      + `have written itself. Here that took ${milliseconds(round.verify_seconds)}. Guesses are accepted `
+      + "up to the first one that differs from the model's own choice.", [card("Check", 2, round)]];
+  }
+  if (number === 3) {
+    return [`${roundWords(round)} The next round begins there. Keys and values of text that was read are `
+      + `kept in a cache, so the ${prompt} tokens of the question were read once; ${dropped} guesses left `
+      + "the cache again, by lowering its length. Nothing is copied.", [card("Keep", 3, round)]];
+  }
+  const paid = curve?.measured ?? summary.speedup;
+  return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
+    + `${(summary.tokens_per_round / paid).toFixed(2)} tokens without drafts: ${factor(paid)}. ` : "")
+    + "It loses where few guesses are right, where the draft is not much cheaper than the model, or "
+    + "where many requests keep the processor busy already. The answer is the same: without sampling a "
+    + "guess is kept only if it is the model's own choice, and with sampling both runs draw with the same "
+    + "noise, fixed by the seed. That a step over several tokens gives the same numbers as several steps "
+    + `over one is measured on each machine, and each race compares two independent runs. ${verdict.identity ?? ""}`,
+  []];
+};
+
+export class Walk {
+  constructor(root, { watch, ask }) {
+    Object.assign(this, { root, place: 0, race: null });
+    this.find = (name) => root.querySelector(".sd-" + name);
+    const go = (place) => {
+      this.place = Math.max(0, Math.min(STATIONS.length - 1, place));
+      this.draw();
+    };
+    this.find("stations").append(...STATIONS.map((name, place) => {
+      const button = make("button", "", `${place + 1} ${name}`);
+      button.type = "button";
+      button.onclick = () => go(place);
+      return make("li", "", button);
+    }));
+    this.find("walk-back").onclick = () => go(this.place - 1);
+    this.find("walk-next").onclick = () => go(this.place + 1);
+    this.find("watch").onclick = () => watch(Math.max(0, tellingRound(this.race.trace)));
+    this.find("ask-it").onclick = ask;
+  }
+
+  draw(race = this.race) {
+    this.race = race;
+    if (!race?.trace) return;
+    const [text, picture] = station(this.place, race), last = this.place === STATIONS.length - 1;
+    say(this.find("station-title"), STATIONS[this.place]);
+    say(this.find("station-text"), text);
+    this.find("station-picture").replaceChildren(...picture);
+    this.find("walk-back").disabled = !this.place;
+    this.find("walk-next").disabled = last;
+    this.find("ask-it").hidden = !last;
+    this.find("watch").hidden = tellingRound(race.trace) < 0;
+    say(this.find("walk-place"), `Station ${this.place + 1} of ${STATIONS.length}`);
+    [...this.find("stations").querySelectorAll("button")].forEach((button, place) => {
+      button.ariaCurrent = place === this.place ? "step" : null;
+    });
+  }
+}
