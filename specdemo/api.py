@@ -120,9 +120,9 @@ class Pipeline(AbstractContextManager[Any]):
             if hasattr(schema, "model_json_schema"):
                 schema = schema.model_json_schema()
             options["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
-        if not isinstance(prompt, str):
-            prompt, asked["prompt"] = "token ids", tuple(prompt)
-        return self.session.answer(prompt, parse(Settings, options), **asked)
+        return self.session.answer(
+            prompt if isinstance(prompt, str) else tuple(prompt), parse(Settings, options), **asked
+        )
 
 
 def load(

@@ -15,17 +15,18 @@ from specdemo.engine.rounds import DraftToken, EmittedToken, Logprobs, Round
 from specdemo.engine.scheduler import Activity, Waiting
 from specdemo.errors import BadInput, Busy
 from specdemo.pairs.choice import PairInfo
-from specdemo.runs.answering import Answering, Question
+from specdemo.runs.question import Event, Prompt, Question
 from specdemo.runs.race import on_show
 from specdemo.runs.session import CacheUse
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Baseline, BaselineToken, Trace
+from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Template
 
 PIECES = ("One ", "two ", "three ", "four ", "five ", "six ", "seven ", "eight ")
 
 
-class FakeSession(Answering):
+class FakeSession:
     """Answers with the words of the instruction, a round each, or with `text` over and over.
 
     The ids of the answer's tokens are 1, 2, 3, ... Rounds: the first token, then in turn an
@@ -61,7 +62,7 @@ class FakeSession(Answering):
         self.closed = False
 
     @property
-    def prompts(self) -> list[tuple[int, ...] | None]:
+    def prompts(self) -> list[Prompt]:
         return [question.prompt for question in self.questions]
 
     @property
@@ -78,21 +79,27 @@ class FakeSession(Answering):
     def close(self) -> None:
         self.closed = True
 
-    def ask(self, question: Question) -> Iterator[Round | BaselineToken | Trace]:
+    def answer(self, prompt: Prompt, settings: Settings, **options) -> Iterator[Event]:
+        return self.ask(Question(prompt, settings, **options))
+
+    def race(self, prompt: Prompt, settings: Settings, **options) -> Iterator[Event]:
+        return self.ask(Question(prompt, settings, baseline=True, **options))
+
+    def ask(self, question: Question) -> Iterator[Event]:
         if self.refusal is not None:
             raise self.refusal
-        if question.prompt is None and not question.instruction.strip():
+        text = question.prompt if isinstance(question.prompt, str) else "of token ids"
+        if not question.prompt or not text.strip():
             raise BadInput("The prompt is empty; write a question or a task.")
         self.questions.append(question)
         return self._answer(question, question.stop or threading.Event())
 
-    def result_of(self, kind, instruction, settings, *, prompt, logprobs, stop):
+    def result_of(self, kind, prompt, settings, *, logprobs, stop):
         return [scored(id, logprobs) for id in prompt[1:]]
 
-    def _answer(
-        self, question: Question, stop: threading.Event
-    ) -> Iterator[Round | BaselineToken | Trace]:
+    def _answer(self, question: Question, stop: threading.Event) -> Iterator[Event]:
         settings, rounds = question.settings, []
+        stops = StopStrings(settings.stop)
         if self.limit is not None and self.active >= self.limit:
             raise Busy(f"{self.active} requests are waiting already; try again in a moment.")
         error = self.errors.pop(0) if self.errors else None
@@ -114,7 +121,12 @@ class FakeSession(Answering):
                     rounds[-1].logprobs = (scored(at + 1, question.logprobs),)
                 self.rounds_made += 1
                 yield rounds[-1]
+                stops.push("".join(token.text for token in rounds[-1].tokens))
+                if stops.found:
+                    break
             trace = self._trace(question, rounds, stop)
+            if stops.found:
+                trace = dataclasses.replace(trace, finish_reason="stop")
             shown = []
             for at, token in enumerate(trace.tokens if question.baseline else ()):
                 if stop.wait(self.delay):
@@ -139,7 +151,7 @@ class FakeSession(Answering):
     def _trace(self, question: Question, rounds: list[Round], stop: threading.Event) -> Trace:
         return Trace(
             instruction=question.instruction,
-            prompt_tokens=len(question.prompt or (1, 2, 3, 4, 5)),
+            prompt_tokens=5 if isinstance(question.prompt, str) else len(question.prompt),
             prompt_reused=0,
             pair=self.info,
             settings=question.settings,

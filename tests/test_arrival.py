@@ -19,6 +19,7 @@ from specdemo.host.progress import Progress
 from specdemo.pairs import embedded, registry
 from specdemo.pairs.choice import ModelChoice, PairInfo
 from specdemo.pairs.hub import Snapshot
+from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace
 from specdemo.ui import arrival as arrivals
@@ -66,7 +67,7 @@ class Place:
         asked = self.offer.resolve(ModelChoice(pair))
         list(self.service.states(asked))
         with self.service.session(asked, Visitor()) as session:
-            *_, trace = session.answer(question, Settings())
+            *_, trace = session.ask(Question(question, Settings()))
         assert isinstance(trace, Trace) and trace.text.strip() == question
         return trace.pair.name
 

@@ -198,7 +198,7 @@ def test_the_options_are_the_fields_of_settings_and_models(capsys):
     expected += (
         " --drafter --temperature --top-p --top-k --seed --coupling --numerics --json-schema --help"
         " --min-p --presence-penalty --frequency-penalty --repetition-penalty --logit-bias"
-        " --ignore-eos"
+        " --ignore-eos --stop"
     )
     assert set(re.findall(r"^  (?:-h, )?(--[\w-]+)", out, re.MULTILINE)) == set(expected.split())
     assert "SPECDEMO_DRAFT_TOKENS" in out

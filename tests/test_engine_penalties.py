@@ -13,7 +13,7 @@ from specdemo.engine.adjustment import Adjustment, adjustment
 from specdemo.engine.request import NextToken, PromptLogprobs
 from specdemo.engine.sampling import Sampling
 from specdemo.errors import BadInput
-from specdemo.runs.answering import Question
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -133,11 +133,11 @@ def test_log_probabilities_are_the_models_own_with_any_drafter(session, temperat
 
 def test_a_prompts_log_probabilities_are_those_of_its_tokens_as_an_answer(session):
     prompt = tuple(range(30, 130))
-    scores = session.result_of(PromptLogprobs, "a", Settings(), prompt=prompt, logprobs=2)
+    scores = session.result_of(PromptLogprobs, prompt, Settings(), logprobs=2)
     assert len(scores) == len(prompt) - 1
     raw = Settings(temperature=1.0)
     for at in (1, 2, 63, 64, 65, 99):
-        chances = session.result_of(NextToken, "a", raw, prompt=prompt[:at])
+        chances = session.result_of(NextToken, prompt[:at], raw)
         assert scores[at - 1].token == pytest.approx(
             np.log(chances.probability(prompt[at])), abs=1e-4
         )

@@ -216,10 +216,10 @@ def test_a_session_repeats_a_short_race_with_the_same_tokens_until_it_is_enough(
 
 
 def test_both_runs_of_a_race_and_its_repeats_decode_the_same_token_ids(session, few):
-    asked = {"prompt": (5, 6, 7, 8), "repeat": 60.0}
-    *_, trace = session.race("token ids", Settings(max_new_tokens=5), **asked)
+    *_, trace = session.race((5, 6, 7, 8), Settings(max_new_tokens=5), repeat=60.0)
     assert trace.identical and len(trace.repeats) == 2
     assert trace.prompt_tokens == 4
+    assert trace.instruction == session.loaded.tokenizer.decode((5, 6, 7, 8))
 
 
 def test_a_session_repeats_nothing_while_models_are_loaded_or_after_a_stop(session, few):

@@ -14,9 +14,12 @@ from specdemo.engine import numerics
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
+from specdemo.runs import race
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace, from_json, summarize, to_json
+from specdemo.text.templates import Message
 
 PROMPTS = [
     "Explain the difference between fission and fusion",
@@ -107,7 +110,7 @@ def test_a_baseline_that_chooses_otherwise_parts_from_the_answer_and_goes_on_fre
 
     monkeypatch.setattr(target, "forward", other_choice)
     with pytest.raises(StopIteration) as ended:
-        decoding = session.baseline(trace)
+        decoding = race.with_baseline(session, Question(PROMPTS[0], asked), trace)
         while True:
             next(decoding)
     trace = ended.value.value
@@ -182,12 +185,51 @@ def test_without_a_draft_model_lookup_drafts_and_the_context_limit_ends_an_answe
 
 
 @pytest.mark.parametrize(
-    ("instruction", "prompt", "said"),
-    [(" \n", None, "empty"), ("hi", (1,) * 9000, "prompt is 9000 tokens long")],
+    ("prompt", "message"),
+    [
+        (" \n", "empty"),
+        ((), "empty"),
+        ((1,) * 9000, "prompt is 9000 tokens long"),
+        ((1, 10**6), "tokens must be from 0 to"),
+        ((-1,), "tokens must be from 0 to"),
+    ],
 )
-def test_bad_requests_are_refused_before_anything_runs(embedded, instruction, prompt, said):
-    with pytest.raises(BadInput, match=said):
-        embedded.answer(instruction, Settings(), prompt=prompt)
+def test_bad_requests_are_refused_before_anything_runs(embedded, prompt, message):
+    with pytest.raises(BadInput, match=message):
+        embedded.answer(prompt, Settings())
+
+
+def test_a_conversation_is_put_into_the_chat_template(embedded):
+    turns = [Message("system", "Answer in one word."), Message("user", "The capital of France?")]
+    *_, trace = embedded.race(turns, Settings(max_new_tokens=8))
+    ids = embedded.loaded.template.render_chat(turns, embedded.loaded.tokenizer)
+    assert trace.identical and trace.prompt_tokens == len(ids)
+    assert trace.instruction == "The capital of France?"
+    assert answered(embedded, ids, Settings(max_new_tokens=8)).token_ids == trace.token_ids
+
+
+# Stop strings
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "model"])
+def test_an_answer_ends_before_a_stop_string_and_its_baseline_after_the_same_token(
+    session, drafter
+):
+    settings = Settings(max_new_tokens=40, drafter=drafter, draft_tokens=5)
+    whole = answered(session, PROMPTS[1], settings)
+    for begin in range(8, 20, 3):
+        stop = "".join(token.text for token in whole.tokens[begin : begin + 2])
+        ended = dataclasses.replace(settings, stop=(stop,))
+        trace = answered(session, PROMPTS[1], ended, baseline=True)
+        assert trace.text == whole.text[: whole.text.index(stop)]
+        assert trace.finish_reason == "stop" and trace.identical
+        count = len(trace.tokens)
+        assert trace.token_ids == whole.token_ids[:count]
+        assert stop in "".join(token.text for token in trace.tokens)
+        assert stop not in "".join(token.text for token in trace.tokens[:-1])
+        assert from_json(to_json(trace)) == trace
+    never = answered(session, PROMPTS[1], dataclasses.replace(settings, stop=("no such text",)))
+    assert never.token_ids == whole.token_ids and never.text == whole.text
 
 
 # Several at a time

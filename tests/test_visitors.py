@@ -19,6 +19,7 @@ from specdemo.bench.load_test import ask, level
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, FetchError, ModelError, RequestFailed
 from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.serving.metrics import Metrics
 from specdemo.ui import events, offers
@@ -132,7 +133,7 @@ def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session
 def test_what_is_over_the_limits_is_refused_before_anything_runs(fake, question, settings, said):
     limits = VisitorLimits(prompt_characters=100, new_tokens=50, fast_numerics=False)
     with pytest.raises(BadInput, match=said):
-        list(LimitedSession(fake, Metrics(), limits).race(question, settings))
+        list(LimitedSession(fake, Metrics(), limits).ask(Question(question, settings)))
     assert fake.settings == []
 
 
@@ -141,7 +142,7 @@ def test_an_answer_that_takes_too_long_is_ended_with_a_sentence(fake):
     limited = LimitedSession(fake, metrics, VisitorLimits(seconds=0.01))
     fake.held.set()
     with pytest.raises(RequestFailed, match="Stopped after 0.01 seconds"):
-        list(limited.answer("word " * 10, Settings()))
+        list(limited.ask(Question("word " * 10, Settings())))
     assert fake.active == 0
     assert b'outcome="timeout"} 1.0' in metrics.text()
 

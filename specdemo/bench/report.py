@@ -20,6 +20,7 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import Table
+from specdemo.runs.question import Question
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import (
@@ -91,15 +92,15 @@ def bench(
 
     yield Progress("warming up", 0, total)
     short = replace(settings, max_new_tokens=min(settings.max_new_tokens, WARM_UP_TOKENS))
-    list(session.race(WARM_UP, short, stop=stop))
+    list(session.ask(Question(WARM_UP, short, baseline=True, stop=stop)))
     for step in ask(WARM_UP, short):
         yield Progress(step, 0, total)
     answers = {peer: [] for peer in answers}
     for done, (prompt, settings) in enumerate(work, start=1):
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
         try:
-            races = (session.race(prompt.instruction, settings, stop=stop) for _ in range(repeats))
-            traces = [trace for *_, trace in races]
+            asked = Question(prompt.instruction, settings, baseline=True, stop=stop)
+            traces = [trace for *_, trace in (session.ask(asked) for _ in range(repeats))]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue

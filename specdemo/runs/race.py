@@ -1,11 +1,22 @@
-"""How often a race is repeated, which of its races is on show, and what all of them say. Pure
-functions of traces."""
+"""Races: the same prompt decoded speculatively and autoregressively, how often that is repeated,
+which of the races is on show, and what all of them say."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from specdemo.runs.trace import Repeat, Trace, summarize
+from specdemo.engine.rounds import Round
+from specdemo.errors import Busy
+from specdemo.runs.trace import Baseline, BaselineToken, Repeat, Trace, summarize
+
+if TYPE_CHECKING:
+    from specdemo.engine.policy import Acceptance
+    from specdemo.runs.question import Event, Question
+    from specdemo.runs.session import AnswerRun, Session
 
 ENOUGH_SECONDS = 3.0
 """Seconds of decoding of each way, summed over its races, after which a race is not repeated."""
@@ -88,3 +99,88 @@ def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
     seconds = min(map(sum, zip(*races, strict=True)))
     certain = all(abs(one / found.speedup - 1) <= CERTAIN for one in found.range)
     return seconds >= enough_seconds or (found.races >= CERTAIN_RACES and certain)
+
+
+def with_baseline(
+    session: Session, question: Question, trace: Trace
+) -> Generator[Event, None, Trace]:
+    """Decode the question autoregressively, independently of the answer in `trace`; yields each
+    token, and returns the trace with `baseline` and `identical` set."""
+    run = _start(session, question, trace, autoregressive=True)
+    for event in run.events():
+        yield _baseline_token(event) if isinstance(event, Round) else event
+    same = run.token_ids == trace.token_ids
+    trace = _with_run(trace, run, autoregressive=True)
+    identical = None if run.finish_reason == "cancelled" else same
+    return replace(trace, identical=identical, compiling=trace.compiling or question.loading())
+
+
+def repeated(
+    session: Session, question: Question, trace: Trace, rates: Mapping[str, Acceptance] | None
+) -> Iterator[Trace]:
+    """Race again until it is `enough`, while nobody else asks and nothing is compiled. Yields the
+    race on show, with one repeat more each time. The two ways take turns in running first, so a
+    drift of the machine's speed favours neither. Speculative runs begin with the acceptance `rates`
+    of the first: a question that was learnt would seem fast."""
+    races = [trace]
+    ways = [True, False]
+    while not enough(trace, question.repeat):
+        race = replace(races[0], watched=False, shared_with=0, compiling=question.loading())
+        for autoregressive in ways:
+            activity = session.activity
+            if activity.active or activity.waiting or activity.preparing or question.loading():
+                return
+            try:
+                run = _start(session, question, trace, autoregressive, deepcopy(rates))
+                run.finish()
+            except Busy:  # the models were closed; the race stands without more repeats
+                return
+            if run.finish_reason == "cancelled":
+                return
+            race = _with_run(race, run, autoregressive)
+            if run.token_ids != trace.token_ids:
+                yield replace(race, identical=False)
+                return
+        costs = session.costs(trace.settings.numerics, trace.prompt_tokens, len(trace.tokens))
+        races.append(replace(race, compiling=race.compiling or question.loading()))
+        trace = replace(on_show(races), costs=costs)
+        yield trace
+        ways.reverse()
+
+
+def _start(
+    session: Session,
+    question: Question,
+    trace: Trace,
+    autoregressive: bool,
+    rates: Mapping[str, Acceptance] | None = None,
+) -> AnswerRun:
+    """Run the question again. Times count as if the prefill had taken as long as that of `trace`,
+    because the prompt is in the prefix cache now."""
+    drafter = "none" if autoregressive else trace.settings.drafter
+    settings = replace(trace.settings, drafter=drafter)
+    return session.start_again(
+        question, settings, rates=rates, prefill_seconds=trace.prefill_seconds
+    )
+
+
+def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:
+    """`trace` with one of its two runs replaced by `run`."""
+    trace = replace(trace, compiling=trace.compiling or run.handle.compiling)
+    if autoregressive:
+        tokens = tuple(map(_baseline_token, run.rounds))
+        cpu, others = run.request.cpu, run.handle.most_others
+        return replace(trace, baseline=Baseline(tokens, trace.prefill_seconds, cpu, others))
+    return replace(
+        trace,
+        rounds=tuple(run.rounds),
+        cpu_seconds=run.request.cpu,
+        outside_seconds=run.outside_seconds,
+        shared_with=run.handle.most_others,
+    )
+
+
+def _baseline_token(round_: Round) -> BaselineToken:
+    [token] = round_.tokens
+    margin = round_.emitted.margin if round_.emitted else None
+    return BaselineToken(token.id, round_.shown_at, token.text, margin)

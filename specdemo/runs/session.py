@@ -2,42 +2,104 @@
 traces. The page, the command line, the servers and the benchmark use it."""
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from copy import deepcopy
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 from specdemo.engine import checkpoint
 from specdemo.engine.decode import Limits
 from specdemo.engine.engine import CacheUse, Engine
-from specdemo.engine.policy import Acceptance, Policy
 from specdemo.engine.profile import Profile
-from specdemo.engine.request import Request, Target
+from specdemo.engine.request import Request
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Sampling
-from specdemo.engine.scheduler import QUEUED, Activity
-from specdemo.errors import BadInput, Busy, ModelError
+from specdemo.engine.scheduler import QUEUED, Activity, Handle, Waiting
+from specdemo.errors import BadInput, ModelError
 from specdemo.host import hardware, measured
 from specdemo.host.progress import Meter, Progress, watched
 from specdemo.pairs import loading
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair
 from specdemo.pairs.registry import Pair
-from specdemo.runs.answering import Answering, Event, Question
-from specdemo.runs.race import enough, on_show
+from specdemo.runs import race
+from specdemo.runs.question import Event, Prompt, Question
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Baseline, BaselineToken, ForwardCosts, Trace
+from specdemo.runs.trace import ForwardCosts, Trace
 from specdemo.text.grammar import Grammars
-from specdemo.text.tools import Tools
+from specdemo.text.stops import StopStrings
+from specdemo.text.templates import Message
+from specdemo.text.tokenizer import Tokenizer
 
 ACTIVE_REQUESTS = 16  # requests that run at once by default
 
 
-class Session(Answering, AbstractContextManager[Any]):
-    """Answers instructions with one pair, many at a time: requests share forwards (thread safe).
+class AnswerRun:
+    """A submitted request. After its `events`: the `rounds` with texts, up to a stop string."""
+
+    def __init__(self, request: Request, handle: Handle, tokenizer: Tokenizer, stop: Sequence[str]):
+        self.request, self.handle, self._tokenizer = request, handle, tokenizer
+        self._stops = StopStrings(stop)
+        self.rounds: list[Round] = []
+
+    def events(self) -> Generator[Waiting | Round]:
+        """Yields the events as they come. Raises the request's error."""
+        with closing(self.handle.events()) as events:
+            yield from self._with_texts(events)
+
+    def finish(self) -> None:
+        """Wait for the end. Texts are made afterwards: they take time from the models."""
+        for _ in self._with_texts(list(self.handle.events())):
+            pass
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
+        if self._stops.found:
+            return "stop"
+        reason: Literal["stop", "length", "context"] = self.handle.result
+        return "cancelled" if self.handle.stopped else reason
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for round_ in self.rounds for token in round_.tokens)
+
+    @property
+    def outside_seconds(self) -> float:
+        """Seconds of decoding outside inference."""
+        decoding = self.rounds[-1].shown_at - self.rounds[0].shown_at if self.rounds else 0.0
+        return max(decoding - self.request.inference, 0.0)
+
+    def _with_texts(self, events: Iterable[Waiting | Round]) -> Generator[Waiting | Round]:
+        """Rejected tokens are decoded by themselves."""
+        text, decode = self._tokenizer.stream(), self._tokenizer.decode
+        for event in events:
+            if isinstance(event, Round):
+                for token in event.drafted:
+                    token.text = text(token.id) if token.accepted else decode([token.id])
+                if event.emitted:
+                    event.emitted.text = text(event.emitted.id)
+                event = self._until_stop(event)
+                self.rounds.append(event)
+            yield event
+            if self._stops.found:
+                return
+
+    def _until_stop(self, round_: Round) -> Round:
+        """The round without the tokens after a stop string."""
+        for place, token in enumerate(round_.tokens):
+            self._stops.push(token.text)
+            if self._stops.found and place < round_.accepted:
+                kept = place + 1
+                drafted, logprobs = round_.drafted[:kept], round_.logprobs[:kept]
+                return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
+        return round_
+
+
+class Session(AbstractContextManager[Any]):
+    """Answers prompts with one pair, many at a time: requests share forwards (thread safe).
 
     Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
     (None: all that the plugin finds). `active` requests run at once and `waiting` more wait; those
@@ -115,211 +177,105 @@ class Session(Answering, AbstractContextManager[Any]):
     def result_of(
         self,
         kind: type[Request],
-        instruction: str,
+        prompt: Prompt,
         settings: Settings,
         tokens: tuple[int, ...] = (),
         stop: threading.Event | None = None,
         **options: Any,
     ) -> Any:
-        """The result of a request of class `kind` after the answer's `tokens`; `options` are those
-        of `_request`."""
-        request = self._request(instruction, settings, kind=kind, answer=list(tokens), **options)
+        """The result of a request of class `kind` after the answer's `tokens`; `options` are its
+        fields."""
+        question = Question(prompt, settings)
+        request = self._request(question, kind, answer=list(tokens), **options)
         target = self._engine.target(settings.numerics)
         handle = self._engine.submit(request, target, stop=stop)
         list(handle.events())
         return handle.result
 
-    def ask(self, question: Question) -> Generator[Event]:
-        asked = question.instruction, question.settings, question.prompt, question.tools
-        request = self._request(
-            *asked,
-            timed=question.baseline,
-            logprobs=question.logprobs,
-            prediction=question.prediction,
-        )
-        return self._answer(question, request)
+    def answer(self, prompt: Prompt, settings: Settings, **options: Any) -> Generator[Event]:
+        """`ask`, with the fields of Question as `options`."""
+        return self.ask(Question(prompt, settings, **options))
 
-    def _answer(self, question: Question, request: Request) -> Generator[Event]:
-        settings, stop = question.settings, question.stop
+    def race(self, prompt: Prompt, settings: Settings, **options: Any) -> Generator[Event]:
+        """`answer`, and then the baseline."""
+        return self.ask(Question(prompt, settings, baseline=True, **options))
+
+    def ask(self, question: Question) -> Generator[Event]:
+        """Yields each Round as it is made, with `baseline` then the BaselineTokens, and last the
+        Trace, with `repeat` again after each further race. A Waiting comes every second while the
+        request waits, and every 0.2 s while models are compiled first. A run stopped during the
+        answer has no baseline; in one stopped later `identical` is None. Raises BadInput for
+        unusable input, before anything runs, and Busy when too many requests wait. Closing the
+        iterator ends it."""
+        timed, logprobs = question.baseline, question.logprobs
+        request = self._request(question, timed=timed, logprobs=logprobs)
+        return self._events(question, request)
+
+    def _events(self, question: Question, request: Request) -> Generator[Event]:
+        settings = question.settings
         missing = question.measured or not self._engine.compiled(settings.numerics)
         if missing and (question.baseline or settings.drafter == "model"):
-            yield from self._engine.preparing(settings.numerics, stop)  # a race: a quiet machine
+            # A race: a quiet machine.
+            yield from self._engine.preparing(settings.numerics, question.stop)
         target = self._engine.target(settings.numerics)
         rates = deepcopy(dict(target.policy.acceptance)) if question.repeat else None
         loading = question.loading()
-        handle = self._engine.submit(request, target, stop=stop)
-        rounds: list[Round] = []
-        with closing(handle.events()) as events:
-            for event in self._with_texts(events):
-                if isinstance(event, Round):
-                    rounds.append(event)
-                yield event
-        decoding = rounds[-1].shown_at - rounds[0].shown_at if rounds else 0.0
+        run = self._submit(question, request)
+        yield from run.events()
         trace = Trace(
-            instruction=question.instruction,
+            instruction=question.instruction or self._tokenizer.decode(request.tokens),
             prompt_tokens=len(request.tokens),
             prompt_reused=request.reused,
             pair=replace(self.info, numerics_found=target.found),
             settings=settings,
             prefill_seconds=request.prefill,
-            rounds=tuple(rounds),
-            finish_reason="cancelled" if handle.stopped else handle.result,
+            rounds=tuple(run.rounds),
+            finish_reason=run.finish_reason,
             cpu_seconds=request.cpu,
-            outside_seconds=max(decoding - request.inference, 0.0),
+            outside_seconds=run.outside_seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=hardware.describe(),
-            shared_with=handle.most_others,
-            costs=_costs(target.policy, len(request.tokens), request.answer),
-            compiling=handle.compiling or loading or question.loading(),
+            shared_with=run.handle.most_others,
+            costs=self.costs(settings.numerics, len(request.tokens), len(run.token_ids)),
+            compiling=run.handle.compiling or loading or question.loading(),
         )
-        raced = question.baseline and not handle.stopped
+        raced = question.baseline and run.finish_reason != "cancelled"
         if raced:
-            trace = yield from self.baseline(trace, stop, question.prompt)
-            trace = replace(trace, compiling=trace.compiling or question.loading())
+            trace = yield from race.with_baseline(self, question, trace)
         yield trace
-        if raced and question.repeat:
-            yield from self._repeats(question, trace, target, rates)
+        if raced:
+            yield from race.repeated(self, question, trace, rates)
 
-    def baseline(
-        self,
-        trace: Trace,
-        stop: threading.Event | None = None,
-        prompt: tuple[int, ...] | None = None,
-    ) -> Generator[Event, None, Trace]:
-        """Decode a trace's instruction, or `prompt` as in Question, autoregressively, independently
-        of its answer; yields each token, and returns the trace with `baseline` and `identical` set.
-        Times count as if the prefill had taken the trace's `prefill_seconds`: the prompt is in the
-        prefix cache now."""
-        settings, prefill = replace(trace.settings, drafter="none"), trace.prefill_seconds
-        request = self._request(
-            trace.instruction, settings, prompt, prefill_seconds=prefill, timed=True
-        )
-        target = self._engine.target(settings.numerics)
-        handle = self._engine.submit(request, target, stop=stop, first=True)
-        shown: list[BaselineToken] = []
-        with closing(handle.events()) as events:
-            for event in self._with_texts(events):
-                if isinstance(event, Round):
-                    event = _baseline_token(event)
-                    shown.append(event)
-                yield event
-        baseline = Baseline(tuple(shown), prefill, request.cpu, handle.most_others)
-        same = tuple(token.id for token in shown) == trace.token_ids
-        identical = None if handle.stopped else same
-        compiling = trace.compiling or handle.compiling
-        return replace(trace, baseline=baseline, identical=identical, compiling=compiling)
+    def start_again(self, question: Question, settings: Settings, **options: Any) -> AnswerRun:
+        """Submit the question with other `settings`, before all requests that wait; `options` are
+        fields of Request. Raises Busy if the models were closed."""
+        question = replace(question, settings=settings)
+        return self._submit(question, self._request(question, timed=True, **options), first=True)
 
-    def _with_texts(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The events of a request, with texts: rejected tokens are decoded by themselves."""
-        text, decode = self._tokenizer.stream(), self._tokenizer.decode
-        for event in events:
-            if isinstance(event, Round):
-                for token in event.drafted:
-                    token.text = text(token.id) if token.accepted else decode([token.id])
-                if event.emitted:
-                    event.emitted.text = text(event.emitted.id)
-            yield event
+    def _submit(self, question: Question, request: Request, *, first: bool = False) -> AnswerRun:
+        target = self._engine.target(question.settings.numerics)
+        handle = self._engine.submit(request, target, stop=question.stop, first=first)
+        return AnswerRun(request, handle, self._tokenizer, question.settings.stop)
 
-    def _repeats(
-        self,
-        question: Question,
-        trace: Trace,
-        target: Target,
-        rates: dict[str, Acceptance] | None,
-    ) -> Iterator[Trace]:
-        """Race again until it is `enough`, while nobody else asks and nothing is compiled. Yields
-        the race on show, with one repeat more each time. The two ways take turns in running first,
-        so a drift of the machine's speed favours neither. Speculative runs begin with the
-        acceptance `rates` of the first: a question that was learnt would seem fast."""
-        races = [trace]
-        ways = [True, False]
-        while not enough(trace, question.repeat):
-            race = replace(races[0], watched=False, shared_with=0, compiling=question.loading())
-            for autoregressive in ways:
-                activity = self.activity
-                if activity.active or activity.waiting or activity.preparing or question.loading():
-                    return
-                try:
-                    run, same = self._run_again(race, autoregressive, target, question, rates)
-                except Busy:  # the models were closed; the race stands without more repeats
-                    return
-                if run is None:
-                    return
-                race = run
-                if not same:
-                    yield replace(race, identical=False)
-                    return
-            costs = _costs(target.policy, trace.prompt_tokens, trace.token_ids)
-            races.append(replace(race, compiling=race.compiling or question.loading()))
-            trace = replace(on_show(races), costs=costs)
-            yield trace
-            ways.reverse()
-
-    def _run_again(
-        self,
-        race: Trace,
-        autoregressive: bool,
-        target: Target,
-        question: Question,
-        rates: dict[str, Acceptance] | None,
-    ) -> tuple[Trace | None, bool]:
-        """`race` with one of its two runs replaced by another, None if that was stopped, and
-        whether it gave the same tokens. Both runs count as if the prefill had taken as long as
-        that of the first, because the prompt is in the prefix cache now."""
-        settings, prefill = race.settings, race.prefill_seconds
-        if autoregressive:
-            settings = replace(settings, drafter="none")
-        request = self._request(
-            race.instruction,
-            settings,
-            question.prompt,
-            prediction=question.prediction,
-            rates=deepcopy(rates),
-            prefill_seconds=prefill,
-            timed=True,
-        )
-        handle = self._engine.submit(request, target, stop=question.stop, first=True)
-        events = list(handle.events())  # texts are for later: they take time from the models
-        rounds = tuple(event for event in self._with_texts(events) if isinstance(event, Round))
-        if handle.stopped:
-            return None, True
-        same = tuple(request.answer) == race.token_ids
-        race = replace(race, compiling=race.compiling or handle.compiling)
-        if autoregressive:
-            tokens = tuple(map(_baseline_token, rounds))
-            baseline = Baseline(tokens, prefill, request.cpu, handle.most_others)
-            return replace(race, baseline=baseline), same
-        decoding = rounds[-1].shown_at - rounds[0].shown_at
-        race = replace(
-            race,
-            rounds=rounds,
-            cpu_seconds=request.cpu,
-            outside_seconds=max(decoding - request.inference, 0.0),
-            shared_with=handle.most_others,
-        )
-        return race, same
+    def costs(self, numerics: str, prompt: int, answer: int) -> ForwardCosts | None:
+        """The cost model in the middle of an answer of so many tokens; None if not measured."""
+        policy, context = self._engine.target(numerics).policy, prompt + answer // 2
+        _, *seconds = policy.costs.forwards(context=context)
+        token = policy.costs.baseline(context)
+        return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
 
     def _request(
-        self,
-        instruction: str,
-        settings: Settings,
-        prompt: tuple[int, ...] | None = None,
-        tools: Tools | None = None,
-        kind: type[Request] = Request,
-        prediction: str = "",
-        **options: Any,
+        self, question: Question, kind: type[Request] = Request, **options: Any
     ) -> Request:
         """Raises BadInput for what this pair cannot answer, DamagedModel for damaged files."""
-        loaded = self.loaded
+        loaded, settings = self.loaded, question.settings
         loaded.check.require(0)
-        if not prompt and (prompt == () or not instruction.strip()):
-            raise BadInput("The prompt is empty; write a question or a task.")
         if settings.drafter == "model" and not self._engine.drafts:
             raise BadInput(
                 f"The pair {self.info.name} has no draft model (or a draft head, which needs a "
                 "target with a paged KV cache); choose the drafter lookup or auto."
             )
-        tokens = prompt or tuple(loaded.template.render(instruction, self._tokenizer))
+        tokens = self._prompt_tokens(question.prompt)
         if len(tokens) >= self.context_limit:
             raise BadInput(
                 f"The prompt is {len(tokens)} tokens long with its template; this model reads "
@@ -330,10 +286,11 @@ class Session(Answering, AbstractContextManager[Any]):
         if biased >= 0 and biased >= (size := self._engine.target("exact").model.vocabulary_size):
             message = f"logit_bias names token {biased}; this model's ids are below {size}."
             raise BadInput(message, "logit_bias")
-        if settings.json_schema or tools:
-            options["constraint"] = self.grammars.compiled(settings.json_schema, tools)()
-        if prediction:
-            predicted = self._tokenizer.encode(prediction, special=False)
+        if settings.json_schema or question.tools:
+            constraint = self.grammars.compiled(settings.json_schema, question.tools)()
+            options["constraint"] = constraint
+        if question.prediction:
+            predicted = self._tokenizer.encode(question.prediction, special=False)
             options["prediction"] = tuple(predicted[: self.context_limit])
         stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
         return kind(
@@ -345,19 +302,17 @@ class Session(Answering, AbstractContextManager[Any]):
             **options,
         )
 
-
-def _baseline_token(round_: Round) -> BaselineToken:
-    [token] = round_.tokens
-    margin = round_.emitted.margin if round_.emitted else None
-    return BaselineToken(token.id, round_.shown_at, token.text, margin)
-
-
-def _costs(policy: Policy, prompt: int, answer: Sequence[int]) -> ForwardCosts | None:
-    """The cost model in the middle of an `answer` to `prompt` tokens; None if not measured."""
-    context = prompt + len(answer) // 2
-    _, *seconds = policy.costs.forwards(context=context)
-    token = policy.costs.baseline(context)
-    return ForwardCosts(tuple(seconds), policy.draft.forward(1), token) if token else None
+    def _prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+            raise BadInput("The prompt is empty; write a question or a task.")
+        turns = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        messages = [turn for turn in turns if isinstance(turn, Message)]
+        if messages:
+            return tuple(self.loaded.template.render_chat(messages, self._tokenizer))
+        ids, most = [one for one in turns if isinstance(one, int)], self._tokenizer.vocabulary_size
+        if not all(0 <= id < most for id in ids):
+            raise BadInput(f"The prompt's tokens must be from 0 to {most - 1}.", "prompt")
+        return tuple(ids)
 
 
 def open_session(

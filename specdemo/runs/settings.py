@@ -13,6 +13,13 @@ from specdemo.options import CONFIG, Real, Whole, option
 MAX_NEW_TOKENS = 4096
 MAX_BIASES = 300
 MAX_LOGPROBS = 20  # likeliest tokens that a request may ask for
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+def _texts(value: object) -> object:
+    """One text stands for a tuple of it. A list comes from JSON."""
+    value = [value] if isinstance(value, str) else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _biases(value: object) -> object:
@@ -75,6 +82,15 @@ class Settings:
         BeforeValidator(_biases),
     ] = option((), "adds BIAS to the logit of a token id; may be repeated", metavar="ID:BIAS")
     ignore_eos: bool = option(False, "go on after a token that ends the answer")
+    stop: Annotated[
+        tuple[StopString, ...],
+        Field(max_length=16),
+        BeforeValidator(_texts),
+    ] = option(
+        (),
+        "text that ends the answer and is no part of it; may be repeated",
+        metavar="TEXT",
+    )
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )

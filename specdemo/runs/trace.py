@@ -16,6 +16,7 @@ from specdemo.errors import BadInput
 from specdemo.options import sentence
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
+from specdemo.text.stops import until_stop
 
 LONGEST_TEXT = 1000  # characters of a token; public vocabularies have up to 256
 LONGEST_DRAFT = 64
@@ -204,7 +205,9 @@ class Trace:
 
     @property
     def text(self) -> str:
-        return "".join(token.text for token in self.tokens)
+        """The answer, without a stop string."""
+        text = "".join(token.text for token in self.tokens)
+        return until_stop(text, self.settings.stop)
 
     @property
     def decoding_rounds(self) -> list[Round]:

@@ -25,12 +25,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdemo.engine.rounds import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
-from specdemo.runs.answering import Question
+from specdemo.runs.question import Question
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
 from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
-from specdemo.text.tools import CallReader, FunctionCall, Tools, certain
+from specdemo.text.stops import certain
+from specdemo.text.tools import CallReader, FunctionCall, Tools
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -249,9 +250,9 @@ class LocalBackend:
         tools = self._tools(asked)
         reader = CallReader(tools, self._session.loaded.tokenizer)
         question = Question(
-            prompt.title,
+            prompt.ids,
             settings,
-            None if baseline else prompt.ids,  # a baseline decodes the instruction
+            prompt.title,
             baseline=baseline,
             stop=stop,
             tools=tools,
@@ -270,7 +271,7 @@ class LocalBackend:
                     new, certain_to = "" if found else text, sys.maxsize
                     if asked.max_tokens == 0:
                         event = replace(event, rounds=(), finish_reason="length")
-                    elif found:
+                    elif found:  # also in the text of a call, which the session does not spell
                         event = replace(event, finish_reason="stop")
                 elif isinstance(event, Round) and not found:
                     for token, logprobs in zip_longest(event.tokens, event.logprobs):
@@ -308,8 +309,8 @@ class LocalBackend:
             return prompt.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
-        how = {"prompt": prompt.ids, "logprobs": asked.likeliest}
-        scores = self._session.result_of(PromptLogprobs, prompt.title, settings, stop=stop, **how)
+        how = {"logprobs": asked.likeliest, "stop": stop}
+        scores = self._session.result_of(PromptLogprobs, prompt.ids, settings, **how)
         first, *others = prompt.ids
         scored = map(self._scored, others, scores or ())
         return prompt.title, [ScoredToken(self._token_text(first)), *scored]

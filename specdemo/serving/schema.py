@@ -86,7 +86,7 @@ Speculative = create_model(
     __base__=Strict,
     __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
     **dict.fromkeys(("trace", "baseline"), (bool, False)),
-    **{name: (kind, None) for name, kind in SETTINGS.items()},
+    **{name: (kind, None) for name, kind in SETTINGS.items() if name != "stop"},
 )
 
 Sampling = create_model(
@@ -176,7 +176,7 @@ class CommonRequest(Sampling):
         no tokens is 1 here: it has to be cut off."""
         limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
-        start["json_schema"] = self.json_schema
+        start |= {"json_schema": self.json_schema, "stop": self.stops}
         given = self.model_dump(include=set(SAMPLING), exclude_none=True)
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
         settings = Settings(**start | given | extension)

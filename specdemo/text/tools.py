@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdemo.engine.rounds import DraftToken, EmittedToken
+from specdemo.text.stops import certain
 from specdemo.text.tokenizer import Tokenizer
 
 
@@ -73,21 +74,6 @@ class Tools:
     required: bool = False
     several: bool = True
     form: CallForm = HERMES
-
-
-def certain(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """Length of the prefix of a text that cannot be part of a stop string, and whether a stop
-    string follows it."""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    if places:
-        return min(places), True
-    starts = (
-        size
-        for stop in stops
-        for size in range(1, min(len(stop), len(text) + 1))
-        if text.endswith(stop[:size])
-    )
-    return len(text) - max(starts, default=0), False
 
 
 class CallReader:

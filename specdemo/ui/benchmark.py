@@ -16,6 +16,7 @@ from specdemo.bench.charts import by_prompt, wall_clock
 from specdemo.bench.lengths import PAPER_PROMPT, by_length
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import head, row_of, summary_of
+from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
 from specdemo.ui.events import Running, asked, message
@@ -68,7 +69,8 @@ def run(
             for number, item in enumerate(items):
                 name = f"Turn {len(turns) + 1}: {item.prompt.id}"
                 yield message("benchmark", name, done=number, total=len(items))
-                *_, trace = session.race(item.prompt.instruction, item.settings, stop=stop)
+                asked = item.prompt.instruction, item.settings
+                *_, trace = session.ask(Question(*asked, baseline=True, stop=stop))
                 if trace.identical is None:
                     yield message("stopped", "Stopped.", **report(session, settings, items, turns))
                     return

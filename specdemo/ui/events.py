@@ -17,6 +17,7 @@ import gradio as gr
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy
+from specdemo.runs.question import Question
 from specdemo.runs.race import enough
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, as_json, from_json, judged, over, summarize, to_json
@@ -121,7 +122,8 @@ def run(
 
     def race(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
         options = {"repeat": service.gate.limits.race_seconds, "measured": False, "stop": stop}
-        events = session.race(str(values["question"] or ""), settings, **options)
+        question = Question(str(values["question"] or ""), settings, baseline=True, **options)
+        events = session.ask(question)
         yield from _race(events, stop, service)
 
     return asked(race, service, running, offer, visitor, values)
@@ -168,8 +170,8 @@ def drafts(
                 name = DRAFTERS[way] or "draft"
                 yield message("drafts", f"Race {turn + 1} of the drafts: {name}")
                 settings = replace(settings, drafter=way)
-                events = session.answer(str(values["question"] or ""), settings, stop=stop)
-                *_, trace = events
+                question = Question(str(values["question"] or ""), settings, stop=stop)
+                *_, trace = session.ask(question)
                 if stop.is_set():
                     yield message("stopped", "Stopped.")
                     return
@@ -242,7 +244,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
             list(service.states(pair, stop))
             with service.session(pair, visitor_of(request)) as session:
-                events = session.answer(instruction, settings_of(values), stop=stop)
+                events = session.ask(Question(instruction, settings_of(values), stop=stop))
                 yield from _pieces(events, service)
         except Exception as error:
             raise gr.Error(error_sentence(error), print_exception=False) from error

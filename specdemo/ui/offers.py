@@ -30,7 +30,7 @@ LONGEST_LINK_QUESTION = 2000
 SURVEY_SECONDS = 5.0
 
 OFF_PAGE = (
-    "min_p presence_penalty frequency_penalty repetition_penalty logit_bias ignore_eos".split()
+    "min_p presence_penalty frequency_penalty repetition_penalty logit_bias ignore_eos stop".split()
 )
 """Settings of the command line and the API that have no input on the page."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specdemo.engine.scheduler import Activity
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.choice import ModelChoice
-from specdemo.runs.answering import Answering, Event, Question
+from specdemo.runs.question import Event, Question
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.runs.settings import require_exact
 from specdemo.runs.trace import Trace
@@ -118,13 +118,13 @@ class Gate:
         return ""
 
 
-class LimitedSession(Answering):
+class LimitedSession:
     """Applies the limits to one request of a session, and counts how it ended. Raises BadInput over
     a limit, and RequestFailed when it takes too long."""
 
     def __init__(
         self,
-        session: Answering,
+        session: Session,
         metrics: Metrics,
         limits: VisitorLimits = LIMITS,
         loading: Callable[[], bool] = lambda: False,
