@@ -1,4 +1,5 @@
-"""Takes the README's pictures of the recorded race: docs/images/page.png and race.gif.
+"""Takes pictures of the recorded race: docs/images/page.png and race.gif for the README, and the
+card of links to the page, specdemo/ui/static/card.png.
 
 `python tools/page_pictures.py`, after tools/page_record.py. Needs Pillow.
 """
@@ -6,10 +7,17 @@
 from __future__ import annotations
 
 import io
+import shutil
+from pathlib import Path
 
-from page_measure import ROOT, chromium, open_page, served
+from playwright.sync_api import sync_playwright
 
+from specdemo.bench.load_test import started
+
+ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
+CARD = ROOT / "specdemo" / "ui" / "static" / "card.png"
+SETTLED = "window.specdemo?.race?.trace && document.querySelector('.sd-plot').dataset.run"
 WIDTH = 800
 FRAME = 0.2
 """Seconds between two frames of the animation."""
@@ -28,22 +36,33 @@ ADVANCE = """seconds => {
 
 def main() -> None:
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-    with served() as server, chromium() as browser:
-        page = open_page(
-            browser.new_context(**looks), server.url, max_new_tokens=120, speed="steps"
-        )
+    with started("app.py", HF_HUB_OFFLINE="1") as server, sync_playwright() as run:
+        browser = run.chromium.launch(executable_path=shutil.which("chromium"))
+        page = browser.new_page(**looks)
+        page.goto(f"{server.url}/?speed=steps")
+        page.wait_for_function(SETTLED)
         page.mouse.move(0, 0)
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(2000)
         page.screenshot(path=IMAGES / "page.png")
+        write_card(page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": 672}))
         # The slow motion, a frame at a time: taking a picture takes longer than a frame.
-        clip = page.locator(".sd-race").bounding_box()
-        clip["height"] = 800 - clip["y"]
+        page.set_viewport_size({"width": 1280, "height": 1400})
+        clip = page.locator(".sd-shown").bounding_box()
+        box = page.locator(".sd-answers").bounding_box()
+        clip["height"] = box["y"] + box["height"] - clip["y"]
         page.evaluate(BEGIN)
         shots = []
         while page.evaluate(ADVANCE, FRAME if shots else 0.0):
             shots.append(page.screenshot(clip=clip))
         shots.append(page.screenshot(clip=clip))
     write_gif(shots)
+
+
+def write_card(shot: bytes) -> None:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(shot)).convert("RGB").resize((1200, 630))
+    image.quantize(64).save(CARD, optimize=True)
 
 
 def write_gif(shots: list[bytes]) -> None:

@@ -1,11 +1,11 @@
-"""Records races of the embedded pair, on a quiet machine.
+"""Records races, on a quiet machine.
 
-`python tools/page_record.py` records the race that the page plays before the first question,
-specdemo/ui/static/recorded.json: the one of median speed-up of five, as it was measured.
-`--predictions` compares predicted and measured speed-up on ten prompts of the benchmark, and keeps
-the runs for the tests, without texts: tests/data/predicted_runs.json. `--lengths` records the
-answer lengths that the page shows before any are measured, medians of five, with the commit:
-specdemo/ui/static/lengths.json.
+`python tools/page_record.py [NAME TARGET]` records a race that the page plays before a question,
+of the embedded pair or of the model TARGET under NAME, into specdemo/ui/static/recorded: the one of
+median speed-up of five, as it was measured. `--predictions` compares predicted and measured
+speed-up on ten prompts of the benchmark, and keeps the runs for the tests, without texts:
+tests/data/predicted_runs.json. `--benchmark` records what the benchmark tab shows before one is
+run, with the commit: specdemo/ui/static/benchmark.json.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import json
 import subprocess
 import sys
 from contextlib import closing
-
-from page_measure import ROOT
+from pathlib import Path
+from threading import Event
 
 from specdemo.bench.costs import measured_speed, predicted_speed
-from specdemo.bench.lengths import PAPER_PROMPT
 from specdemo.bench.prompts import read_prompts, spread
-from specdemo.bench.report import bench
+from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
-from specdemo.pairs.registry import find_pair
+from specdemo.pairs.registry import chosen_pair, find_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, as_json, summarize, to_json
+from specdemo.runs.trace import Trace, summarize, to_json
 from specdemo.ui import benchmark
-from specdemo.ui.layout import RECORDED
+from specdemo.ui.assets import RECORDED
 
+ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"
 QUESTION = "What is the water cycle?"
 PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
 
-def race() -> Trace:
+def race(target: str = "") -> Trace:
     """A race of a pair that was just loaded: nothing of the question is in its prefix cache."""
-    with closing(Session(load_pair(find_pair("embedded")))) as session:
+    choice = ModelChoice(model=target) if target else ModelChoice("embedded")
+    with closing(Session(load_pair(chosen_pair(choice), choice=choice))) as session:
         for asked in (WARM_UP, QUESTION):
             *_, trace = session.race(asked, Settings(max_new_tokens=120))
     return trace
@@ -81,28 +82,29 @@ def predictions() -> None:
     PREDICTED.write_text("[\n" + ",\n".join(kept) + "\n]\n", encoding="utf-8")
 
 
-def lengths() -> None:
-    how = {"lengths": benchmark.LENGTHS, "repeats": 5}
-    with closing(Session(load_pair(find_pair("embedded")))) as session:
-        *_, report = bench(session, [PAPER_PROMPT], Settings(), **how)
+def record_benchmark() -> None:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept = json.loads(as_json(report)) | {"commit": commit.strip()}
-    benchmark.RECORDED.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print(*report["lengths"], sep="\n")
+    with closing(Session(load_pair(find_pair("embedded")))) as session:
+        *_, last = map(json.loads, benchmark.measure(session, Settings(), Event()))
+    kept = last["report"] | {"commit": commit.strip()}
+    benchmark.RECORDED.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    print(last["sentence"])
 
 
 def main() -> None:
-    for option, record in {"--predictions": predictions, "--lengths": lengths}.items():
+    options = {"--predictions": predictions, "--benchmark": record_benchmark}
+    for option, record in options.items():
         if option in sys.argv:
             record()
             return
-    traces = sorted((race() for _ in range(5)), key=lambda trace: summarize(trace).speedup)
+    name, target = sys.argv[1:] if len(sys.argv) == 3 else ("1-embedded", "")
+    traces = sorted((race(target) for _ in range(5)), key=lambda trace: summarize(trace).speedup)
     for trace in traces:
         print(f"{summarize(trace).speedup:.2f} times, identical: {trace.identical}")
-    kept = traces[2]
-    RECORDED.write_text(to_json(kept) + "\n", encoding="utf-8")
-    print(f"{RECORDED.relative_to(ROOT)}: {RECORDED.stat().st_size / 1e3:.0f} kB, {kept.machine}")
+    kept, path = traces[2], RECORDED / f"{name}.json"
+    path.write_text(to_json(kept) + "\n", encoding="utf-8")
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB, {kept.machine}")
 
 
 if __name__ == "__main__":

@@ -454,7 +454,9 @@ class Visit:
         asked, phase = self.front.space.seconds, ""
         while phase not in ("speculative", "baseline", "done", "error"):
             phase = self.frame.evaluate(PHASE)
-            said = self.frame.evaluate(TEXT, ".sd-error" if phase == "error" else ".sd-note")
+            said = self.frame.evaluate(
+                TEXT, ".sd-state .sd-error" if phase == "error" else ".sd-status"
+            )
             if phase in ("loading", "waiting", "error") and said not in self.notes:
                 self.notes.append(said)
             self.page.wait_for_timeout(50)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, median_low
 from threading import Event
@@ -21,7 +22,7 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
 from specdemo.ui.events import Running, asked, message
 from specdemo.ui.offers import Offer
-from specdemo.ui.service import LimitedSession, Service, Visitor
+from specdemo.ui.service import Service, Visitor
 
 PROMPTS, LENGTHS = 8, (40, 100)
 SECONDS, NARROW, LEAST_TURNS = 60.0, 0.1, 3  # no turn is begun after so many seconds
@@ -57,31 +58,30 @@ def run(
     service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
 ) -> Generator[str]:
     """Yields the messages of a benchmark with the models and settings of the race tab."""
-
-    def measure(session: LimitedSession, settings: Settings, stop: Event) -> Iterator[str]:
-        items = [
-            Item(PAPER_PROMPT, replace(settings, max_new_tokens=limit), True) for limit in LENGTHS
-        ]
-        items += [Item(prompt, settings, False) for prompt in spread(read_prompts(), PROMPTS)]
-        turns: list[float] = []
-        until = time.monotonic() + SECONDS
-        while not turns or time.monotonic() < until:
-            for number, item in enumerate(items):
-                name = f"Turn {len(turns) + 1}: {item.prompt.id}"
-                yield message("benchmark", name, done=number, total=len(items))
-                asked = item.prompt.instruction, item.settings
-                *_, trace = session.ask(Question(*asked, baseline=True, stop=stop))
-                if trace.identical is None:
-                    yield message("stopped", "Stopped.", **report(session, settings, items, turns))
-                    return
-                item.traces.append(trace)
-                yield message("benchmark", name, **report(session, settings, items, turns))
-            turns.append(_total([summarize(item.traces[-1]) for item in items if not item.paper]))
-            if len(turns) >= LEAST_TURNS and max(turns) - min(turns) <= NARROW * median(turns):
-                break
-        yield message("done", "Finished.", **report(session, settings, items, turns))
-
     return asked(measure, service, running, offer, visitor, values)
+
+
+def measure(session: Any, settings: Settings, stop: Event) -> Iterator[str]:
+    """Yields a message after each race, the last one with the whole report."""
+    items = [Item(PAPER_PROMPT, replace(settings, max_new_tokens=n), True) for n in LENGTHS]
+    items += [Item(prompt, settings, False) for prompt in spread(read_prompts(), PROMPTS)]
+    turns: list[float] = []
+    until = time.monotonic() + SECONDS
+    while not turns or time.monotonic() < until:
+        for number, item in enumerate(items):
+            name = f"Turn {len(turns) + 1}: {item.prompt.id}"
+            yield message("benchmark", name, done=number, total=len(items))
+            race = Question(item.prompt.instruction, item.settings, baseline=True, stop=stop)
+            *_, trace = session.ask(race)
+            if trace.identical is None:
+                yield message("stopped", "Stopped.", **report(session, settings, items, turns))
+                return
+            item.traces.append(trace)
+            yield message("benchmark", name, **report(session, settings, items, turns))
+        turns.append(_total([summarize(item.traces[-1]) for item in items if not item.paper]))
+        if len(turns) >= LEAST_TURNS and max(turns) - min(turns) <= NARROW * median(turns):
+            break
+    yield message("done", "Finished.", **report(session, settings, items, turns))
 
 
 def _speedup(trace: Trace) -> float | None:
@@ -93,7 +93,7 @@ def _total(figures: list[Summary]) -> float:
 
 
 def report(
-    session: LimitedSession, settings: Settings, items: list[Item], turns: list[float]
+    session: Any, settings: Settings, items: list[Item], turns: list[float]
 ) -> dict[str, Any]:
     """The `report` of the races so far, in the words of `bench`, and what is shown of it."""
     raced = [item for item in items if item.traces and _speedup(item.traces[-1])]
@@ -105,6 +105,7 @@ def report(
         "rows": rows,
         "lengths": by_length([item.row for item in paper], [item.figures for item in paper]),
         "turns": turns,
+        "details": {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     if own:
         whole["summary"] = summary_of([item.row for item in own], [item.figures for item in own])
