@@ -231,6 +231,30 @@ def test_a_greedy_choice_holds_for_all_logits_nearer_than_half_its_margin(seed, 
         assert acceptance.verify(rows_of(moved), Draft(), toy.GREEDY).token == verdict.token
 
 
+@settings(max_examples=200, deadline=None)
+@given(seeds, st.sampled_from([0.25, 0.5, 1.5, 2.0]), st.sampled_from([0.0, 0.7]))
+def test_a_penalised_choice_holds_for_all_logits_nearer_than_half_its_margin(
+    seed, penalty, temperature
+):
+    """The margin is in logits of the model, which a repetition penalty stretches."""
+    rng = np.random.default_rng(seed)
+    sampling = Sampling(temperature, seed=seed, repetition_penalty=penalty)
+    context = rng.integers(0, 12, 8).tolist()
+    adjust = adjustment(sampling, context[:4])
+    row = (rng.normal(size=12) * 0.3).astype(np.float32)
+
+    def verified(row: np.ndarray) -> acceptance.Verification:
+        rows = acceptance.TargetRows(toy.logits_of(row[None]), context, adjust)
+        return acceptance.verify(rows, Draft(), sampling, reach=1.0)
+
+    found = verified(row)
+    against = np.ones(12)
+    against[found.token] = -1
+    for change in (against, *rng.choice([-1, 1], (5, 12))):
+        moved = (row + 0.49 * found.least_margin * change).astype(np.float32)
+        assert found.least_margin < 1e-4 or verified(moved).token == found.token
+
+
 def test_a_verdicts_least_margin_is_that_of_its_closest_choice():
     rows = np.array([[0, 3, 0], [0, 0, 0.25], [2, 0, 0]], np.float32)
     verdict = acceptance.verify(rows_of(rows), toy.drafted(1, 2), toy.GREEDY)

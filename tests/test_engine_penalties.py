@@ -120,7 +120,10 @@ def test_log_probabilities_are_the_models_own_with_any_drafter(session, temperat
         *_, trace = session.ask(question)
         found.append([one for round_ in trace.rounds for one in round_.logprobs])
         assert len(found[-1]) == len(trace.tokens)
-    assert found[0] == found[1]
+    # Without VNNI the logits of one-token forwards differ in their last bits.
+    for one, other in zip(*found, strict=True):
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+        assert one.token == pytest.approx(other.token, abs=1e-4)
     raw = Settings(temperature=1.0)
     for at, logprobs in enumerate(found[0]):
         before = trace.token_ids[:at]

@@ -120,6 +120,16 @@ def test_filters_agree_with_sorting_the_whole_vocabulary(row, temperature, top_k
     assert np.abs(dense - reference(row, sampling)).max() < 1e-5
 
 
+def test_the_edge_of_min_p_is_half_the_way_of_the_nearest_token_to_it():
+    """Two logits that change by this much change their ratio by twice as much."""
+    row = np.log(np.array([1.0, 0.104, 0.098, 0.02], np.float32))
+    found = distribution(row, Sampling(1.0, min_p=0.1))
+    assert found.ids.tolist() == [0, 1]
+    assert found.edge == pytest.approx(np.log(0.1 / 0.098) / 2, rel=1e-3)
+    with_less = distribution(row, Sampling(1.0, min_p=0.103))
+    assert with_less.edge == pytest.approx(np.log(0.104 / 0.103) / 2, rel=1e-3)
+
+
 def test_noise_is_uniform_and_differs_between_positions_streams_and_seeds():
     ids = np.arange(20_000)
     base = Noise(1, 2, 3).uniforms(ids)

@@ -10,7 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import ToyModel, alone, answer_ids, blocks_for, request
+from toy import (
+    HASHED_VOCABULARY,
+    Language,
+    ToyModel,
+    alone,
+    answer_ids,
+    blocks_for,
+    drive,
+    request,
+)
 
 from specdemo.engine.faults import Busy, CacheFull, ModelError, RequestFailed
 from specdemo.engine.messages import Forward, Run
@@ -65,6 +74,25 @@ def test_a_reply_counts_padding_as_tokens_but_not_as_those_of_other_requests(sch
 
     list(scheduler.submit(Handle(work(), shared)).events())
     assert [(reply.tokens, reply.others) for reply in replies] == [(4, 0)]
+
+
+class SlowLanguage(Language):
+    def mask(self):
+        time.sleep(0.005)
+        return super().mask()
+
+
+def test_masks_that_come_late_are_of_their_own_forwards_logits(scheduler, endless):
+    """Meanwhile the forwards of another request overwrite these."""
+    work = request(endless, (1, 2, 3), 12, 2, Language(1, HASHED_VOCABULARY))
+    expected = answer_ids(drive(work, endless)[0])
+    other = submit(scheduler, endless, (4, 5), new_tokens=2000)
+    eventually(lambda: scheduler.activity.active)
+    work = request(endless, (1, 2, 3), 12, 2, SlowLanguage(1, HASHED_VOCABULARY))
+    constrained = scheduler.submit(Handle(work, endless))
+    assert answer_ids(list(constrained.events())) == expected
+    assert not other.result, "the other request ran all the time"
+    other.stop.set()
 
 
 @pytest.mark.parametrize("ends", ["done", "error", "stop"])

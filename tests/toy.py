@@ -239,9 +239,10 @@ def request(
     prompt: tuple[int, ...],
     new_tokens: int,
     draft_tokens: int = 0,
+    language: Language | None = None,
 ) -> Decoding:
     """A whole request, as a session makes it: prompt, answer, everything given back."""
-    policy = Policy(fixed=draft_tokens)
+    policy, allowed = Policy(fixed=draft_tokens), None if language is None else Allowed(language)
     name = "model" if draft_tokens else "none"
     with models["target"].new_sequence() as target, models["draft"].new_sequence() as draft:
         known = yield from prefill(target, prompt)
@@ -249,10 +250,11 @@ def request(
             yield from decode(
                 known,
                 target=target,
-                drafter=make_drafter(name, policy, GREEDY, sequence=draft),
+                drafter=make_drafter(name, policy, GREEDY, sequence=draft, allowed=allowed),
                 policy=policy,
                 sampling=GREEDY,
                 limits=Limits(new_tokens, 10_000, frozenset({0})),
+                allowed=allowed,
             )
         )
 

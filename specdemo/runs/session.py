@@ -307,9 +307,11 @@ class Session(AbstractContextManager[Any]):
             raise BadInput("The prompt is empty; write a question or a task.")
         turns = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         messages = [turn for turn in turns if isinstance(turn, Message)]
-        if messages:
+        if messages and len(messages) == len(turns):
             return tuple(self.loaded.template.render_chat(messages, self._tokenizer))
         ids, most = [one for one in turns if isinstance(one, int)], self._tokenizer.vocabulary_size
+        if len(ids) < len(turns):
+            raise BadInput("The prompt must be a text, messages, or token ids.", "prompt")
         if not all(0 <= id < most for id in ids):
             raise BadInput(f"The prompt's tokens must be from 0 to {most - 1}.", "prompt")
         return tuple(ids)

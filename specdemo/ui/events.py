@@ -38,7 +38,7 @@ AGAIN = "The same race again, unwatched, until its verdict is certain. Stop ends
 
 DRAFTERS = {"none": "no draft", "lookup": "n-gram lookup", "model": "", "auto": "whichever pays"}
 """The ways that "Race the drafts" tries; what "model" is depends on the pair."""
-SOURCES = {"head": "draft head", "model": "draft model"}
+SOURCES = {"head": "draft head", "eagle3": "EAGLE-3 head", "model": "draft model"}
 DRAFTS_SECONDS, MOST_TURNS = 12.0, 5  # a turn of all drafters is not begun after that
 
 
