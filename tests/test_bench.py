@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import figures, peers
+from specdemo.bench import charts, figures, peers
 from specdemo.bench.figures import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, summary_of, tables
@@ -303,16 +303,15 @@ def test_several_lengths_give_rows_for_each_and_one_length_the_report_as_ever():
     assert not tables(one)["Answer lengths"]
 
 
-def test_the_bars_of_the_chart_are_those_of_the_report_and_of_the_paper():
+def test_the_bars_of_the_chart_are_those_of_the_report_beside_the_papers_ratios():
     report = json.loads(as_json(report_of(PROMPTS[:1], lengths=(3, 6))))
     drawn = figures.all_figures(report)[0]
-    ours = [[row[f"{way}_s"] for row in report["lengths"]] for way in figures.WAYS]
-    paper = [[19.87, 44.25], [13.61, 26.97]]
-    assert [list(bars.y) for bars in drawn.data] == ours + paper
-    assert [bars.x for bars in drawn.data[:3:2]] == [
-        ("N = 3", "N = 6"),
-        ("N = 40", "N = 100"),
-    ]
-    greys = [bars.marker.color for bars in drawn.data[2:]]
-    assert all(len({one[1:3], one[3:5], one[5:7]}) == 1 for one in greys)
+    ours = {way: [row[f"{way}_s"] for row in report["lengths"]] for way in figures.WAYS}
+    assert {bars.name: list(bars.x) for bars in drawn.data} == ours
+    assert all(list(bars.y) == ["3 tokens", "6 tokens"] for bars in drawn.data)
+    beside_the_paper = charts.wall_clock(
+        [row | {"max_new_tokens": 40} for row in report["lengths"]]
+    )
+    [speculative] = [bars for bars in beside_the_paper["data"] if bars["name"] == "speculative"]
+    assert all(f"(paper: {19.87 / 13.61:.2f})" in text for text in speculative["text"])
     assert page(report).count('class="plotly-graph-div"') == 4

@@ -9,7 +9,7 @@ from test_bench_audit import accept_everything
 
 from specdemo import cli
 from specdemo.bench import auditor as audits
-from specdemo.commands import audit as command
+from specdemo.commands import bench as command
 from specdemo.engine import decode
 
 

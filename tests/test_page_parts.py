@@ -345,6 +345,6 @@ def test_a_pair_of_the_owners_own_is_what_the_page_starts_with():
 
 
 def test_every_source_of_draft_tokens_has_a_name_on_the_page():
-    script = (Path(layout.__file__).parent / "static" / "tokens.js").read_text()
+    script = (Path(layout.__file__).parent / "static" / "runner.js").read_text()
     [names] = re.findall(r"SOURCES = new Map\(Object.entries\(\{(.*?)\}", script, re.S)
     assert set(re.findall(r"(\w+): \"", names)) == set(get_args(Source))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -126,7 +127,7 @@ def test_a_killed_process_is_replaced(process):
 def test_an_interrupted_render_leaves_no_answer_for_the_next(process, monkeypatch):
     process.render("", {})
     with monkeypatch.context() as patch:
-        patch.setattr(process, "_read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(process, "_read", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             process.render("{{ 1 }}", {})
     assert process.render("{{ 2 }}", {}) == "2"
