@@ -34,19 +34,17 @@ const drawTables = (find, { rounds, baseline, summary, prefill_seconds: prefill 
     ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
 };
 
-/* Processor seconds, joules, and money at a price of a core and hour that a visitor can type. */
-const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
-  const price = find(".sd-price input"), ways = [["speculative", cpu, joules, summary.decoded]];
+/* Processor seconds, and money at a price of a core and hour that a visitor can type. */
+const drawSavings = (find, { baseline, summary, cpu_seconds: cpu }) => {
+  const price = find(".sd-price input"), ways = [["speculative", cpu, summary.decoded]];
   if (baseline) {
-    ways.push(["autoregressive", baseline.cpu_seconds, baseline.joules, summary.baseline_decoded]);
+    ways.push(["autoregressive", baseline.cpu_seconds, summary.baseline_decoded]);
   }
-  const unknown = "not readable on this machine";
   price.oninput = () => {
     const hourly = Math.max(0, Number(price.value) || 0);
     find(".sd-saved").replaceChildren(table(
-      ["Run", "Processor seconds of these tokens", "Energy", "A million tokens at this price"],
-      ways.map(([name, spent, energy, tokens]) => [name, seconds(spent),
-        energy == null ? unknown : `${energy.toFixed(1)} J`,
+      ["Run", "Processor seconds of these tokens", "A million tokens at this price"],
+      ways.map(([name, spent, tokens]) => [name, seconds(spent),
         tokens ? (spent / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
   };
   price.oninput();
