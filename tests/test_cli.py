@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -72,9 +71,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, argument
 
 
 def test_a_failure_is_one_sentence_and_an_interrupt_one_word(capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
     for command, code, said in (
         (lambda: 1 // 0, 1, "specdemo: unexpected ZeroDivisionError: .* shows where"),
-        (lambda: signal.raise_signal(signal.SIGINT), 130, "specdemo: interrupted"),
+        (interrupt, 130, "specdemo: interrupted"),
     ):
         monkeypatch.setattr(hardware, "memory_bytes", command)
         assert cli.main(["pairs"]) == code

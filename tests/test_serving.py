@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -17,10 +18,12 @@ import pytest
 from fakes import CHATML, PIECES, FakeSession, served, until
 from pydantic import ValidationError
 
-from specdemo.errors import BadInput, DamagedModel
+from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed
 from specdemo.pairs.choice import PairInfo
 from specdemo.runs.trace import from_json
+from specdemo.serving.backend import LocalBackend
 from specdemo.serving.schema import ChatRequest, CompletionRequest
+from specdemo.serving.server_options import ServeOptions
 from specdemo.text.templates import DOLLY, Message, Template
 from specdemo.text.tokenizer import Tokenizer
 
@@ -661,3 +664,21 @@ def test_a_client_that_leaves_frees_its_place_within_a_round(embedded_pair, stre
         until(lambda: not httpx.get(f"{server.url}/health").json()["in_flight"])
         metrics = httpx.get(f"{server.url}/metrics").text
         assert 'specdemo_requests_total{kind="answer",outcome="cancelled"} 1.0' in metrics
+
+
+def test_an_answer_that_a_closing_server_cuts_says_so_whatever_it_met(embedded_pair):
+    class Closed(FakeSession):
+        def ask(self, question):
+            backend.close()
+            raise Busy("The models have been closed.")
+
+    session = Closed()
+    session.loaded = embedded_pair
+    backend = LocalBackend(ServeOptions(max_new_tokens=8), lambda *_: session)
+    backend.load()
+
+    async def answer():
+        return [piece async for piece in backend.answer(CompletionRequest(model="x", prompt="a"))]
+
+    with pytest.raises(RequestFailed, match="the server is being stopped"):
+        asyncio.run(answer())

@@ -43,6 +43,7 @@ ATTEMPTS = 5  # replicas to try, one after another, while an answer has not begu
 START_SECONDS = 60.0  # how long a request may wait for a replica to begin
 PING = 0.25  # seconds
 LONG_TEXT = 20_000  # characters of a prompt
+STOPPED = "The answer was cut off: the server is being stopped."
 
 
 class NotReady(Busy):
@@ -189,7 +190,7 @@ class LocalBackend:
                     raise event
                 if isinstance(event.what, Trace):
                     if event.what.finish_reason == "cancelled":
-                        raise RequestFailed("The answer was cut off: the server is being stopped.")
+                        raise RequestFailed(STOPPED)
                     unfinished -= 1
                 yield event
         finally:
@@ -228,7 +229,7 @@ class LocalBackend:
                     error.param = "response_format"
                 if getattr(error, "code", None) == "context_length_exceeded":
                     error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
-                put(error)
+                put(RequestFailed(STOPPED) if self._session is None else error)
             finally:
                 begun[number].set()
                 self._stops.discard(stop)
