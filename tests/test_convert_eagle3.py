@@ -86,7 +86,7 @@ def test_the_layer_has_the_asked_bits_and_embedding_and_output_matrix_at_least_e
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     kinds = [one.get_element_type() for one in constants if len(one.shape) > 1]
     assert kinds.count(ov.Type.i8) == 2
-    assert kinds.count(ov.Type.u4) == 8
+    assert kinds.count(ov.Type.i4) == 8
 
 
 @pytest.mark.parametrize(

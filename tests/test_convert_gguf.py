@@ -136,7 +136,7 @@ def test_logits_are_those_of_the_weights_rounded_as_the_format_says(tmp_path, ki
     with torch.no_grad():
         for name, matrix in model.named_parameters():
             if matrix.ndim > 1:
-                four = kind == "int4" and ".layers." in name
+                four = kind == "int4" and "embed_tokens" not in name
                 matrix.copy_(torch.from_numpy(rounded(matrix.numpy(), four)))
     export(tmp_path / "tiny.gguf", tmp_path / "ir", kind)
     error = abs(logits_of(tmp_path / "ir") - torch_logits(model)).max()
@@ -144,15 +144,26 @@ def test_logits_are_those_of_the_weights_rounded_as_the_format_says(tmp_path, ki
 
 
 def rounded(matrix: np.ndarray, four: bool) -> np.ndarray:
-    """`matrix` with 16 levels from the least to the largest of 128 weights, 0 among them; or with
-    256 levels around 0 in a row."""
+    """`matrix` with 16 levels for 128 weights, or 256 for a row, around 0; the least level is the
+    weight of largest magnitude."""
     groups = matrix.reshape(len(matrix), -1, 128 if four else matrix.shape[1])
     low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-    step = (high - low) / 15 if four else np.where(-low >= high, -low, -high) / 128
-    step = step.astype(np.float16).astype(np.float32)
-    zero, least = (np.rint(-low / step), 0) if four else (0, -128)
-    levels = np.clip(np.rint(groups / step + zero), least, least + (15 if four else 255))
-    return ((levels - zero) * step).reshape(matrix.shape)
+    least = -8 if four else -128
+    step = (np.where(-low >= high, low, high) / least).astype(np.float16).astype(np.float32)
+    levels = np.clip(np.rint(groups / np.where(step == 0, 1, step)), least, -least - 1)
+    return (levels * step).reshape(matrix.shape)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_that_are_zero_or_tiny_give_finite_weights(bits):
+    groups = np.zeros((5, 2, 64), np.float32)
+    groups[1:, :, 3] = np.array([[1e-12], [-3e-8], [2e-6], [-1.0]])
+    packed, scales = weights.quantized(groups, bits)
+    stored = ov.Tensor({4: ov.Type.i4, 8: ov.Type.i8}[bits], ov.Shape(groups.shape))
+    weights.raw_bytes(stored)[:] = packed
+    made = ov.Model([ops.result(weights.compressed(stored, scales))], [])
+    read = ov.Core().compile_model(made, "CPU")([])[0].reshape(groups.shape)
+    assert abs(read - groups).max() < 1e-7 + 1e-3 * (bits == 8) and (read[0] == 0).all()
 
 
 @pytest.mark.parametrize(("memory", "four"), [(10**9, False), (10**5, True)])
@@ -163,7 +174,7 @@ def test_unasked_weights_have_8_bits_where_they_take_half_of_the_memory(
     export(file, tmp_path / "ir", "auto")
     model = ov.Core().read_model(tmp_path / "ir" / ir.MODEL)
     kinds = [one.get_element_type() for one in model.get_ops() if one.get_type_name() == "Constant"]
-    assert ov.Type.i8 in kinds and (ov.Type.u4 in kinds) == four
+    assert ov.Type.i8 in kinds and (ov.Type.i4 in kinds) == four
 
 
 def test_the_command_exports_a_file(file, tmp_path, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import openvino as ov
+import openvino.opset13 as ops
 import psutil
 import pytest
 from hypothesis import settings
@@ -23,6 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from specdemo.convert.weights import compressed
 from specdemo.engine import graph
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
@@ -175,6 +177,21 @@ def test_a_bounded_vocabulary_gives_the_logits_of_the_ids_below_it(xml, model):
     assert bounded.vocabulary_size == 200
     few = recomputed(bounded, [5, 6, 7])
     assert few == pytest.approx(recomputed(model, [5, 6, 7])[:200], abs=TOLERANCE)
+
+
+def test_an_output_matrix_whose_groups_share_a_scale_stays_compressed_when_it_is_cut():
+    integers = ov.Tensor(ov.Type.i4, ov.Shape([6, 2, 32]))
+    graph.raw_bytes(integers)[:] = np.random.default_rng(0).integers(0, 256, 192, np.uint8)
+    weights = compressed(integers, np.arange(1, 13, dtype=np.float16).reshape(6, 2, 1))
+    given = ops.parameter([-1, 1, 64], ov.Type.f32, name="state")
+    logits = ops.matmul(given, weights, False, True)
+    decoder = ov.Model([ops.result(logits)], [given])
+    state, rows = np.random.default_rng(1).normal(size=(2, 1, 64)).astype(np.float32), [0, 1]
+    [expected] = ov.Core().compile_model(decoder, "CPU")([state]).values()
+    graph.shape_head(decoder, 4)
+    assert "Slice" not in {node.get_type_name() for node in decoder.get_ops()}
+    found = ov.Core().compile_model(decoder, "CPU")([state, np.array(rows, np.int32)])[0]
+    assert found == pytest.approx(expected[..., :4], rel=1e-5)
 
 
 def test_a_file_that_is_no_decoder_is_refused_with_a_sentence(xml, tmp_path):

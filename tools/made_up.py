@@ -26,6 +26,8 @@ class MadeUp:
     matrix is a slice of the same noise, with its own start. So all take the memory of one, and no
     two are equal: OpenVINO would store equal ones once. `largest`: bytes of the largest matrix."""
 
+    output_bits = 8
+
     def __init__(self, matrices: int, largest: int) -> None:
         self._random = np.random.default_rng(0)
         self._noise = self._random.integers(0, 256, largest + matrices * SHIFT, np.uint8)

@@ -33,7 +33,7 @@ from specdemo.pairs import embedded
 from specdemo.pairs.hub import WORKING_BYTES
 from specdemo.pairs.registry import PAIRS, Pair, find_pair
 from specdemo.pairs.sources import EMBEDDED_TARGET, Source
-from tools.made_up import write_made_up
+from tools.made_up import MadeUp, write_made_up
 
 CONTEXT = 2048
 TOKENS = tuple(range(1, 17))
@@ -98,7 +98,8 @@ def rehearse_pair(pair: Pair, report: Report = silent) -> list[Rehearsed]:
         if found and found[0] == shapes[pair.target][0]:
             shapes.setdefault(other.target, found)
     home, what = disk.cache_home() / "rehearsal", f"Rehearsing {pair.name}"
-    needed = WORKING_BYTES + max(one[0].bytes(one[1]) for one in shapes.values() if one)
+    sizes = [one[0].bytes(one[1], MadeUp.output_bits) for one in shapes.values() if one]
+    needed = WORKING_BYTES + max(sizes)
     hardware.require_memory(needed, what)
     disk.require_space(home, needed, what)
     rehearsed = []

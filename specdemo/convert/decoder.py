@@ -22,7 +22,6 @@ from specdemo.errors import BadInput
 
 BITS = {"int4": 4, "int8": 8, "fp16": 16}
 _LAYER = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_EMBEDDINGS = ("token_embd", "output")
 _MASKED = np.float32(-65504)
 
 
@@ -111,15 +110,20 @@ class Shape:
     def rotated(self) -> int:
         return int(self.width * self.rotary)
 
-    def bytes(self, bits: int) -> int:
-        """Bytes of the weight matrices. 4 bits: with scales; embedding and output matrix have 8."""
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+    def bytes(self, bits: int, output_bits: int = FileWeights.output_bits) -> int:
+        """Bytes of the weight matrices, of 4 bits with scales. The embedding has at least 8 bits,
+        the output matrix `output_bits`; one matrix may be both."""
         feed_forward = (2 if self.family.gelu else 3) * self.inner
         attention = 2 * (self.heads + self.kv_heads) * self.width
-        weights = self.layers * self.hidden * (attention + feed_forward)
-        if bits == 4:
-            return embeddings + weights // 2 + weights // GROUP * 2
-        return (embeddings + weights) * bits // 8
+        matrices = [(self.layers * self.hidden * (attention + feed_forward), bits)]
+        embedding, output = max(bits, 8), max(bits, output_bits)
+        matrices.append((self.vocabulary * self.hidden, embedding))
+        if not self.tied or output != embedding:
+            matrices.append((self.vocabulary * self.hidden, output))
+        return sum(
+            weights * each // 8 + (weights // GROUP * 2 if each == 4 else 0)
+            for weights, each in matrices
+        )
 
 
 def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
@@ -155,7 +159,8 @@ class DecoderGraph:
 
     def build(self) -> ov.Model:
         shape, family = self._shape, self._shape.family
-        embedding = self._matrix("token_embd", shape.vocabulary, shape.hidden)
+        sizes = shape.vocabulary, shape.hidden
+        embedding = self._matrix("token_embd", *sizes, max(self._bits, 8))
         state = ops.gather(embedding, ops.convert(self._inputs["input_ids"], "i32"), 0)
         if family.positions:
             positions = self._weights.vector("position_embd.weight", shape.context, shape.hidden)
@@ -163,19 +168,24 @@ class DecoderGraph:
             state = ops.add(state, ops.gather(positions, given, 0))
         mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
         for at in range(shape.layers):
-            layer = f"blk.{at}."
-            attended = self._attention(at, self._norm(f"{layer}attn_norm", state), mask, rotary)
-            before = state if family.parallel else ops.add(attended, state)
-            narrowed = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", before))
-            if family.parallel:
-                narrowed = ops.add(narrowed, attended)
-            state = ops.add(narrowed, before)
+            state = self._layer(at, state, mask, rotary)
         state = self._norm("output_norm", state)
-        head = embedding if shape.tied else self._matrix("output", shape.vocabulary, shape.hidden)
+        bits, head = max(self._bits, self._weights.output_bits), embedding
+        if not shape.tied or bits < 8:  # a tied embedding is written twice
+            head = self._matrix("token_embd" if shape.tied else "output", *sizes, bits)
         logits = ops.matmul(state, head, False, True)
         logits.output(0).get_tensor().set_names({"logits"})
         inputs = list(self._inputs.values())
         return ov.Model([ops.result(logits)], self._sinks, inputs, "decoder")
+
+    def _layer(self, at: int, state, mask, rotary) -> ov.Node:
+        layer, family = f"blk.{at}.", self._shape.family
+        attended = self._attention(at, self._norm(f"{layer}attn_norm", state), mask, rotary)
+        before = state if family.parallel else ops.add(attended, state)
+        narrowed = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", before))
+        if family.parallel:
+            narrowed = ops.add(narrowed, attended)
+        return ops.add(narrowed, before)
 
     def _feed_forward(self, layer: str, state) -> ov.Node:
         shape = self._shape
@@ -281,12 +291,10 @@ class DecoderGraph:
 
     def _linear(self, name: str, state, rows: int) -> ov.Node:
         columns = state.get_output_partial_shape(0)[2].get_length()
-        product = ops.matmul(state, self._matrix(name, rows, columns), False, True)
+        product = ops.matmul(state, self._matrix(name, rows, columns, self._bits), False, True)
         if name.rpartition(".")[2] not in self._shape.family.biases:
             return product
         return ops.add(product, self._weights.vector(f"{name}.bias", rows))
 
-    def _matrix(self, name: str, rows: int, columns: int) -> ov.Output:
-        """The matrix `name`; embedding and output matrix have at least 8 bits."""
-        bits = max(self._bits, 8) if name in _EMBEDDINGS else self._bits
+    def _matrix(self, name: str, rows: int, columns: int, bits: int) -> ov.Output:
         return self._weights.matrix(f"{name}.weight", rows, columns, bits)

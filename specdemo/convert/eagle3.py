@@ -55,10 +55,10 @@ class HeadShape(Shape):
     def graph(self) -> type[HeadGraph]:
         return HeadGraph
 
-    def bytes(self, bits: int) -> int:
+    def bytes(self, bits: int, output_bits: int = 8) -> int:
         wider = (self.heads + 2 * self.kv_heads) * self.width + self.states * self.target_hidden
-        rows = len(self.tokens) + (self.vocabulary if self.embedding else 0)
-        own = wider * bits // 8 + rows * max(bits, 8) // 8
+        embedding = self.vocabulary * max(bits, 8) if self.embedding else 0
+        own = (wider * bits + len(self.tokens) * max(bits, output_bits) + embedding) // 8
         return Shape.bytes(replace(self, vocabulary=0), bits) + self.hidden * own
 
 
@@ -184,9 +184,10 @@ class HeadGraph(DecoderGraph):
             self._inputs[name].output(0).get_tensor().set_names({name})
 
     def build(self) -> ov.Model:
-        shape = self._shape
+        shape, bits = self._shape, max(self._bits, 8)
         if shape.embedding:
-            table = self._matrix("token_embd", shape.vocabulary, shape.hidden)
+            sizes = shape.vocabulary, shape.hidden
+            table = self._matrix("token_embd", *sizes, bits)
             embedded = ops.gather(table, ops.convert(self._inputs["input_ids"], "i32"), 0)
         else:
             embedded = self._inputs[self._text]
@@ -199,7 +200,7 @@ class HeadGraph(DecoderGraph):
         out = self._norm("output_norm", state)
         outputs = {
             "logits": ops.matmul(
-                out, self._matrix("output", len(shape.tokens), shape.hidden), False, True
+                out, self._matrix("output", len(shape.tokens), shape.hidden, bits), False, True
             ),
             "d2t": ops.constant(shape.tokens - np.arange(len(shape.tokens))),
             "state": out if shape.norm_output else state,

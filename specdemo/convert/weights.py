@@ -21,7 +21,7 @@ from specdemo.host.progress import Meter, Report
 
 GROUP = 128  # weights that share a scale, for 4 bits
 _PIECE = 1 << 18  # weights that a thread converts at once
-_SMALLEST = np.finfo(np.float32).eps  # scale
+_SMALLEST = np.finfo(np.float32).eps  # scale that is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,17 @@ def weight_group(columns: int) -> int:
 class FileWeights:
     """The weights of a graph: tensors of a model's files, by name. Raises FetchError."""
 
+    output_bits = 4  # the fewest of an output matrix
+
     def __init__(self, tensors: Mapping[str, Tensor], report: Report, name: str):
-        self._tensors = dict(tensors)
+        self._tensors, self._unused = dict(tensors), set(tensors)
         total = sum(math.prod(tensor.shape) for tensor in tensors.values())
         self._meter = Meter(report, f"Converting {name} to OpenVINO IR", total)
         self._pool = ThreadPoolExecutor(processors())
 
     def unused(self) -> list[str]:
         """Names of the tensors that no vector or matrix was made of."""
-        return list(self._tensors)
+        return sorted(self._unused)
 
     def vector(self, name: str, *shape: int) -> np.ndarray:
         return self._taken(name, shape).read(0, shape[0]).reshape(shape)
@@ -89,11 +91,10 @@ class FileWeights:
         """The tensor as an expression, float32 [rows, columns], with weights stored in `bits`."""
         tensor = self._taken(name, (rows, columns))
         group = weight_group(columns) if bits == 4 else columns
-        kind = {4: ov.Type.u4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
+        kind = {4: ov.Type.i4, 8: ov.Type.i8, 16: ov.Type.f16}[bits]
         stored = ov.Tensor(kind, ov.Shape([rows, columns // group, group]))
         flat = raw_bytes(stored)
         scales = np.empty((rows, columns // group, 1), np.float16)
-        zeros = np.empty(scales.shape, np.uint8)
         # Pieces end at whole bytes: a row of 4-bit weights may not.
         step = max(_PIECE // columns // 2 * 2, 2)
 
@@ -105,7 +106,7 @@ class FileWeights:
                 packed = weights.astype(np.float16).reshape(-1).view(np.uint8)
             else:
                 groups = weights.reshape(end - first, -1, group)
-                packed, scales[first:end], zeros[first:end] = quantized(groups, bits)
+                packed, scales[first:end] = quantized(groups, bits)
             flat[begin : begin + size] = packed
             return weights.size
 
@@ -115,10 +116,13 @@ class FileWeights:
             stored.shape = ov.Shape([rows, columns])
             half = ov.op.Constant(stored, shared_memory=True)
             return ops.convert(half, "f32", name=f"{name}/half").output(0)
-        return compressed(stored, scales, zeros if bits == 4 else None)
+        return compressed(stored, scales)
 
     def _taken(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._tensors.pop(name, None)
+        tensor = self._tensors.get(name)
+        if tensor and name not in self._unused:  # a tied embedding
+            self._meter.total += math.prod(shape)
+        self._unused.discard(name)
         if tensor is None or tensor.shape != shape:
             found = f"it is {list(tensor.shape)}" if tensor else "there is none"
             raise FetchError(
@@ -147,23 +151,20 @@ def compressed(
     return ops.convert(weights, "f32").output(0)
 
 
-def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Integers of `bits` (flat uint8), scales (float16) and zero points (uint8), [rows, groups, 1]
-    both, of float32 weights [rows, groups, group]. 8 bits: signed, around 0; as in nncf, the weight
-    of largest magnitude becomes -128. 4 bits: unsigned, two in a byte."""
+def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Signed integers of `bits` (flat uint8; of 4 bits two in a byte) and float16 scales [rows,
+    groups, 1] of float32 weights [rows, groups, group]. As in nncf, the weight of largest magnitude
+    becomes the least integer."""
     lowest, highest = weights.min(-1, keepdims=True), weights.max(-1, keepdims=True)
-    if bits == 8:
-        scales, least, zeros = np.where(-lowest >= highest, -lowest, -highest) / 128, -128, 0
-    else:
-        lowest = np.minimum(lowest, 0)
-        scales, least = (np.maximum(highest, 0) - lowest) / 15, 0
-        scales = np.maximum(scales, _SMALLEST).astype(np.float16)
-        zeros = np.rint(-lowest / scales).clip(0, 15)
-    values = np.divide(weights, np.where(np.abs(scales) < _SMALLEST, _SMALLEST, scales))
-    values += zeros
+    least = -(2 ** (bits - 1))
+    exact = np.where(-lowest >= highest, lowest, highest) / least
+    scales = exact.astype(np.float16)
+    divisors = exact if bits == 8 else scales.astype(np.float32)  # 4 bits: the stored scale
+    # A scale may be too small for 16 bits: 0 times any integer is 0.
+    values = weights / np.where(np.abs(divisors) < _SMALLEST, _SMALLEST, divisors)
     np.rint(values, out=values)
-    np.clip(values, least, least + 2**bits - 1, out=values)
+    np.clip(values, least, -least - 1, out=values)
     packed = values.astype(np.int8).reshape(-1).view(np.uint8)
     if bits == 4:
-        packed = packed[::2] | packed[1::2] << 4
-    return packed, scales.astype(np.float16), np.broadcast_to(np.uint8(zeros), scales.shape)
+        packed = packed[::2] & 15 | packed[1::2] << 4
+    return packed, scales

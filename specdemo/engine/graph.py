@@ -220,16 +220,21 @@ def _rebuilt(
     of theirs. So the plugin still sees compressed weights. None for other expressions, and if
     `constant` gives None."""
     kind, *others = {node.get_type_name() for node in nodes}
-    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract"):
+    if others or kind not in ("Constant", "Convert", "Multiply", "Subtract", "Reshape"):
         return None
     if kind == "Constant":
         return constant([node.get_tensor_view() for node in nodes])
-    values = zip(*(node.input_values() for node in nodes), strict=True)
-    inputs = [_rebuilt([value.get_node() for value in alike], constant) for alike in values]
-    if any(made is None for made in inputs):
+    count = 1 if kind == "Reshape" else None
+    values = zip(*(node.input_values()[:count] for node in nodes), strict=True)
+    made = [_rebuilt([value.get_node() for value in alike], constant) for alike in values]
+    inputs = [node for node in made if node is not None]
+    if len(inputs) < len(made):
         return None
     if kind == "Convert":
         return ops.convert(inputs[0], nodes[0].get_output_element_type(0).to_string())
+    if kind == "Reshape":  # groups of weights that share a scale become rows
+        rows = inputs[0].get_output_shape(0)[0]
+        return ops.reshape(inputs[0], [rows, *nodes[0].get_output_shape(0)[1:]], False)
     return (ops.multiply if kind == "Multiply" else ops.subtract)(*inputs)
 
 
