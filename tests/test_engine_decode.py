@@ -340,3 +340,13 @@ def test_a_guard_of_twice_the_rounding_keeps_every_choice(kind, data, seed, draf
 def test_without_the_guard_close_choices_flip(kind, options):
     pairs = [with_and_without_rounding(kind, options, seed, False) for seed in range(20)]
     assert any(answer != truth for answer, truth in pairs)
+
+
+@pytest.mark.parametrize(("two", "unpadded"), [(0.9, False), (1.1, True)])
+def test_a_guarded_single_token_is_padded_where_two_rows_are_faster(two, unpadded):
+    table, policy = table_of(0), Policy()
+    policy.costs.learn({1: 1.0, 2: two, 4: 2.0})
+    decoding = toy.decoding(table, PROMPT, decode.Limits(4, 100), policy=policy, guard=Guard(1e-3))
+    model = RoundingModel(table, 0.0, 0)
+    toy.drive(decoding, {"target": model})
+    assert bool(model.written) == unpadded

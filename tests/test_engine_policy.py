@@ -195,6 +195,15 @@ def test_a_forward_costs_its_padding_or_its_change_of_size_and_the_baseline_neit
     assert costs.baseline() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("two", "size"), [(9.2, 2), (11.0, 1)])
+def test_single_tokens_run_in_the_faster_of_one_or_two_rows(two, size):
+    costs = known_costs({1: 10.7, 2: two, 3: 11.5, 16: 20.0}, change=1.0)
+    assert costs.baseline() == pytest.approx(min(10.7, two))
+    for _ in range(9):
+        assert costs.choose(1) == costs.single_token_size == size
+        costs.record(size, costs.seconds[size])
+
+
 def test_a_slower_machine_is_seen_at_every_size_from_the_one_that_is_used():
     costs = known_costs()
     for _ in range(100):

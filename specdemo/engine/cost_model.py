@@ -102,9 +102,15 @@ class CostModel:
         if self.measured and other.measured:
             self.level += LEVEL_RATE * (other.level - self.level)
 
+    @property
+    def single_token_size(self) -> int:
+        """The fastest size for one token a forward: 2 where the kernel for one row is slower."""
+        return min(self.seconds, key=self.seconds.__getitem__, default=1)
+
     def baseline(self, context: int = 0) -> float:
         """Seconds of one token of autoregressive decoding, whose forwards have one size."""
-        return (self.seconds.get(1, 0.0) + self.attention * context) * self.level
+        seconds = self.seconds.get(self.single_token_size, 0.0)
+        return (seconds + self.attention * context) * self.level
 
     def forward(self, tokens: int) -> float:
         """Seconds of the next forward if it has `tokens` tokens, at a short context."""

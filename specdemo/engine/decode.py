@@ -108,7 +108,8 @@ def decode(
             # Meanwhile the masks of these rows are computed.
             masks_coming = None if allowed is None else allowed.begin(draft.tokens)
             tokens = [context[-1], *draft.tokens]
-            unpadded = guard is not None and not draft.tokens
+            # Padded, a single token needs no guard.
+            unpadded = guard is not None and not draft.tokens and policy.costs.single_token_size < 2
             run = Run(target, tokens, len(tokens), stepwise=True, unpadded=unpadded)
             reply = yield Forward("target", run)
             logits, seconds = reply.logits, reply.seconds
