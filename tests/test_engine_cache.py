@@ -28,8 +28,9 @@ from specdemo.convert.weights import compressed
 from specdemo.engine import graph
 from specdemo.engine.checkpoint import release_file
 from specdemo.engine.faults import CacheFull, ModelError
-from specdemo.engine.messages import ModelSettings, Run, prefill_chunks
+from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run, next_chunk
 from specdemo.engine.model import PagedModel
+from specdemo.engine.profile import MERGED_TOKENS
 
 F32 = (("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32"))
 
@@ -202,11 +203,16 @@ def test_a_file_that_is_no_decoder_is_refused_with_a_sentence(xml, tmp_path):
             PagedModel(copy)
 
 
-def test_prefill_chunks_cover_the_prompt_and_never_leave_one_token_alone():
-    for length in range(2, 700):
-        chunks, rows = zip(*prefill_chunks(list(range(length)), 1), strict=True)
-        assert sum(chunks, []) == list(range(length))
-        assert sum(rows) == rows[-1] == 1 and min(map(len, chunks)) > 1
+@pytest.mark.parametrize("size", [2, 31, PREFILL_CHUNK])
+def test_chunks_cover_the_prompt_and_never_leave_one_token_alone(size):
+    for length in range(2, 300):
+        tokens, lengths, rows = list(range(length)), [], 0
+        while not rows:
+            chunk, rows = next_chunk(tokens[sum(lengths) :], size)
+            assert chunk == tokens[sum(lengths) :][: len(chunk)]
+            lengths.append(len(chunk))
+        assert sum(lengths) == length and rows == 1
+        assert min(lengths) > 1 and max(lengths) <= min(size + 1, MERGED_TOKENS)
 
 
 def test_products_of_one_input_are_joined_and_give_the_same_logits(xml, model, monkeypatch):

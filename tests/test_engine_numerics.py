@@ -18,7 +18,7 @@ from specdemo.engine import model as models
 from specdemo.engine.checkpoint import PairFiles, weights_size
 from specdemo.engine.engine import Engine
 from specdemo.engine.invariance import measure_invariance
-from specdemo.engine.messages import ModelSettings, Run
+from specdemo.engine.messages import PREFILL_CHUNK, ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.engine.profile import Invariance
 
@@ -85,6 +85,20 @@ def test_forwards_of_every_size_up_to_the_measured_one_give_the_same_bits(measur
     reference = in_pieces(model, 4, 64)
     for size in (size for size in SIZES if size <= found.tokens):
         assert np.array_equal(in_pieces(model, size, 64), reference), size
+
+
+def test_a_prompt_gets_the_same_bits_whatever_the_lengths_of_its_chunks(measured):
+    model, found = measured
+    assert found.chunks
+    text, rng, read = text_of(model, 400), np.random.default_rng(3), []
+    for longest in (PREFILL_CHUNK, PREFILL_CHUNK, 30, 8):
+        with model.new_sequence() as sequence:
+            while sequence.length < len(text):
+                size = PREFILL_CHUNK if not read else int(rng.integers(2, longest + 1))
+                model.forward([Run(sequence, text[sequence.length :][:size], 0)])
+            run = Run(sequence, text[:4], 4, stepwise=True)
+            read.append(model.forward([run])[0].rows.tobytes())
+    assert len(set(read)) == 1
 
 
 def test_a_token_by_itself_differs_by_no_more_than_the_guard_allows(measured):

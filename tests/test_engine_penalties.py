@@ -152,7 +152,8 @@ def test_what_an_answer_repeats_of_a_prediction_is_drafted_from_it(session):
     bias = tuple((token, 50.0) for token in letters)
     settings = Settings(max_new_tokens=40, drafter="lookup", temperature=1.0, logit_bias=bias)
     *_, plain = session.answer("One two", settings)
-    *_, trace = session.ask(Question("One two", settings, prediction=plain.text[:30]))
+    predicted = session.loaded.tokenizer.encode(plain.text[:30])
+    *_, trace = session.ask(Question("One two", settings, prediction=tuple(predicted)))
     assert trace.token_ids == plain.token_ids
     drafted = [one for round_ in trace.rounds for one in round_.drafted if one.accepted]
     assert sum(one.source == "prediction" for one in drafted) > 15

@@ -21,8 +21,9 @@ from toy import (
     request,
 )
 
+from specdemo.engine.decode import prefill
 from specdemo.engine.faults import Busy, CacheFull, ModelError, RequestFailed
-from specdemo.engine.messages import Forward, Run
+from specdemo.engine.messages import PREFILL_CHUNK, Forward, Reply, Run
 from specdemo.engine.prefixes import PrefixCache
 from specdemo.engine.profile import MERGED_TOKENS
 from specdemo.engine.scheduler import Handle, Scheduler
@@ -205,11 +206,53 @@ def test_a_long_prompt_does_not_hold_up_other_requests(scheduler, shared):
     shared["target"].gate.set()
     collect([long, short])
     batches = shared["target"].batches
-    large = [at for at, sizes in enumerate(batches) if max(sizes) > MERGED_TOKENS]
+    large = [at for at, sizes in enumerate(batches) if max(sizes) == PREFILL_CHUNK]
     between = [later - sooner for sooner, later in zip(large, large[1:], strict=False)]
     answered = len(alone(0, (2, 3), 30)) - 2
-    assert len(large) > 5
-    assert sum(gap > 1 for gap in between[:answered]) >= len(between) // 2
+    assert answered > 5 and between[:answered] == [2] * answered
+
+
+@pytest.mark.parametrize("prompt", [2, 40, 300])
+def test_a_new_prompt_is_read_before_the_next_chunk_of_a_longer_one(scheduler, shared, prompt):
+    """Also where several long ones are read."""
+    shared["target"].gate.clear()
+    late = []
+
+    def arrives(batch):
+        if len(shared["target"].batches) == 29:
+            late.append(submit(scheduler, shared, (2, 3) * (prompt // 2), 1))
+
+    shared["target"].fault = arrives
+    long = [submit(scheduler, shared, (1, end) * 1000, 1) for end in (4, 5, 6)]
+    shared["target"].gate.set()
+    collect([*long, *late])
+    first = 30  # the forward in which it arrived is over
+    chunks = [PREFILL_CHUNK] * (prompt // PREFILL_CHUNK) + [prompt % PREFILL_CHUNK]
+    batches = shared["target"].batches
+    assert batches[first : first + len(chunks)] == [[size] for size in chunks]
+    assert all(len(sizes) == 1 for sizes in batches if max(sizes) == PREFILL_CHUNK)
+
+
+def read_prompt(model, tokens: int, shared_since: int) -> tuple[list[int], bytes]:
+    """The sizes of the forwards of a prompt, and its logits; it is alone before `shared_since`."""
+    fair = lambda context: 7 if context > 100 else 30  # noqa: E731
+    sizes, reply = [], None
+    with model.new_sequence() as sequence:
+        work = prefill(sequence, tuple(range(tokens)), fair_chunk=fair)
+        while True:
+            try:
+                run = work.send(reply).run
+            except StopIteration as done:
+                return sizes, done.value.logits.rows.tobytes()
+            sizes.append(len(run.tokens))
+            [logits] = model.forward([run])
+            reply = Reply(logits, 0.0, len(run.tokens), shared=sequence.length > shared_since)
+
+
+def test_a_prompt_is_read_in_fair_chunks_once_there_are_other_requests():
+    read = [read_prompt(ToyModel(), 200, since) for since in (1000, 0)]
+    assert [sizes for sizes, _ in read] == [[63, 63, 63, 11], [63, 30, 30, *[7] * 11]]
+    assert read[0][1] == read[1][1]
 
 
 def test_requests_are_admitted_only_as_far_as_their_worst_cases_fit_the_cache(scheduler):

@@ -16,8 +16,10 @@ from conftest import ROOT
 
 from specdemo.convert import ir
 from specdemo.errors import DamagedModel, FetchError, RequestFailed
-from specdemo.pairs import embedded, integrity, sources
+from specdemo.pairs import embedded, integrity, loading, sources
+from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.integrity import Check
+from specdemo.pairs.registry import chosen_pair
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 
@@ -180,6 +182,16 @@ def test_what_is_left_of_a_removed_folder_is_replaced(home, tiny_home):
     [second] = sources.prepare([source])
     assert second == first and (second.folder / ir.MODEL).is_file()
     assert integrity.damaged(second.folder) == []
+
+
+def test_a_model_without_its_weights_is_made_anew_by_the_next_start(home, tiny_home):
+    choice = ModelChoice(model=str(tiny_home / "llama-target"), weight_format="int8")
+    pair = chosen_pair(choice)
+    folder = loading.load_pair(pair, choice=choice).target.parent
+    (folder / ir.WEIGHTS).unlink()
+    with pytest.raises(DamagedModel, match=ir.WEIGHTS):
+        loading.load_pair(pair, choice=choice)
+    assert (loading.load_pair(pair, choice=choice).target.parent / ir.WEIGHTS).is_file()
 
 
 def test_a_session_refuses_to_answer_once_damage_is_found(home, tiny_llama_pair):

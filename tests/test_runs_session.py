@@ -131,7 +131,7 @@ PASSAGE = "The river rose in the night and the bridge was gone by morning. " * 2
     [
         ("Name three colours.", "Name three colours.", lambda trace, prefix: trace.prompt_tokens),
         ("Name two rivers of Asia.", "Who wrote Don Quixote?", lambda trace, prefix: prefix),
-        (PASSAGE + "Who came?", PASSAGE + "What went?", lambda trace, prefix: prefix + 256),
+        (PASSAGE + "Who came?", PASSAGE + "What went?", lambda trace, prefix: prefix + 5 * 63),
     ],
     ids=["all of it", "the template's prefix", "a chunk"],
 )

@@ -257,11 +257,13 @@ def test_an_answer_of_no_tokens_has_none(client):
     assert said(streamed(client, max_tokens=0)) == ""
 
 
-def test_a_prediction_reaches_the_drafters(client, session):
+def test_a_prediction_is_tokenised_once_and_reaches_the_drafters(client, session):
+    tokens = tuple(session.loaded.tokenizer.encode("One two", special=False))
     parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]
     for content in ("One two", parts):
-        answer = chat(client, prediction={"type": "content", "content": content})
-        assert session.questions[-1].prediction == "One two"
+        answer = chat(client, prediction={"type": "content", "content": content}, n=3)
+        predicted = [question.prediction for question in session.questions[-3:]]
+        assert predicted == [tokens] * 3 and len(set(map(id, predicted))) == 1
         assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
@@ -427,6 +429,14 @@ def test_a_refusal_tells_the_one_true_cause(client, more, sentence):
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, **more)
     assert caught.value.body["message"] == sentence
+
+
+@pytest.mark.parametrize("prompt", [[-1], [[-1]], [1, "a"], [["a"]], [None]])
+def test_a_token_that_is_none_is_refused_with_its_place(client, prompt):
+    """Also in a single prompt, which is not in a list where it was sent."""
+    with pytest.raises(openai.BadRequestError, match=r"prompt\.0") as caught:
+        client.completions.create(model="Scripted-1", prompt=prompt)
+    assert caught.value.param == "prompt"
 
 
 def test_a_prompt_that_is_too_long_is_named_by_its_parameter(client, session, monkeypatch):

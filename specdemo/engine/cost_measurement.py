@@ -77,8 +77,8 @@ def learn_costs(
                 forward(size)
                 steady[size] = min(perf_counter() - before, steady[size])
                 yield
-        for _ in range(FAR_CONTEXT // PREFILL_CHUNK):
-            model.forward([Run(sequence, [1] * PREFILL_CHUNK, 1)])
+        while (missing := FAR_CONTEXT - sequence.length) > 0:
+            model.forward([Run(sequence, [1] * min(PREFILL_CHUNK, missing), 1)])
             yield
         far = yield from _fastest(forward, between, [few, many], model.threads)
     change = statistics.median(near.changed[size] - near.stayed[size] for size in sizes)

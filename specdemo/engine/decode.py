@@ -2,7 +2,7 @@
 rounds. It does no I/O and reads no clock. The output depends only on the target model, the prompt
 and the sampling settings; drafters change only the speed, except with the maximal coupling."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -14,7 +14,7 @@ from .cache import Sequence
 from .constraint import Allowed, wait
 from .drafters import AdaptiveDrafter, EagleDrafter
 from .guard import Guard
-from .messages import Draft, Forward, Prompt, Reply, Run, prefill_chunks
+from .messages import PREFILL_CHUNK, Draft, Forward, Prompt, Reply, Run, next_chunk
 from .policy import Policy
 from .rounds import DraftToken, EmittedToken, Kind, Logprobs, Round
 from .sampling import REACH, Sampling
@@ -38,24 +38,25 @@ def prefill(
     tokens: tuple[int, ...],
     prefix: int = 0,
     head: EagleDrafter | None = None,
+    fair_chunk: Callable[[int], int] = lambda context: PREFILL_CHUNK,
 ) -> Generator[Forward, Reply, Prompt]:
-    """Run the tokens of a prompt that `target` does not hold yet, in chunks. The first `prefix`
-    tokens are a chunk of their own. `target` must hold a proper prefix of the prompt. An EAGLE-3
-    `head` reads the states of each chunk; the seconds are the target's."""
-    seconds = 0.0
-    chunks = []
-    held = target.length
-    if held < prefix:
-        chunks.append((list(tokens[held:prefix]), 0))
-        held = prefix
-    for chunk, rows in [*chunks, *prefill_chunks(list(tokens[held:]), 1)]:
+    """Run the tokens of a prompt that `target` does not hold yet, in chunks, beside other requests
+    of `fair_chunk(context)` tokens. The first `prefix` tokens are a chunk of their own. `target`
+    must hold a proper prefix of the prompt. An EAGLE-3 `head` reads the states of each chunk; the
+    seconds are the target's."""
+    seconds, size, last = 0.0, PREFILL_CHUNK, None
+    while last is None:
+        held = target.length
+        chunk, rows = next_chunk(list(tokens[held : held + size + 2]), size)
+        if held < prefix:
+            chunk, rows = list(tokens[held:prefix]), 0
         reply = yield Forward("target", Run(target, chunk, rows))
         seconds += reply.seconds
         last = reply.logits.last() if rows else None
+        size = fair_chunk(target.length) if reply.shared else size
         states = reply.logits.states(len(chunk))
         if head is not None and states is not None:
             yield from head.read_prompt(tokens, target.length, states)
-    assert last is not None, "only the last chunk gives rows"
     return Prompt(tokens, last, seconds)
 
 

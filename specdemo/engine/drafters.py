@@ -24,8 +24,8 @@ from .messages import (
     Proposal,
     Reply,
     Run,
+    next_chunk,
     one_row,
-    prefill_chunks,
 )
 from .policy import MAX_DRAFT, READING_SHARE, Policy, RoundPlan
 from .prefixes import common
@@ -271,9 +271,11 @@ class ModelDrafter(LogitsDrafter):
         """Propose the token after `context` and `drafted` that the `mask` allows, if any; gives it
         with the seconds that took."""
         pending = self._unread(context, drafted)
-        seconds = 0.0
-        for chunk, rows in prefill_chunks(pending, 1):
-            reply = yield Forward("draft", Run(self.sequence, chunk, rows, len(pending) <= LARGEST))
+        few, seconds = len(pending) <= LARGEST, 0.0
+        while pending:
+            chunk, rows = next_chunk(pending)
+            pending = pending[len(chunk) :]
+            reply = yield Forward("draft", Run(self.sequence, chunk, rows, few))
             seconds += reply.seconds
         return self.choose(reply.logits, context, drafted, mask), seconds
 

@@ -2,12 +2,13 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 
 from .cache import Sequence
-from .messages import Model, Run
+from .messages import PREFILL_CHUNK, Model, Run
 from .profile import Invariance
 
 CHECKED_SIZES = {2, 3, 5, 6, 8, 12, 16, 32, 64}  # tokens of a forward
@@ -20,6 +21,8 @@ LEAST_USEFUL, CHECK_SECONDS = 8, 8.0
 billion weights and no VNNI the largest two and their merging took 17 of its 26 s."""
 
 CONTEXT = 40  # tokens before those whose logits are compared
+
+CHUNKS = (0, 2, 9, 41)  # where they begin
 
 VERIFICATIONS = ((CONTEXT, 2), (21, 1), (9, 5))
 """Of the requests that share a forward: tokens of context, and tokens verified after it."""
@@ -39,7 +42,8 @@ def measure_invariance(model: Model) -> Invariance:
             found = Invariance(tokens, one_token, model.threads)
             model.least_tokens = found.least_tokens
             merging = tokens > 0 and _can_merge(model, context, text[CONTEXT:], tokens)
-            return replace(found, merging=merging)
+            chunks = tokens > PREFILL_CHUNK and _equal_chunks(model, context, text[CONTEXT:])
+            return replace(found, merging=merging, chunks=chunks)
         finally:
             model.least_tokens = restored
 
@@ -73,6 +77,17 @@ def _equal_sizes(model: Model, context: Sequence, tokens: list[int]) -> tuple[in
             break
         equal = size
     return equal, one_token
+
+
+def _equal_chunks(model: Model, context: Sequence, tokens: list[int]) -> bool:
+    """Whether a chunk of a prompt and the shorter ones in CHUNKS give the same logits."""
+    rows = []
+    for begins in ((0,), CHUNKS):
+        with model.fork(context, context.length) as sequence:
+            for begin, end in pairwise((*begins, PREFILL_CHUNK)):
+                logits = model.forward([Run(sequence, tokens[begin:end], 1)])
+            rows.append(logits[0].rows.copy())
+    return np.array_equal(rows[0], rows[1])
 
 
 def _can_merge(model: Model, context: Sequence, tokens: list[int], largest: int) -> bool:

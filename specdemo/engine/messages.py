@@ -16,7 +16,10 @@ from .cost_model import CostModel
 from .rounds import Logprobs, Source
 from .sampling import Distribution
 
-PREFILL_CHUNK = 256  # tokens of a prefill forward; a stopped request waits for one chunk at most
+PREFILL_CHUNK = 63
+"""Tokens of a prefill forward; other requests wait for one at most. With a token that is left over
+it is as large as the largest forward whose rounding is measured (`profile.MERGED_TOKENS`)."""
+
 DEPTH = 5  # the most tokens of a chain; heads are trained for this length
 
 
@@ -198,12 +201,14 @@ class Forward:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a Forward: logits, valid until that model's next forward, and `seconds`.
-    `tokens` counts all tokens in that forward with padding, `others` those of other requests."""
+    `tokens` counts all tokens in that forward with padding, `others` those of other requests.
+    `shared`: other requests have been active beside this one."""
 
     logits: Logits
     seconds: float
     tokens: int
     others: int = 0
+    shared: bool = False
 
 
 class Proposal(NamedTuple):
@@ -231,9 +236,7 @@ class Draft:
         return [proposal.token for proposal in self.proposals]
 
 
-def prefill_chunks(tokens: list[int], rows: int) -> list[tuple[list[int], int]]:
-    """Split `tokens` into (chunk, rows wanted of it). Only the last chunk gives rows. No chunk has
-    one token unless there is only one token in all."""
-    if len(tokens) <= PREFILL_CHUNK + max(1, rows):
-        return [(tokens, rows)]
-    return [(tokens[:PREFILL_CHUNK], 0), *prefill_chunks(tokens[PREFILL_CHUNK:], rows)]
+def next_chunk(tokens: list[int], size: int = PREFILL_CHUNK) -> tuple[list[int], int]:
+    """The next `size` of the `tokens` to prefill, and how many rows of logits are wanted: one of
+    the last chunk. No chunk has one token unless there is only one token in all."""
+    return (tokens, 1) if len(tokens) <= size + 1 else (tokens[:size], 0)

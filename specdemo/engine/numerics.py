@@ -101,7 +101,7 @@ def open_target(
         tried, found = [known.properties], known.invariance
     else:
         tried = candidates(source, files.device, files.kv_cache, exact, core)
-        found = Invariance(0, 0.0, 0, merging=True)
+        found = Invariance(0, 0.0, 0, merging=True, chunks=True)
     model: Model
     for properties in tried:
         model = None  # type: ignore[assignment] # freed first: two may not fit into memory

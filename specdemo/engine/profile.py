@@ -11,12 +11,14 @@ Properties = tuple[tuple[str, str], ...]  # names and values of OpenVINO plugin 
 class Invariance:
     """Measured with `threads` threads: forwards of 2 to `tokens` tokens give bitwise equal logits
     (0: none do, or fast numerics). A forward of one token differs by at most `one_token` logits.
-    With `merging` a request gets the same bits in a shared forward as by itself."""
+    With `merging` a request gets the same bits in a shared forward as by itself, with `chunks` a
+    prompt does whatever the lengths of its chunks."""
 
     tokens: int
     one_token: float
     threads: int
     merging: bool = False
+    chunks: bool = False
 
     @property
     def guard(self) -> float | None:

@@ -17,14 +17,13 @@ from .draft_head import DraftHead
 from .drafters import AdaptiveDrafter, EagleDrafter, ModelDrafter, make_drafter
 from .eagle_head import EagleHead
 from .guard import Guard
-from .messages import Forward, Model, Prompt, Reply, Run, Runner
+from .messages import PREFILL_CHUNK, Forward, Model, Prompt, Reply, Run, Runner
 from .policy import Acceptance, Policy
 from .prefixes import PrefixCache
 from .profile import Invariance, TargetProfile
 from .rounds import Logprobs, Round
 from .sampling import Sampling, distribution
 
-SCORED_TOGETHER = 64  # tokens of a forward whose rows of logits are all computed
 Work = Generator[Forward | Round | Future[Any], Any, Any]  # Forwards expect a Reply
 
 
@@ -40,6 +39,13 @@ class Target:
     policy: Policy = field(default_factory=Policy)
     measured: str = ""
     prepared: threading.Event = field(default_factory=threading.Event)
+
+    def fair_chunk(self, context: int) -> int:
+        """The tokens of a prefill forward beside other requests: fewer than alone after a long
+        context, where their number changes no bits."""
+        if not self.invariance.chunks:
+            return PREFILL_CHUNK
+        return self.model.costs.fair_chunk(PREFILL_CHUNK // 2, context)
 
     @property
     def found(self) -> str:
@@ -92,7 +98,7 @@ class Request:
         model = None if drafter is None else drafter.model
         sequence = None
         try:
-            prompt, sequence = yield from self._prompt(target.prefixes, model)
+            prompt, sequence = yield from self._prompt(target, model)
             self.prefill = prompt.seconds
             if self.prefill_seconds is not None:
                 since = perf_counter() - self.prefill_seconds
@@ -139,10 +145,11 @@ class Request:
         )
 
     def _prompt(
-        self, prefixes: PrefixCache, model: object = None
+        self, target: Target, model: object = None
     ) -> Generator[Forward, Reply, tuple[Prompt, Sequence]]:
         """The prefilled prompt, and a sequence that holds it, which the caller must release. If the
         drafter's `model` is an EAGLE-3 head, it reads the prompt where that pays."""
+        prefixes = target.prefixes
         sequence, prompt = prefixes.find(self.tokens)
         self.reused = sequence.length
         try:
@@ -151,7 +158,8 @@ class Request:
                 most, head = self.limits.max_new_tokens, None
                 if isinstance(model, EagleDrafter) and model.reads_prompt(len(self.tokens), most):
                     head = model
-                prompt = yield from prefill(sequence, self.tokens, prefix, head)
+                fair = target.fair_chunk
+                prompt = yield from prefill(sequence, self.tokens, prefix, head, fair)
                 prefixes.keep(prefixes.model.fork(sequence, sequence.length), prompt)
         except BaseException:
             sequence.release()
@@ -188,7 +196,7 @@ class NextToken(Request):
     """Gives the target model's distribution of the token after the prompt and `answer`."""
 
     def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
-        prompt, sequence = yield from self._prompt(target.prefixes)
+        prompt, sequence = yield from self._prompt(target)
         with sequence:
             logits = prompt.logits
             if self.answer:
@@ -209,13 +217,14 @@ class PromptLogprobs(Request):
 
     def work(self, target: Target, draft: PrefixCache | DraftHead | None = None) -> Work:
         found: list[Logprobs] = []
+        size, count = PREFILL_CHUNK, self.logprobs or 0
         with target.model.new_sequence() as sequence:
-            for begin in range(0, len(self.tokens) - 1, SCORED_TOGETHER):
-                chunk = self.tokens[begin : begin + SCORED_TOGETHER]
-                logits = (yield Forward("target", Run(sequence, chunk, len(chunk)))).logits
-                following = self.tokens[begin + 1 : begin + 1 + len(chunk)]
-                count = self.logprobs or 0
-                found += [logits.logprobs(at, token, count) for at, token in enumerate(following)]
+            while following := self.tokens[sequence.length + 1 :][:size]:
+                chunk = self.tokens[sequence.length :][: len(following)]
+                reply = yield Forward("target", Run(sequence, chunk, len(chunk)))
+                rows = enumerate(following)
+                found += [reply.logits.logprobs(row, token, count) for row, token in rows]
+                size = target.fair_chunk(sequence.length) if reply.shared else size
         return found
 
 

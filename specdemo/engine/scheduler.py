@@ -15,7 +15,7 @@ from time import monotonic, perf_counter, sleep
 from typing import Any
 
 from .faults import Busy, RequestFailed
-from .messages import Forward, Reply, Runner
+from .messages import Forward, Reply, Run, Runner
 from .prefixes import PrefixCache
 from .profile import MERGED_TOKENS
 
@@ -86,6 +86,12 @@ class Handle:
     @property
     def tokens(self) -> int:
         return len(self.pending.run.tokens)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the pending forward is a chunk of a prompt, and not its last one."""
+        run = self.pending.run
+        return isinstance(run, Run) and not run.stepwise and run.rows != 1
 
     @property
     def awaits(self) -> bool:
@@ -254,10 +260,14 @@ class Scheduler:
         for name in ("draft", "target"):
             while True:
                 waiting = [h for h in self._active if h.pending and h.pending.model == name]
-                # One long forward a turn at most, so that prefills do not delay other requests.
-                long = [handle for handle in waiting if handle.tokens > MERGED_TOKENS]
-                for batch in _batches([handle for handle in waiting if handle not in long[1:]]):
+                # Last, one prompt that goes on: the one of which the least was read. So a new
+                # request waits for one chunk of the others' prompts, and for none of longer ones.
+                long = [handle for handle in waiting if handle.goes_on]
+                short = [handle for handle in waiting if not handle.goes_on]
+                for batch in _batches(sorted(short, key=lambda handle: handle.tokens)):
                     self._forward(batch)
+                if long:
+                    self._forward([min(long, key=lambda one: one.pending.run.sequence.length)])
                 if name == "target" or long or not waiting:
                     break
 
@@ -297,7 +307,8 @@ class Scheduler:
         asked = sum(request.tokens for request in batch)
         for request, part in zip(batch, logits, strict=True):
             others, request.pending = asked - request.tokens, None
-            self._resume(request, Reply(part, seconds, model.size, others))
+            shared = request.most_others > 0
+            self._resume(request, Reply(part, seconds, model.size, others, shared))
 
     def _resume(self, request: Handle, reply: Reply | None) -> None:
         """Let the request go on until it needs a forward or ends."""

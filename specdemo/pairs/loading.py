@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from specdemo.convert import ir
 from specdemo.engine.checkpoint import Checkpoint, PairFiles, weights_size
 from specdemo.engine.profile import Profile
-from specdemo.errors import BadInput, FetchError
+from specdemo.errors import BadInput, FetchError, ModelError
 from specdemo.host import measured
 from specdemo.host.disk import file_size
 from specdemo.host.hardware import on_torch, require_memory
@@ -78,10 +78,10 @@ def load_pair(
     check = Check([model.folder for model in models])
     try:
         loaded = _opened(pair, choice, check, *models)
-    except FetchError:
+        target, draft = (one and weights_size(one) for one in (loaded.target, loaded.draft))
+    except (FetchError, ModelError):
         check.require()  # the reason may be a damaged file, which the check removes
         raise
-    target, draft = (one and weights_size(one) for one in (loaded.target, loaded.draft))
     if draft and draft > target:
         log.warning(
             f"The draft model {loaded.info.draft} has {size(draft)} of weights, its target "

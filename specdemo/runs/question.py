@@ -25,7 +25,7 @@ class Question:
     for missing measurements, which can take half a minute. Setting `stop` ends the answer within
     one round. `loading` tells whether models are being loaded. The answer may call `tools`, of
     which the prompt must tell. Rounds have `logprobs` with so many of the likeliest tokens, unless
-    it is None. What the answer repeats of the text `prediction` is drafted from it."""
+    it is None. What the answer repeats of the tokens `prediction` is drafted from them."""
 
     prompt: Prompt
     settings: Settings
@@ -37,7 +37,7 @@ class Question:
     loading: Callable[[], bool] = lambda: False
     tools: Tools | None = None
     logprobs: int | None = None
-    prediction: str = ""
+    prediction: tuple[int, ...] = ()
 
     @property
     def instruction(self) -> str:

@@ -290,8 +290,7 @@ class Session(AbstractContextManager[Any]):
             constraint = self.grammars.compiled(settings.json_schema, question.tools)()
             options["constraint"] = constraint
         if question.prediction:
-            predicted = self._tokenizer.encode(question.prediction, special=False)
-            options["prediction"] = tuple(predicted[: self.context_limit])
+            options["prediction"] = question.prediction[: self.context_limit]
         stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
         return kind(
             tokens,

@@ -77,10 +77,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A prompt as token ids, and the trace's `instruction`: the last message, or the prompt."""
+    """A prompt as token ids, the trace's `instruction` (the last message, or the prompt), and the
+    token ids that the answer may repeat."""
 
     ids: tuple[int, ...]
     title: str
+    prediction: tuple[int, ...] = ()
 
 
 def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
@@ -258,7 +260,7 @@ class LocalBackend:
             stop=stop,
             tools=tools,
             logprobs=asked.likeliest,
-            prediction=asked.predicted,
+            prediction=prompt.prediction,
         )
         head, scored = self._echo(asked, prompt, settings, stop)
         # What is not certain yet: a text, and its tokens with the places where they begin.
@@ -356,7 +358,8 @@ class LocalBackend:
                 continue_final_message=bool(asked.continue_final_message),
                 chat_template_kwargs=asked.chat_template_kwargs,
             )
-            return ReadPrompt(tuple(ids), turns[-1].content)
+            predicted = tokenizer.encode(asked.predicted, special=False)
+            return ReadPrompt(tuple(ids), turns[-1].content, tuple(predicted))
         if isinstance(prompt, str):
             return ReadPrompt(tuple(tokenizer.encode(prompt, special=False, bos=True)), prompt)
         last = tokenizer.vocabulary_size - 1

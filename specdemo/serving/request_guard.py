@@ -256,7 +256,8 @@ def _place(finding: dict[str, Any], value: Any) -> list[str]:
     """The keys to a finding's value in a body; pydantic puts names of types between them."""
     place = []
     for part in finding["loc"][1:]:
-        known = part in value if isinstance(value, dict) else isinstance(part, int)
+        known = isinstance(value, dict) and part in value
+        known |= isinstance(value, list) and isinstance(part, int) and part < len(value)
         if known:
             place.append(str(part))
             value = value[part]
