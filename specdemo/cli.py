@@ -81,7 +81,9 @@ def main(
     try:
         if isinstance(command, str):
             command = program.get_command(click.Context(program), command)
-        return (command or program).main(arguments, name, standalone_mode=False) or 0
+        code = (command or program).main(arguments, name, standalone_mode=False) or 0
+        sys.stdout.flush()  # a full disk is a failure, while it can be told
+        return code
     except click.Abort:
         message, code = "interrupted", INTERRUPTED
     except click.ClickException as error:

@@ -7,12 +7,14 @@ import sys
 TYPE_CHECKING = False  # a type checker takes it for true; importing typing would take longer
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import TextIO
 
 
 def start(name: str = "specdemo", command: str | None = None) -> int:
     """Run the command line, or only its `command`, under the program's `name`. Returns the exit
-    code, but ends the process at once if it was interrupted, or if a thread is left: one that
-    loads a model cannot be stopped, and would abort the interpreter's end where it resumes."""
+    code, but ends the process at once if it was interrupted, if its output cannot be written (the
+    interpreter would end with 120), or if a thread is left: one that loads a model cannot be
+    stopped, and would abort the interpreter's end where it resumes."""
 
     def interrupt(number: int, frame: "FrameType | None") -> None:
         """Raises KeyboardInterrupt, but ends the process during an import: extension modules turn
@@ -35,7 +37,8 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
         _end(f"{name}: interrupted\n")
     import threading
 
-    if code != INTERRUPTED and any(thread.daemon for thread in threading.enumerate()):
+    left = any(thread.daemon for thread in threading.enumerate())
+    if code != INTERRUPTED and (left or not _flushed(sys.stdout)):
         import atexit
 
         atexit._run_exitfuncs()
@@ -45,13 +48,20 @@ def start(name: str = "specdemo", command: str | None = None) -> int:
     return code
 
 
+def _flushed(stream: "TextIO") -> bool:
+    """Writes what is buffered; gives whether that was possible. It is not if the stream is closed,
+    its disk is full, or an interrupt came while it was written to."""
+    try:
+        stream.flush()
+    except (AttributeError, OSError, RuntimeError, ValueError):
+        return False
+    return True
+
+
 def _end(message: str = "", code: int = 130) -> None:
     """End the process without waiting for its threads, which may be compiling for seconds."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (AttributeError, OSError, RuntimeError, ValueError):
-            continue  # it is closed, or the interrupt came while it was written to
+    _flushed(sys.stdout)
+    _flushed(sys.stderr)
     try:
         os.write(2, message.encode())
     finally:

@@ -61,6 +61,48 @@ def test_an_interrupt_of_an_import_is_one_word_even_where_it_is_swallowed(progra
     assert done.stderr == f"{program}: interrupted\n"
 
 
+PRINTING = """
+import click, sys, threading, time
+from specdemo import cli, start
+
+@click.command()
+def printing():
+    print("hello")
+    if sys.argv[1:] == ["with a thread"]:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+main = cli.main
+cli.main = lambda name, command: main([], printing, name)
+sys.exit(start.start())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "specdemo", "--help"],
+        ["-m", "specdemo", "pairs", "--json", "-"],
+        ["-c", PRINTING],
+        ["-c", PRINTING, "with a thread"],
+    ],
+    ids=str,
+)
+def test_an_output_that_cannot_be_written_is_a_failure(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "cannot be written: No space left" in done.stderr
+
+
 def test_a_process_that_ignores_interrupts_still_does():
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED_IMPORT
     done = python(code, "click", "specdemo", "--version")
