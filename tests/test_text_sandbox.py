@@ -77,6 +77,19 @@ def test_a_template_that_takes_too_much_is_one_sentence_and_costs_nothing_later(
     assert process.render("{{ 2 }}", {}) == "2"
 
 
+def test_the_shortest_request_is_rendered_first(process):
+    order = []
+
+    def render(size: int) -> None:
+        order.append(int(process.render("{{ text | length }}", {"text": "x" * size})))
+
+    with ThreadPoolExecutor(4) as pool, process._turn(b"a slow one"):
+        for size in (300_000, 500_000, 10, 20_000):
+            pool.submit(render, size)
+        until(lambda: len(process._waiting) == 4)
+    assert order == [10, 20_000, 300_000, 500_000]
+
+
 def children_seconds() -> float:
     """Processor seconds of the child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
