@@ -328,6 +328,27 @@ def test_a_conversion_that_fills_the_disk_leaves_nothing_and_the_next_one_is_who
     assert (fetch(str(tmp_path / "own")).folder / ir.MODEL).is_file()
 
 
+def test_a_conversion_reads_files_without_their_byte_order_marks(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEMO_HOME", str(tmp_path / "home"))
+    (tmp_path / "own").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / "own" / name).write_bytes(codecs.BOM_UTF8 + '{"é": 1}'.encode())
+    read = {}
+
+    def converted(module: str, arguments: list[str], work: Path) -> str:
+        source, out = Path(arguments[arguments.index("--model") + 1]), Path(arguments[-1])
+        read.update({path.name: path.read_bytes() for path in source.iterdir()})
+        out.mkdir()
+        (out / ir.MODEL).write_text("<net/>")
+        return ""
+
+    monkeypatch.setattr(exporting, "run_module", converted)
+    fetch(str(tmp_path / "own"))
+    marks = {name: content.startswith(codecs.BOM_UTF8) for name, content in read.items()}
+    assert marks == {"config.json": False, "tokenizer.json": False, "model.safetensors": True}
+    assert json.loads(read["config.json"]) == {"é": 1}
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -1,6 +1,7 @@
 """Exports PyTorch checkpoints and GGUF files to OpenVINO IR. `decoder` builds what it has a family
 for; optimum-intel exports other checkpoints in a child process, which may crash."""
 
+import codecs
 import errno
 import importlib.util
 import math
@@ -79,7 +80,8 @@ def export(
                 if left := weights.unused():
                     raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
             else:
-                arguments = optimum_arguments(source, made, weight_format)
+                readable = without_marks(source, Path(scratch) / "source")
+                arguments = optimum_arguments(readable, made, weight_format)
                 if why := run_module("optimum.commands.optimum_cli", arguments, Path(scratch)):
                     raise FetchError(f"optimum-intel could not export {name}: {why}")
             # The exporters do not write these files, or write them in another form.
@@ -98,6 +100,22 @@ def export(
         raise FetchError(
             f"The IR of {name} could not be written to {out.parent} ({why}); {advice}."
         ) from error
+
+
+def without_marks(source: Path, folder: Path) -> Path:
+    """The folder `source`, or, if texts in it begin with byte order marks, which transformers does
+    not read, a `folder` with these texts without marks and with links to the other files."""
+    texts = [*source.glob("*.json"), *source.glob("*.jinja")]
+    marked = [path for path in texts if path.read_bytes().startswith(codecs.BOM_UTF8)]
+    if not marked:
+        return source
+    folder.mkdir()
+    for path in filter(Path.is_file, source.iterdir()):
+        if path in marked:
+            (folder / path.name).write_text(ir.read_text(path), encoding="utf-8")
+        else:
+            link(path.absolute(), folder / path.name)
+    return folder
 
 
 def optimum_arguments(source: Path, out: Path, weight_format: str) -> list[str]:
