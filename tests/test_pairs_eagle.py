@@ -90,12 +90,24 @@ def test_a_target_on_a_torch_device_gives_no_states(tiny_home, tmp_path, change)
         loaded(tiny_home / "llama-target", head_folder(tmp_path), **change)
 
 
-def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda offsets: offsets + 100,
+        lambda offsets: offsets - 1,
+        lambda offsets: offsets[:0],
+        lambda offsets: offsets[:-1],
+        lambda offsets: -np.arange(len(offsets)),
+        lambda offsets: np.full(len(offsets), 2**62),
+    ],
+    ids=["too large", "negative", "none", "too few", "all the same", "huge"],
+)
+def test_ir_that_does_not_go_with_its_configuration_is_one_sentence(target, tmp_path, change):
     folder = loaded(target, head_folder(tmp_path)).head.parent
     core = ov.Core()
     model = core.read_model(folder / ir.MODEL)
     result = model.output("d2t").node
-    other = ov.opset13.constant(result.input_value(0).get_node().data + 100)
+    other = ov.opset13.constant(change(result.input_value(0).get_node().data))
     other.output(0).get_tensor().set_names({"d2t"})
     result.input(0).replace_source_output(other.output(0))
     changed = tmp_path / "changed"

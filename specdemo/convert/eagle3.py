@@ -87,8 +87,9 @@ def require_target(folder: Path, name: str, target: Path, target_name: str) -> t
                 "choose a head that was made for it."
             )
     found = read_head(core, folder / ir.MODEL, target)
-    tokens = found.tokens
-    if found.states != len(layers) * width or tokens.min() < 0 or tokens.max() >= vocabulary:
+    tokens, columns = found.tokens.tolist(), found.step.outputs[0].partial_shape[-1]
+    one_each = columns == len(tokens) == len(set(tokens)) and set(tokens) <= set(range(vocabulary))
+    if found.states != len(layers) * width or not one_each:
         raise BadInput(f"The IR of {name} does not go with its config.json; export it again.")
     return layers
 
