@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
-from fakes import served
+from fakes import served, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -72,6 +72,23 @@ def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embe
             ended += 1
             assert is_valid(tokenizer.decode(answer), schema), (schema, tokenizer.decode(answer))
     assert ended > 0.9 * len(SCHEMAS)
+
+
+def test_a_known_schema_waits_for_none_and_a_short_one_for_one_longer(grammars, monkeypatch):
+    monkeypatch.setattr("specdemo.text.grammar.REST", 0.0)
+    known, order = grammars.compiled('{"type": "null"}'), []
+
+    def compiled(properties: int) -> None:
+        names = {f"p{at}": {} for at in range(properties)}
+        grammars.compiled(json.dumps({"properties": names}))
+        order.append(properties)
+
+    with ThreadPoolExecutor(3) as pool, grammars._turns.turn(0):
+        for properties in (30, 20, 10):
+            pool.submit(compiled, properties)
+        until(lambda: len(grammars._turns.waiting) == 3)
+        assert grammars.compiled('{"type": "null"}') is known
+    assert order == [10, 20, 30]
 
 
 @settings(max_examples=25, deadline=None)

@@ -83,10 +83,10 @@ def test_the_shortest_request_is_rendered_first(process):
     def render(size: int) -> None:
         order.append(int(process.render("{{ text | length }}", {"text": "x" * size})))
 
-    with ThreadPoolExecutor(4) as pool, process._turn(b"a slow one"):
+    with ThreadPoolExecutor(4) as pool, process._turns.turn(0):
         for size in (300_000, 500_000, 10, 20_000):
             pool.submit(render, size)
-        until(lambda: len(process._waiting) == 4)
+        until(lambda: len(process._turns.waiting) == 4)
     assert order == [10, 20_000, 300_000, 500_000]
 
 

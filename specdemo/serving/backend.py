@@ -32,6 +32,7 @@ from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.text.stops import certain
 from specdemo.text.tools import CallReader, FunctionCall, Tools
+from specdemo.text.turns import Turns
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -113,7 +114,7 @@ class LocalBackend:
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
-        self._long_texts = threading.Lock()
+        self._long_texts = Turns()
         self.failed: str | None = None
 
     def load(self) -> None:
@@ -337,7 +338,7 @@ class LocalBackend:
             raise BadInput(message, code="context_length_exceeded")
         if characters <= LONG_TEXT:
             return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
-        with self._long_texts:
+        with self._long_texts.turn(characters):
             begun = time.perf_counter()
             try:
                 return [self._read_prompt(asked, prompt) for prompt in asked.prompts]

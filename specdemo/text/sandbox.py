@@ -5,9 +5,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,27 +14,25 @@ from typing import Any
 
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.text import renderer
+from specdemo.text.turns import Turns
 
 KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"
 """What Python may need to start, and the time zone. Others may be secrets."""
 
 
 class TemplateProcess:
-    """Renders one template after another (thread safe), the shortest request first, so that nobody
-    waits for more than one that is long or slow. Its process starts when it is needed, ends with
-    this one, and is replaced if it has ended."""
+    """Renders one template after another (thread safe), the shortest request first. Its process
+    starts when it is needed, ends with this one, and is replaced if it has ended."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: list[bytes] = []
-        self._busy = False
+        self._turns = Turns()
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text of `template` (Jinja) with `variables` (JSON data). Raises BadInput if the
         template fails or takes too much, RequestFailed if there can be no process."""
         request = json.dumps([template, variables]).encode() + b"\n"
-        with self._turn(request):
+        with self._turns.turn(len(request)):
             try:
                 process = self._running()
                 process.stdin.write(request)
@@ -51,25 +48,6 @@ class TemplateProcess:
             why = f"The model's chat template refuses this conversation: {text}"
             raise BadInput(why, "messages")
         return text
-
-    @contextmanager
-    def _turn(self, request: bytes) -> Iterator[None]:
-        with self._changed:
-            self._waiting.append(request)
-            try:
-                self._changed.wait_for(
-                    lambda: not self._busy and request is min(self._waiting, key=len)
-                )
-                self._busy = True
-            finally:
-                self._waiting = [one for one in self._waiting if one is not request]
-                self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
