@@ -32,13 +32,21 @@ _NEEDED = ("torch", "transformers", "optimum", "nncf")
 
 
 def export(
-    source: Path, out: Path, weight_format: str, report: Report = silent, *, name: str = ""
+    source: Path,
+    out: Path,
+    weight_format: str,
+    report: Report = silent,
+    *,
+    name: str = "",
+    own_text: Callable[[], list[list[int]]] | None = None,
 ) -> None:
     """Export the checkpoint in the folder `source`, or the GGUF file `source`, to IR in the new
     folder `out`, complete or not at all. `weight_format` is int8, int4, fp16, or auto: int8, or
-    int4 if that takes more than half of this machine's memory. Raises BadInput if `source` has no
-    model that can be exported or `out` exists, MissingPackage, FetchError if the export fails."""
-    from specdemo.convert import checkpoints, decoder, eagle3, gguf_file, vocabulary
+    int4 if that takes more than half of this machine's memory. With `own_text`, which gives texts
+    that the model wrote (token ids), int4 weights are rounded along them; what is done is kept
+    beside `out` until all is done. Raises BadInput if `source` has no model that can be exported or
+    `out` exists, MissingPackage, FetchError if the export fails."""
+    from specdemo.convert import checkpoints, decoder, eagle3, gguf_file, rounding, vocabulary
     from specdemo.convert.weights import FileWeights
 
     if out.exists():
@@ -62,6 +70,11 @@ def export(
     missing = [one for one in _NEEDED if importlib.util.find_spec(one) is None]
     if missing and not shape:
         raise MissingPackage(f"Exporting needs {', '.join(missing)}: `pip install -e .[export]`.")
+    if own_text and not (shape and shape.graph is decoder.DecoderGraph and bits == 4):
+        raise BadInput(
+            f"--calibrate is for int4 of the architectures that are converted here; {name} in "
+            f"{weight_format} is exported without it."
+        )
     # Optimum-intel first writes 32-bit IR; the checkpoint may have 16 bits.
     needed = shape.bytes(bits) if shape else 2.5 * sum(map(file_size, source.glob("*.safetensors")))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +89,10 @@ def export(
                 link(source.absolute(), made / ir.SOURCE)
             if shape:
                 weights = FileWeights(tensors, report, name)
+                if own_text:
+                    work = out.with_name(f"{out.name}-rounding-{before}")
+                    rounding.round_weights(shape, tensors, own_text, work, report, name)
+                    weights = rounding.RoundedWeights(tensors, report, name, work)
                 decoder.write(shape, bits, weights, made)
                 if left := weights.unused():
                     raise BadInput(f"{name} has {left[0]}, which {shape.family.name} has not.")
@@ -91,6 +108,8 @@ def export(
             if ir.fingerprint(source) != before:
                 raise FetchError(f"{source} was replaced while it was read; try again.")
             os.replace(made, out)
+            if own_text:
+                shutil.rmtree(work)
     except SpecdemoError:
         raise
     except (OSError, RuntimeError) as error:  # OpenVINO's errors do not name a full disk

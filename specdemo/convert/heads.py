@@ -16,14 +16,13 @@ numpy and OpenVINO, not torch.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
 from specdemo.convert import ir
-from specdemo.convert.weights import compressed
+from specdemo.convert.rounding import Quantized, Rounding, Squares
 from specdemo.engine import draft_head, graph
 from specdemo.errors import BadInput
 
@@ -33,22 +32,7 @@ EPSILON = 1e-6
 LIKENESS = 0.9  # cosine of two embeddings of a token in one model, rounded differently; others: 0
 _TARGET = ["specdemo", "target"]
 GROUP = 64  # weights that share a scale
-DAMPING = 0.01  # relative to the mean of the squares
 SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # scales, relative to the one that cuts nothing
-
-
-class Quantized(NamedTuple):
-    """A matrix in int4. `values`: uint8 [rows, columns / 2], two per byte, the first in the lower
-    bits. `scales`: float16 [rows, groups]."""
-
-    values: np.ndarray
-    scales: np.ndarray
-
-    def floats(self) -> np.ndarray:
-        """The matrix, float32 [rows, columns]."""
-        bits = np.stack([self.values & 15, self.values >> 4], -1).astype(np.int8)
-        signed = ((bits ^ 8) - 8).reshape(*self.scales.shape, -1)
-        return (signed * self.scales[:, :, None].astype(np.float32)).reshape(len(bits), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +65,12 @@ def load(path: Path) -> HeadWeights:
 
 
 def quantize(matrix: np.ndarray, squares: np.ndarray) -> Quantized:
-    """Round `matrix` [rows, columns] to int4; later columns compensate for the error of earlier
-    ones (GPTQ, arXiv 2210.17323). `squares` [columns, columns]: the inputs' sums of products."""
-    rows, columns = matrix.shape
-    group = math.gcd(GROUP, columns)
-    damping = DAMPING * np.trace(squares) / columns + 1e-9
-    spread = np.linalg.inv(squares + damping * np.eye(columns))
-    spread = np.linalg.cholesky(spread).T.astype(np.float32)
-    left = matrix.astype(np.float32)
-    values = np.zeros((rows, columns), np.int8)
-    scales = np.zeros((rows, columns // group), np.float16)
-    for at in range(columns):
-        if at % group == 0:
-            weights = np.diag(squares)[at : at + group]
-            scales[:, at // group] = _scales(left[:, at : at + group], weights)
-        scale = scales[:, at // group].astype(np.float32)
-        values[:, at] = np.rint(left[:, at] / scale).clip(-8, 7)
-        error = (left[:, at] - values[:, at] * scale) / spread[at, at]
-        left[:, at:] -= np.outer(error, spread[at, at:])
-    bits = values.view(np.uint8) & 15
-    return Quantized(bits[:, ::2] | bits[:, 1::2] << 4, scales)
-
-
-def _scales(part: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The scale of each row of `part`, float32 [rows], of those in SHRUNK that rounds it best, with
-    squares of errors times `weights`."""
-    largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)[:, 0]
-    widest = np.where(np.abs(largest) < 1e-6, 1e-6, -largest / 8).astype(np.float32)
-    errors = []
-    for share in SHRUNK:
-        scale = share * widest[:, None]
-        errors.append((part - np.rint(part / scale).clip(-8, 7) * scale) ** 2 @ weights)
-    return widest * np.array(SHRUNK, np.float32)[np.argmin(errors, 0)]
+    """The `matrix` [rows, columns] in int4. `squares` [columns, columns]: the inputs' sums of
+    products."""
+    columns = len(squares)
+    total = Squares(columns, math.gcd(GROUP, columns), columns)
+    total.sums = [squares]
+    return Rounding(total, SHRUNK).round(len(matrix), lambda first, end: matrix[first:end])
 
 
 def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -220,8 +178,4 @@ def _norm(rows: ov.Output) -> ov.Node:
 
 
 def _product(rows: ov.Node, weights: Quantized) -> ov.Node:
-    outputs, groups = weights.scales.shape
-    columns = 2 * weights.values.shape[1]
-    integers = ov.Tensor(ov.Type.i4, ov.Shape([outputs, groups, columns // groups]))
-    graph.raw_bytes(integers)[:] = weights.values.reshape(-1)
-    return ops.matmul(rows, compressed(integers, weights.scales[:, :, None]), False, True)
+    return ops.matmul(rows, weights.expression(), False, True)

@@ -38,6 +38,7 @@ _FORMS = jinja2.Environment(
 MIX: dict[str, float] = _DATA["mix"]  # the share of each kind of instruction
 GIVEN, ASKED = "text", "asked"  # kinds: a user's own conversations, and own instructions
 OWN, OWN_TOKENS, OWN_TEMPERATURE = "own", 64, 0.85  # instructions that the target writes
+CALIBRATION_TOKENS = 4800  # along which weights are rounded
 GROUP = 256  # conversations in a file
 TEMPERATURES = (0.7, 1.0)
 LEAST_PASSAGE = 40  # passages are cut from answers of at least as many tokens
@@ -203,6 +204,26 @@ def written(
             known += groups[path]
             count += sum(len(one.answer) for one in groups[path])
     return groups
+
+
+def own_text(loaded: LoadedPair) -> list[list[int]]:
+    """Texts that the target writes, as token ids: answers to instructions of several kinds and
+    continuations of beginnings, about CALIBRATION_TOKENS in all. Raises ModelError."""
+    asked, openings = _DATA["calibration"].values()
+    asked = [*asked, *(instruction(number, ())[1] for number in range(len(asked)))]
+    prompts = [list(loaded.template.render(text, loaded.tokenizer)) for text in asked]
+    prompts += [loaded.tokenizer.encode(text, special=False) for text in openings]
+    model, longest = _opened(loaded), CALIBRATION_TOKENS // len(prompts)
+    model.resize_cache(CACHE_BYTES // model.block_bytes)
+    answers = []
+    for number, prompt in enumerate(prompts):
+        blocks = -(-(len(prompt) + longest) // model.block_size)
+        how = Sampling(OWN_TEMPERATURE, seed=number)
+        answers.append(_Answer(OWN, "", prompt, how, model.new_sequence(), blocks))
+    with tqdm(total=CALIBRATION_TOKENS, desc="Writing text", unit=" tokens") as bar:
+        for one in _complete(answers, model, longest, loaded.stop_ids):
+            bar.update(len(one.tokens))
+    return [one.prompt + one.tokens for one in answers]
 
 
 def _own_instructions(loaded: LoadedPair, model: Model, numbers: range) -> dict[int, str]:
