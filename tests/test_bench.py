@@ -150,6 +150,14 @@ def test_the_fastest_variant_of_a_peer_is_reported_and_compared_token_by_token()
     assert found["fake/other"]["identical"] is False
 
 
+def test_the_summary_begins_with_our_baseline_relative_to_the_peers():
+    found = report_of(peers=[FakePeer(), FakePeer("llama-cpp/autoregressive", tokens=(1,) * 11)])
+    first, *others = tables(found)["Summary"]
+    assert first[""] == "autoregressive, relative to llama-cpp/autoregressive"
+    assert first["is"] == pytest.approx(found["summary"]["autoregressive_tokens_per_s"] / 20)
+    assert not any("relative" in row[""] for row in others)
+
+
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_peer_that_fails_is_left_out_with_a_reason_and_the_bench_goes_on(failing):
     prompts = [BenchPrompt(str(at), "qa", f"Question {at}") for at in range(4)]
