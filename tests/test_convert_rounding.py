@@ -20,6 +20,7 @@ from specdemo.convert.exporting import export
 from specdemo.engine.messages import ModelSettings, Run
 from specdemo.engine.model import PagedModel
 from specdemo.errors import BadInput
+from tools import weight_formats
 
 *TEXTS, HELD_BACK = np.random.default_rng(3).integers(0, 20, (25, 32)).tolist()  # of few words
 
@@ -92,3 +93,15 @@ def test_the_command_lets_the_target_write_the_text(file, tmp_path, monkeypatch,
     assert cli.main([*command, "--calibrate"]) == 0
     assert "holds the IR" in capsys.readouterr().out
     assert logits(tmp_path / "out").shape[-1] > 256
+
+
+def test_the_tool_compares_formats(file, tmp_path, capsys, monkeypatch):
+    for kind in ("fp16", "int4"):
+        export(file, tmp_path / kind, kind)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    folders = [str(tmp_path / kind) for kind in ("fp16", "int4")]
+    assert cli.main([*folders, "--tokens", "130"], weight_formats.command) == 0
+    lines = map(str.split, capsys.readouterr().out.splitlines())
+    whole, four_bits = [line for line in lines if line][-2:]
+    assert (whole[0], whole[2:4], four_bits[0]) == ("fp16", ["0", "1"], "int4")
+    assert float(four_bits[2]) > 0.01
