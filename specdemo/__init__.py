@@ -8,9 +8,9 @@ import sys
 
 TYPE_CHECKING = False  # a type checker takes it for true; importing typing would take longer
 if TYPE_CHECKING:
-    from specdemo.api import Answer, Pipeline, load
+    from specdemo.api import Answer, Message, Options, Pipeline, load
 
-__all__ = ["Answer", "Pipeline", "load"]
+__all__ = ["Answer", "Message", "Options", "Pipeline", "load"]
 __version__ = "0.2.0"
 
 # Every module of the package is imported after this file, so here is the one place that keeps the

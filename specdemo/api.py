@@ -1,21 +1,37 @@
 """The public face: `specdemo.load` gives a Pipeline, and a Pipeline gives Answers."""
 
+import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from pydantic import BaseModel
 
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
+from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
 from specdemo.options import parse
-from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.loading import load_pair
+from specdemo.pairs.choice import ModelChoice, WeightFormat
+from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import chosen_pair
-from specdemo.runs.session import Session
+from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of
+from specdemo.runs.race import verdict
+from specdemo.runs.session import ACTIVE_REQUESTS, Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, summarize
+from specdemo.text.chat import read_messages
+from specdemo.text.templates import Message
+
+Conversation = Sequence[Message | Mapping[str, Any]]
+PromptLike = str | Conversation | Sequence[int]
+"""A text or messages, for which the chat template is used, or token ids, used as they are."""
+
+Batch = list[str] | tuple[str, ...] | Sequence[Conversation] | Sequence[Sequence[int]]
 
 STYLES = {
     "accepted": "background: #00785a33",
@@ -24,6 +40,35 @@ STYLES = {
     "bonus": "background: #0069a833; text-decoration: double underline",
 }
 """CSS of a token in a notebook, by kind; others have none."""
+
+
+class Options(TypedDict, total=False):
+    """How to answer: the fields of `runs.settings.Settings`, which has their limits, and:
+    `num_assistant_tokens`, transformers' name of `draft_tokens`; `do_sample`, also transformers'
+    (False is temperature 0; with True it is 1 unless given); `prediction`, a text that the answer
+    may repeat, as a source of drafts. The answer ends before a `stop` text. `json_schema` makes it
+    JSON: a JSON Schema as text or a dict, or a pydantic model."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    json_schema: str | Mapping[str, Any] | type[BaseModel]
+    draft_tokens: int | Literal["auto"] | None
+    drafter: Literal["auto", "model", "lookup", "none"]
+    coupling: Literal["shared", "maximal"]
+    numerics: Literal["exact", "fast"]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool
+    prediction: str
+    num_assistant_tokens: int
+    do_sample: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +92,8 @@ class Answer:
         return self.trace.tokens
 
     @property
-    def finish_reason(self) -> str:
-        """ "stop" (the model ended the answer), "length", "context" or "cancelled"."""
+    def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
+        """ "stop": the model ended the answer, or a stop text did."""
         return self.trace.finish_reason
 
     @property
@@ -61,48 +106,158 @@ class Answer:
         """Of decoding: without the first token, which comes from the prefill."""
         return summarize(self.trace).tokens_per_second
 
+    @property
+    def identical(self) -> bool | None:
+        """Of a race: whether both runs, and all repeats, have the same tokens. Otherwise None."""
+        return self.trace.identical
+
+    @property
+    def speedup(self) -> float | None:
+        """Of a race: seconds of autoregressive decoding over those of speculative decoding, per
+        token after the first. Otherwise None."""
+        return summarize(self.trace).speedup
+
+    @property
+    def speedup_range(self) -> tuple[float, float] | None:
+        """The least and the largest speed-up of a repeated race, of which `speedup` is the median;
+        other work of this process disturbed none of them. None without such a race."""
+        race = verdict(self.trace)
+        return race.range if race else None
+
     def _repr_html_(self) -> str:
         """The answer in a notebook: tokens coloured by kind, and the figures."""
         tokens = "".join(
-            f'<span style="{STYLES.get(one.kind, "")}" title="{one.kind}">{escape(one.text)}</span>'
-            for one in self.tokens
+            f'<span style="{STYLES.get(token.kind, "")}" title="{token.kind}">'
+            f"{escape(token.text)}</span>"
+            for token in self.tokens
         )
-        rate = self.acceptance_rate
-        accepted = "" if rate is None else f", {rate:.0%} of the draft tokens accepted"
-        figures = f"{len(self.tokens)} tokens, {self.tokens_per_second:.1f} tokens/s{accepted}"
-        return f'<div style="white-space: pre-wrap">{tokens}</div><small>{figures}</small>'
+        figures = [f"{len(self.tokens)} tokens", f"{self.tokens_per_second:.1f} tokens/s"]
+        if self.acceptance_rate is not None:
+            figures.append(f"{self.acceptance_rate:.0%} of the draft tokens accepted")
+        if self.speedup is not None:
+            figures.append(f"speed-up {self.speedup:.2f}")
+        text = f'<div style="white-space: pre-wrap">{tokens}</div>'
+        return f"{text}<small>{', '.join(figures)}</small>"
 
 
-class Pipeline(AbstractContextManager[Any]):
-    """A loaded pair (thread safe). `generate`, `stream` and `race` take a prompt, which is put into
-    the model's chat template, or a list of token ids, which is used as it is.
+class ChatTokenizer:
+    """The tokenizer of the target model, with its chat template."""
 
-    Their options are the fields of `settings.Settings`: `max_new_tokens` (default 100),
-    `temperature` (0: greedy), `top_p`, `top_k`, `seed`, `draft_tokens` (adaptive), `drafter`
-    ("auto", "model", "lookup" or "none"), `numerics` and `coupling`; and those of transformers:
-    `num_assistant_tokens` is `draft_tokens`, `do_sample=False` is greedy, with `do_sample=True` the
-    temperature is 1 unless given. `json_schema` makes the answer JSON: a JSON Schema as text or a
-    dict, or a pydantic model. Raises BadInput for options and prompts that cannot be used."""
+    def __init__(self, loaded: LoadedPair):
+        self._tokenizer, self._template = loaded.tokenizer, loaded.template
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """The token ids of `text`; with `special`, texts such as `<|im_start|>` become special
+        tokens."""
+        return self._tokenizer.encode(text, special=special)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`, without special tokens unless `special`."""
+        return self._tokenizer.decode(ids, special=special)
+
+    def apply_chat_template(
+        self,
+        conversation: str | Conversation,
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """The token ids of the prompt that asks for the next message, which `generate` takes too:
+        those of transformers' method of this name, but no text of a message becomes a special
+        token. `tools` are OpenAI's definitions. With `continue_final_message` the answer continues
+        the last message, the assistant's. `variables` are those of the template, such as
+        `enable_thinking`. Raises BadInput."""
+        if isinstance(conversation, str):
+            conversation = [Message("user", conversation)]
+        return self._template.render_chat(
+            read_messages(conversation, continues=continue_final_message),
+            self._tokenizer,
+            tools,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=variables,
+        )
+
+
+class Pipeline(AbstractContextManager["Pipeline"]):
+    """A loaded pair (thread safe).
+
+    A list of strings or of lists is a batch of prompts; any other list is one prompt: a list of
+    dicts (or Messages) one conversation, a list of ints its token ids. All methods raise BadInput
+    for prompts and options that cannot be used, before anything runs."""
 
     def __init__(self, session: Session):
         self.session = session
 
-    def generate(self, prompt: str | list[int], **options: Any) -> Answer:
-        """The whole answer."""
-        [*_, trace] = self._ask(prompt, options)
-        return Answer(trace)
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        return ChatTokenizer(self.session.loaded)
 
-    def stream(self, prompt: str | list[int], **options: Any) -> Iterator[str]:
+    @overload
+    def generate(self, prompt: PromptLike, **options: Unpack[Options]) -> Answer: ...
+    @overload
+    def generate(self, prompt: Batch, **options: Unpack[Options]) -> list[Answer]: ...
+    def generate(
+        self, prompt: PromptLike | Batch, **options: Unpack[Options]
+    ) -> Answer | list[Answer]:
+        """The whole answer. Those to a batch are made together; each is the same as alone."""
+        if not is_batch(prompt):
+            return Answer(trace_of(self.session.ask(_question(prompt, options))))
+        stop = threading.Event()
+        questions = [
+            _question(item, options, name=f"Prompt {number} of the list", stop=stop)
+            for number, item in enumerate(prompt)
+        ]
+        runs = [self.session.ask(question) for question in questions]
+        with ThreadPoolExecutor(min(len(runs), ACTIVE_REQUESTS), "specdemo-batch") as pool:
+            try:
+                return [Answer(trace) for trace in pool.map(trace_of, runs)]
+            except BaseException:
+                stop.set()
+                raise
+
+    def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        for event in self._ask(prompt, options):
-            if isinstance(event, Round) and (piece := "".join(one.text for one in event.tokens)):
-                yield piece
+        return _pieces(self.session.ask(_question(prompt, options)))
 
-    def race(self, prompt: str | list[int], **options: Any) -> Trace:
-        """Answers, then decodes autoregressively too. The trace has both, and `identical`;
-        `trace.summarize` gives the speed-up. The first race waits until all is compiled."""
-        [*_, trace] = self._ask(prompt, options, baseline=True)
-        return trace
+    async def astream(
+        self, prompt: PromptLike, **options: Unpack[Options]
+    ) -> AsyncGenerator[str, None]:
+        """`stream` for `async for`. Cancelling the task, or closing the iterator, ends the answer
+        within one round."""
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        arrived = asyncio.Queue[str | BaseException | None]()
+        question = _question(prompt, options, stop=stop)
+
+        def put(item: str | BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop has closed, so nothing is read
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        def answer() -> None:
+            try:
+                for piece in _pieces(self.session.ask(question)):
+                    put(piece)
+                put(None)
+            except BaseException as error:
+                put(error)
+
+        threading.Thread(target=answer, name="specdemo-astream", daemon=True).start()
+        try:
+            while (item := await arrived.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            stop.set()
+
+    def race(
+        self, prompt: PromptLike, *, repeat: float = 0.0, **options: Unpack[Options]
+    ) -> Answer:
+        """Answers, then decodes autoregressively too: the answer has `identical` and `speedup`. The
+        first race waits until all is compiled. A short one is repeated until both ways have decoded
+        for `repeat` seconds, which gives a `speedup_range`."""
+        question = _question(prompt, options, baseline=True, repeat=repeat)
+        return Answer(trace_of(self.session.ask(question)))
 
     def close(self) -> None:
         """End running answers and release the models."""
@@ -111,18 +266,29 @@ class Pipeline(AbstractContextManager[Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, prompt: str | list[int], options: dict[str, Any], **asked: Any) -> Iterator[Any]:
-        if "num_assistant_tokens" in options:
-            options["draft_tokens"] = options.pop("num_assistant_tokens")
-        if (sampled := options.pop("do_sample", None)) is not None:
-            options["temperature"] = options.get("temperature", 1.0) if sampled else 0.0
-        if (schema := options.get("json_schema")) is not None:
-            if hasattr(schema, "model_json_schema"):
-                schema = schema.model_json_schema()
-            options["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
-        return self.session.answer(
-            prompt if isinstance(prompt, str) else tuple(prompt), parse(Settings, options), **asked
-        )
+
+def _question(
+    prompt: object, options: Options, *, name: str = "The prompt", **fields: Any
+) -> Question:
+    if is_batch(prompt):
+        raise BadInput(f"{name} is a list of prompts; only generate takes several.", "prompt")
+    settings: dict[str, Any] = {**options}
+    if "num_assistant_tokens" in settings:
+        settings["draft_tokens"] = settings.pop("num_assistant_tokens")
+    if (sampled := settings.pop("do_sample", None)) is not None:
+        settings["temperature"] = settings.get("temperature", 1.0) if sampled else 0.0
+    if (schema := settings.get("json_schema")) is not None:
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
+    fields["prediction"] = settings.pop("prediction", "")
+    return Question(read_prompt(prompt, name), parse(Settings, settings), **fields)
+
+
+def _pieces(events: Iterable[Event]) -> Generator[str, None, None]:
+    for event in events:
+        if isinstance(event, Round) and (piece := "".join(token.text for token in event.tokens)):
+            yield piece
 
 
 def load(
@@ -132,20 +298,32 @@ def load(
     assistant_model: str = "",
     device: str = "CPU",
     draft_device: str = "CPU",
-    weight_format: str = "auto",
-    kv_cache: str = "auto",
+    weight_format: WeightFormat = "auto",
+    kv_cache: Literal["auto", "f32", "f16", "u8"] = "auto",
+    thinking: bool = False,
     threads: int | None = None,
 ) -> Pipeline:
     """Load a pair by name (`specdemo pairs` lists them), or any `model` with or without an
-    `assistant_model`: a folder or a Hub repository each. Without any, the largest Dolly pair that
-    is here and fits, else the embedded pair. Missing files are fetched, with a progress bar.
+    `assistant_model`: a folder, a GGUF file or a Hub repository each. Without any, the largest
+    Dolly pair that is here and fits, else the embedded pair. Missing files are fetched, with a
+    progress bar.
 
     The other options are those of `specdemo run`; `threads` bounds the processor threads of an
     inference. Raises BadInput for an unusable choice, FetchError, ModelError or MissingPackage.
     """
-    given = {"pair": pair, "model": model, "assistant_model": assistant_model, "device": device}
-    given |= {"draft_device": draft_device, "weight_format": weight_format, "kv_cache": kv_cache}
-    choice = parse(ModelChoice, given)
+    choice = parse(
+        ModelChoice,
+        {
+            "pair": pair,
+            "model": model,
+            "assistant_model": assistant_model,
+            "device": device,
+            "draft_device": draft_device,
+            "weight_format": weight_format,
+            "kv_cache": kv_cache,
+            "thinking": thinking,
+        },
+    )
     chosen = chosen_pair(choice)
     with progress_bar() as report:
         loaded = load_pair(chosen, choice=choice, progress=report)

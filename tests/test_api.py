@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import subprocess
 import sys
+import threading
+from contextlib import aclosing
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, until
 from pydantic import BaseModel
 
 import specdemo
-from specdemo.api import Pipeline
-from specdemo.errors import BadInput
-from specdemo.runs.trace import Trace
+from specdemo.api import Message, Options, Pipeline
+from specdemo.errors import BadInput, Busy
+from specdemo.options import parse
+from specdemo.runs.session import Session
+from specdemo.runs.settings import Settings
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 
@@ -61,9 +68,18 @@ def test_a_schema_is_text_a_dict_or_a_pydantic_model(schema):
     assert json.loads(session.settings[-1].json_schema)["title"] == "Point"
 
 
-def test_a_race_gives_a_trace_with_its_baseline():
-    trace = Pipeline(FakeSession()).race("one two three")
-    assert isinstance(trace, Trace) and trace.identical and len(trace.baseline.tokens) == 3
+def test_a_race_gives_an_answer_with_its_comparison():
+    session = FakeSession()
+    answer = Pipeline(session).race("one two three")
+    assert answer.identical and len(answer.trace.baseline.tokens) == 3
+    assert answer.speedup == pytest.approx(answer.speedup_range[0])
+    assert f"speed-up {answer.speedup:.2f}" in answer._repr_html_()
+    session.repeats = [(0.02, 0.02), (0.02, 0.04), (0.02, 0.08)]
+    repeated = Pipeline(session).race("one two three", repeat=1.0)
+    low, high = repeated.speedup_range
+    assert len(repeated.trace.repeats) == 3 and low < repeated.speedup < high
+    alone = Pipeline(session).generate("one two three")
+    assert (alone.identical, alone.speedup, alone.speedup_range) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +100,164 @@ def test_options_have_the_names_of_transformers(options, name, value):
     assert session.prompts == [(1, 2, 3)]
 
 
+CHAT = [
+    {"role": "developer", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}],
+    },
+]
+TURNS = [Message("system", "Be brief."), Message("user", "one two")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("one two", "one two"),
+        ([7, 8], (7, 8)),
+        (CHAT, TURNS),
+        (TURNS, TURNS),
+        (["one", "two"], ["one", "two"]),
+        ([CHAT, TURNS], [TURNS, TURNS]),
+        ([[7, 8], "one", CHAT], [(7, 8), "one", TURNS]),
+        (["one"], ["one"]),
+    ],
+)
+def test_a_list_of_strings_or_lists_is_a_batch_and_any_other_is_one_prompt(prompt, prompts):
+    session = FakeSession()
+    answers = Pipeline(session).generate(prompt)
+    if isinstance(answers, list):
+        assert [answer.text for answer in answers] == [
+            Pipeline(FakeSession()).generate(item).text for item in prompt
+        ]
+        assert session.prompts == prompts
+    else:
+        assert session.prompts == [prompts]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (5, "The prompt is 5; it must be a text, a list of messages .*, or a list of token ids|"),
+        (None, "The prompt is None; it must be"),
+        ([], r"The prompt is \[\]; it must be"),
+        ({"role": "user", "content": "hi"}, r"The prompt is \{.*'role'.*; .* a list of messages"),
+        ([1, "a"], r"The prompt is \[1, 'a'\]"),
+        ([Message("user", "hi"), 1], "The prompt is .*Message"),
+        ([True], r"The prompt is \[True\]"),
+        ([1.5], r"The prompt is \[1.5\]"),
+        (["a", [1, 2.5]], r"Prompt 1 of the list is \[1, 2.5\]"),
+        (["a", []], r"Prompt 1 of the list is \[\]"),
+        (["a", ["b"]], "Prompt 1 of the list is a list of prompts"),
+        ([{"role": "bot", "content": "hi"}], "messages.0: role is 'bot'; it must be 'system'"),
+        ([{"content": "hi"}], "messages.0: role is missing"),
+        ([{"role": "user", "content": 5}], "messages.0: content.* is 5"),
+        ([{"role": "user", "content": " "}], "A user message is empty"),
+        ([Message("user", "a"), Message("assistant", "b")], "The last message is the assistant's"),
+    ],
+)
+def test_wrong_prompts_are_named(prompt, message):
+    session = FakeSession()
+    with pytest.raises(BadInput, match=message):
+        Pipeline(session).generate(prompt)
+    assert session.questions == []
+
+
+def test_only_generate_takes_several_prompts():
+    pipeline = Pipeline(FakeSession())
+    for method in (pipeline.stream, pipeline.race):
+        with pytest.raises(BadInput, match="The prompt is a list of prompts; only generate"):
+            method(["one", "two"])
+    with pytest.raises(BadInput, match="The prompt is a list of prompts; only generate"):
+        asyncio.run(anext(pipeline.astream(["one", "two"])))
+
+
+def test_answers_of_a_batch_run_together_and_one_failure_ends_them():
+    session = FakeSession(["word "], delay=0.01)
+    session.errors = [Busy("The models have been closed.")]
+    with pytest.raises(Busy):
+        Pipeline(session).generate(["one", "two", "three"], max_new_tokens=400)
+    assert session.active == 0 and session.rounds_made < 400
+
+
+async def collected(pieces) -> list[str]:
+    return [piece async for piece in pieces]
+
+
+def test_pieces_are_streamed_to_asyncio_and_errors_arrive():
+    session = FakeSession()
+    assert asyncio.run(collected(Pipeline(session).astream("one two"))) == ["one ", "two "]
+    session.errors = [Busy("The models have been closed.")]
+    with pytest.raises(Busy, match="closed"):
+        asyncio.run(collected(Pipeline(session).astream("one two three")))
+    with pytest.raises(BadInput, match="beams"):
+        asyncio.run(collected(Pipeline(session).astream("one", beams=4)))
+
+
+def test_cancelling_a_task_or_closing_an_iterator_ends_its_answer():
+    session = FakeSession(["word "], delay=0.01)
+    pipeline = Pipeline(session)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(collected(pipeline.astream("one", max_new_tokens=4000)))
+        while not session.rounds_made:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def closed() -> None:
+        async with aclosing(pipeline.astream("one", max_new_tokens=4000)) as pieces:
+            assert await anext(pieces) == "word "
+
+    for ending in (cancelled, closed):
+        asyncio.run(ending())
+        until(lambda: session.active == 0)
+        assert session.rounds_made < 4000
+
+
+def test_several_answers_are_streamed_to_asyncio_at_once():
+    session = FakeSession(["word "], delay=0.01)
+    together = threading.Event()
+
+    async def counted(pieces) -> int:
+        count = 0
+        async for _ in pieces:
+            count += 1
+            if session.active == 8:
+                together.set()
+        return count
+
+    async def answers() -> list[int]:
+        pieces = [Pipeline(session).astream(f"{number}", max_new_tokens=9) for number in range(8)]
+        return await asyncio.gather(*map(counted, pieces))
+
+    assert asyncio.run(answers()) == [9] * 8 and together.is_set()
+
+
+def plain(hint: object) -> object:
+    """A type without pydantic's annotations."""
+    return plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def test_options_are_the_fields_of_settings():
+    hints = get_type_hints(Options)
+    ours = {"num_assistant_tokens", "do_sample", "prediction"}
+    settings = get_type_hints(Settings, include_extras=True)
+    assert hints.keys() - ours == settings.keys() == {f.name for f in dataclasses.fields(Settings)}
+    wider = {
+        "stop": ["a", ("a", "b"), ["a"]],
+        "logit_bias": [{5: 1.5}],
+        "draft_tokens": [3, "auto", None],
+        "json_schema": ["{}"],  # dicts and models become text before
+    }
+    for name, values in wider.items():
+        for value in values:
+            parse(Settings, {name: value})
+    for name in settings.keys() - wider.keys():
+        assert hints[name] == plain(settings[name]), name
+
+
 def test_unusable_options_are_named():
     for options in ({"beams": 4}, {"temperature": -1}):
         with pytest.raises(BadInput, match=next(iter(options))):
@@ -95,11 +269,56 @@ def test_unusable_options_are_named():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_of_a_batch_have_the_tokens_of_those_alone(embedded_pair, temperature):
+    prompts = [
+        "Name three colours.",
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Why is ice cold?"},
+        ],
+        "Write def add(a, b) in Python.",
+    ]
+    options = Options(max_new_tokens=24, temperature=temperature, seed=5, stop="zzz")
+    with Pipeline(Session(embedded_pair)) as pair:
+        prompts.append(pair.tokenizer.apply_chat_template("Count to five."))
+        alone = [pair.generate(prompt, **options) for prompt in prompts]
+        together = pair.generate(prompts, **options)
+    assert max(answer.trace.shared_with for answer in together) == len(prompts) - 1
+    for one, other in zip(alone, together, strict=True):
+        assert one.text and one.text == other.text
+        assert one.trace.token_ids == other.trace.token_ids
+
+
+@pytest.mark.slow
+def test_the_tokenizer_encodes_decodes_and_makes_prompts(embedded_pair):
+    with Pipeline(Session(embedded_pair)) as pair:
+        tokenizer = pair.tokenizer
+        ids = tokenizer.encode("one <|im_end|> two")
+        assert tokenizer.decode(ids) == "one <|im_end|> two"
+        assert len(tokenizer.encode("<|im_end|>", special=True)) == 1
+        prompt = tokenizer.apply_chat_template(CHAT)
+        assert prompt == tokenizer.apply_chat_template(TURNS)
+        assert "Be brief." in tokenizer.decode(prompt, special=True)
+        chat = [*CHAT, {"role": "assistant", "content": "three"}]
+        continued = tokenizer.apply_chat_template(chat, continue_final_message=True)
+        assert tokenizer.decode(continued, special=True).endswith("three")
+        with pytest.raises(BadInput, match="The last message is the assistant's"):
+            tokenizer.apply_chat_template(chat)
+        answer = pair.generate(prompt, max_new_tokens=8)
+        assert answer.trace.token_ids == pair.generate(CHAT, max_new_tokens=8).trace.token_ids
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(embedded_pair):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    # A notebook takes `await` outside of functions.
+    run = "import ast, asyncio, inspect, sys\nflag = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT\n"
+    run += "made = eval(compile(sys.argv[1], 'cells', 'exec', flag))\n"
+    run += "asyncio.run(made) if inspect.iscoroutine(made) else None"
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", run, code],
         cwd=NOTEBOOK.parents[1],
         capture_output=True,
         text=True,

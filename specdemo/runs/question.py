@@ -1,13 +1,17 @@
 """What a session is asked, and the events of its answer."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specdemo.engine.rounds import Round
 from specdemo.engine.scheduler import Waiting
+from specdemo.errors import BadInput
+from specdemo.options import shown
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import BaselineToken, Trace
+from specdemo.text.chat import read_messages
 from specdemo.text.templates import Message
 from specdemo.text.tools import Tools
 
@@ -46,3 +50,31 @@ class Question:
             return self.title or str(self.prompt or "")
         last = self.prompt[-1]
         return last.content if isinstance(last, Message) else ""
+
+
+def trace_of(events: Iterable[Event]) -> Trace:
+    """The trace at the end of a session's events."""
+    [trace] = deque(events, maxlen=1)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+def is_batch(prompt: object) -> bool:
+    """Whether `prompt` is a list of prompts: of texts or of lists."""
+    if not isinstance(prompt, list | tuple):
+        return False
+    return len(prompt) > 0 and all(isinstance(item, str | list | tuple) for item in prompt)
+
+
+def read_prompt(prompt: object, name: str = "The prompt") -> Prompt:
+    """A text, a list of messages (of Message or OpenAI's dicts), or a list of token ids. Raises
+    BadInput for anything else."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list | tuple) and prompt:
+        if all(isinstance(item, Message | Mapping) for item in prompt):
+            return read_messages(prompt)
+        if all(type(item) is int for item in prompt):
+            return tuple(prompt)
+    choices = "a text, a list of messages (dicts with role and content) or a list of token ids"
+    raise BadInput(f"{name} is {shown(prompt)}; it must be {choices}.", "prompt")

@@ -98,7 +98,7 @@ class AnswerRun:
         return round_
 
 
-class Session(AbstractContextManager[Any]):
+class Session(AbstractContextManager["Session"]):
     """Answers prompts with one pair, many at a time: requests share forwards (thread safe).
 
     Compiles the models, which takes seconds. `threads` bounds the processor threads of an inference
@@ -304,16 +304,15 @@ class Session(AbstractContextManager[Any]):
     def _prompt_tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if not prompt or (isinstance(prompt, str) and not prompt.strip()):
             raise BadInput("The prompt is empty; write a question or a task.")
-        turns = [Message("user", prompt)] if isinstance(prompt, str) else prompt
-        messages = [turn for turn in turns if isinstance(turn, Message)]
-        if messages and len(messages) == len(turns):
+        if isinstance(prompt, str):
+            prompt = [Message("user", prompt)]
+        if messages := [turn for turn in prompt if isinstance(turn, Message)]:
             return tuple(self.loaded.template.render_chat(messages, self._tokenizer))
-        ids, most = [one for one in turns if isinstance(one, int)], self._tokenizer.vocabulary_size
-        if len(ids) < len(turns):
-            raise BadInput("The prompt must be a text, messages, or token ids.", "prompt")
-        if not all(0 <= id < most for id in ids):
-            raise BadInput(f"The prompt's tokens must be from 0 to {most - 1}.", "prompt")
-        return tuple(ids)
+        ids = tuple(id for id in prompt if isinstance(id, int))
+        if not 0 <= min(ids) <= max(ids) < self._tokenizer.vocabulary_size:
+            last = self._tokenizer.vocabulary_size - 1
+            raise BadInput(f"The prompt's tokens must be from 0 to {last}.", "prompt")
+        return ids
 
 
 def open_session(

@@ -12,22 +12,21 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    create_model,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import from_json
+from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole
 from specdemo.runs.settings import MAX_LOGPROBS, MAX_NEW_TOKENS, Settings
-from specdemo.text.templates import Message
-from specdemo.text.tools import FunctionCall, Tools
+from specdemo.text.chat import (
+    ChatMessage,
+    Content,
+    FunctionName,
+    Strict,
+    require_question,
+    text_of,
+)
+from specdemo.text.grammar import require_strict
+from specdemo.text.tools import Tools
 
 SETTINGS = get_type_hints(Settings, include_extras=True)
 SAMPLING = (
@@ -61,20 +60,6 @@ IGNORED = (
 
 UNSET = {"seed": -1, "top_k": -1}
 """Values with which clients ask for the default."""
-
-
-class Strict(BaseModel):
-    """Has few errors, because each takes ten times as long as a value: lists that may be long end
-    at their first one."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > 100:
-            raise ValueError(f"it has {len(value)} fields")
-        return value
 
 
 class StreamOptions(Strict, extra="ignore"):
@@ -183,60 +168,9 @@ class CommonRequest(Sampling):
         return replace(settings, seed=(settings.seed + answer % (self.n or 1)) % 2**63)
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
-
-
-def _text(content: Content | None) -> str:
-    return "".join(part if isinstance(part, str) else part.text for part in content or ())
-
-
 class Prediction(Strict):
     type: Literal["content"]
     content: Content
-
-
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-class CalledFunction(Strict, extra="ignore"):
-    name: FunctionName
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _json_object(cls, text: str) -> str:
-        if not isinstance(from_json(text or "{}"), dict):
-            raise ValueError("it must be the JSON text of an object")
-        return text or "{}"
-
-
-class ToolCall(Strict, extra="ignore"):
-    id: str = ""
-    function: CalledFunction
-
-
-class ChatMessage(Strict, extra="ignore"):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    def turn(self) -> Message:
-        """The message in the form that a chat template takes."""
-        calls = [
-            FunctionCall(call.function.name, call.function.arguments, call.id)
-            for call in self.tool_calls or ()
-        ]
-        role = "system" if self.role == "developer" else self.role
-        name = self.name if role == "tool" else ""  # others' names would change their text
-        text = _text(self.content)
-        return Message(role, text, tuple(calls), self.tool_call_id or "", name or "")
 
 
 class Function(Strict):
@@ -296,7 +230,7 @@ class ChatRequest(CommonRequest):
 
     @property
     def predicted(self) -> str:
-        return _text(self.prediction.content) if self.prediction else ""
+        return text_of(self.prediction.content) if self.prediction else ""
 
     @cached_property
     def json_schema(self) -> str:
@@ -307,6 +241,8 @@ class ChatRequest(CommonRequest):
             message = "response_format.json_schema is missing, or the type is not json_schema."
             raise BadInput(message, "response_format")
         if wanted.json_schema:
+            if wanted.json_schema.strict:
+                require_strict(wanted.json_schema.schema_, "response_format")
             return json.dumps(wanted.json_schema.schema_)
         return "" if wanted.type == "text" else '{"type": "object"}'
 
@@ -314,7 +250,10 @@ class ChatRequest(CommonRequest):
     def callable_tools(self) -> Tools | None:
         if not self.tools or self.tool_choice == "none":
             return None
-        functions = [one.function.model_dump(exclude_none=True) for one in self.tools]
+        for tool in self.tools:
+            if tool.function.strict:
+                require_strict(tool.function.parameters, "tools")
+        functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
         named = isinstance(self.tool_choice, ToolChoice)
         if named:
             functions = [f for f in functions if f["name"] == self.tool_choice.function.name]
@@ -348,11 +287,7 @@ class ChatRequest(CommonRequest):
         if self.add_generation_prompt is continues:
             message = "add_generation_prompt must be the opposite of continue_final_message."
             raise BadInput(message, "add_generation_prompt")
-        if self.messages[-1].role == "assistant" and not continues:
-            message = "The last message is the assistant's; end with a user's message, or let it be"
-            raise BadInput(f"{message} continued with continue_final_message.", "messages")
-        if not all(one.turn().content.strip() for one in self.messages if one.role == "user"):
-            raise BadInput("A user message is empty; write a question or a task.", "messages")
+        require_question([message.turn() for message in self.messages], continues)
         roles = [message.role for message in self.messages]
         if self.extension.baseline and (self.stop or self.tools or roles != ["user"]):
             message = "speculative.baseline needs one user message, no stop strings, no tools."

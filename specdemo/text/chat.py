@@ -1,0 +1,106 @@
+"""Messages of a conversation as OpenAI's clients write them, read into those of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
+
+from specdemo.errors import BadInput
+from specdemo.options import sentence
+from specdemo.text.templates import Message
+from specdemo.text.tools import FunctionCall
+
+
+class Strict(BaseModel):
+    """Has few errors, because each takes ten times as long as a value: lists that may be long end
+    at their first one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > 100:
+            raise ValueError(f"it has {len(value)} fields")
+        return value
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+
+
+def text_of(content: Content | None) -> str:
+    return "".join(part if isinstance(part, str) else part.text for part in content or ())
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class CalledFunction(Strict, extra="ignore"):
+    name: FunctionName
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _json_object(cls, text: str) -> str:
+        if not isinstance(from_json(text or "{}"), dict):
+            raise ValueError("it must be the JSON text of an object")
+        return text or "{}"
+
+
+class ToolCall(Strict, extra="ignore"):
+    id: str = ""
+    function: CalledFunction
+
+
+class ChatMessage(Strict, extra="ignore"):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=100)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def turn(self) -> Message:
+        """The message in the form that a chat template takes."""
+        calls = [
+            FunctionCall(call.function.name, call.function.arguments, call.id)
+            for call in self.tool_calls or ()
+        ]
+        role = "system" if self.role == "developer" else self.role
+        name = self.name if role == "tool" else ""  # others' names would change their text
+        text = text_of(self.content)
+        return Message(role, text, tuple(calls), self.tool_call_id or "", name or "")
+
+
+def read_messages(
+    messages: Sequence[Message | Mapping[str, Any]], *, continues: bool = False
+) -> list[Message]:
+    """The conversation `messages`. Raises BadInput for a message that cannot be read, and like
+    `require_question`."""
+    turns = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, Message):
+            try:
+                message = ChatMessage.model_validate(dict(message)).turn()
+            except ValidationError as error:
+                raise BadInput(f"messages.{number}: {sentence(error)}", "messages") from None
+        turns.append(message)
+    require_question(turns, continues)
+    return turns
+
+
+def require_question(turns: Sequence[Message], continues: bool) -> None:
+    """Raises BadInput if a user's message is empty, or if the last one is the assistant's, which
+    the answer does not continue unless `continues` is set."""
+    if turns[-1].role == "assistant" and not continues:
+        message = "The last message is the assistant's; end with a user's message, or let it be"
+        raise BadInput(f"{message} continued with continue_final_message.", "messages")
+    if not all(turn.content.strip() for turn in turns if turn.role == "user"):
+        raise BadInput("A user message is empty; write a question or a task.", "messages")
