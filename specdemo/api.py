@@ -21,7 +21,7 @@ from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import chosen_pair
 from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of
 from specdemo.runs.race import verdict
-from specdemo.runs.session import ACTIVE_REQUESTS, Session
+from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, summarize
 from specdemo.text.chat import read_messages
@@ -327,4 +327,4 @@ def load(
     chosen = chosen_pair(choice)
     with progress_bar() as report:
         loaded = load_pair(chosen, choice=choice, progress=report)
-    return Pipeline(Session(loaded, threads=threads))
+        return Pipeline(compiled_session(loaded, report, threads=threads))

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import count
 
 import click
 import pytest
@@ -17,7 +18,8 @@ from rich.console import Console
 
 from specdemo import cli
 from specdemo.commands import shared
-from specdemo.commands.run import report, show
+from specdemo.commands.run import PREPARING, after_preparation, figures_of, show
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
 from specdemo.host import hardware, terminal
 from specdemo.host.progress import Progress
@@ -219,6 +221,28 @@ def test_progress_is_a_line_a_step_where_there_is_no_terminal(capsys):
     assert capsys.readouterr().err == "Downloading X\nConverting X\n"
 
 
+def test_a_long_step_is_a_line_every_few_seconds_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = count(0.0, 0.5)
+    monkeypatch.setattr(terminal, "monotonic", lambda: next(clock))
+    with terminal.progress_bar() as bar:
+        for megabytes in range(24):
+            bar(Progress("Compiling X", megabytes * 1_000_000, 24_000_000))
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "Compiling X"
+    assert others == [
+        "Compiling X: 10 of 24 MB (5 s)",
+        "Compiling X: 20 of 24 MB (10 s)",
+    ]
+
+
+def test_run_tells_what_it_prepares_before_the_first_token(capsys):
+    session = FakeSession()
+    session.waits = [Waiting(0, None)] * 3
+    events = list(after_preparation(session.answer("one two", Settings())))
+    assert capsys.readouterr().err == f"{PREPARING}\n"
+    assert not any(isinstance(event, Waiting) for event in events) and len(events) == 3
+
+
 @pytest.mark.parametrize(
     ("stream", "differs_at", "shown", "words"),
     [
@@ -241,7 +265,7 @@ def test_an_answer_is_shown_in_colours_without_control_characters_and_compared(
         session.race("a b\u202e c\x1b d", Settings()), Console(file=stream, soft_wrap=True)
     )
     assert stream.getvalue().startswith(shown)
-    assert re.search(words, report(trace)[-1])
+    assert re.search(words, figures_of(trace)[-1])
 
 
 def test_control_characters_of_a_prompt_file_do_not_reach_the_terminal(capsys):

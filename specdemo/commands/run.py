@@ -1,17 +1,21 @@
 """`specdemo run INSTRUCTION`: the answer, tokens coloured by origin, and the figures of the run."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console
 
 from specdemo.commands.shared import answer_options, load_pair, write_json
+from specdemo.engine.rounds import Round
+from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput
-from specdemo.host.terminal import printable
+from specdemo.host.progress import Progress
+from specdemo.host.terminal import printable, progress_bar
 from specdemo.pairs.choice import ModelChoice
+from specdemo.runs.question import Event
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import BaselineToken, Round, Trace, summarize, to_json, where
+from specdemo.runs.trace import BaselineToken, Trace, summarize, to_json, where
 
 STYLES = {
     "accepted": "green",
@@ -26,6 +30,7 @@ Tokens of a round without a draft have no style."""
 CHECK_SECONDS = 2.0
 """How long to wait for the check of the models' files, which began when they were loaded."""
 
+PREPARING = "Compiling and measuring what makes answers fast"
 KEPT = "\n\t\u200d"  # control characters that an answer may print: the last joins emoji
 
 
@@ -42,41 +47,55 @@ def run(
         raise BadInput("The instruction is empty; write what the model should answer.")
     loaded = load_pair(choice)
 
-    from specdemo.runs.session import Session  # imports openvino, so only after the checks
+    from specdemo.runs.session import compiled_session  # imports openvino, so after the checks
 
     out = sys.stderr if json_file == "-" else sys.stdout
     screen = Console(file=out, markup=False, highlight=False, emoji=False, soft_wrap=True)
-    with Session(loaded, background=False) as session:
+    with progress_bar() as report:
+        session = compiled_session(loaded, report, background=False)
+    with session:
         screen.print(f"{session.info.target}, draft by {session.info.draft or 'n-gram lookup'}")
         if screen.is_terminal:
             for origin, style in STYLES.items():
                 screen.print(origin, style=style, end="   ")
             screen.print("\n")
-        trace = show(session.answer(instruction, settings, baseline=baseline), screen)
+        events = session.answer(instruction, settings, baseline=baseline)
+        trace = show(after_preparation(events), screen)
         loaded.check.require(CHECK_SECONDS)
-    screen.print("\n" + "\n".join(report(trace)))
+    screen.print("\n" + "\n".join(figures_of(trace)))
     if json_file:
         write_json(to_json(trace), json_file)
 
 
-def show(events: Iterable[Round | BaselineToken | Trace], screen: Console) -> Trace:
+def after_preparation(events: Iterator[Event]) -> Iterator[Event]:
+    """The events after those that come while models are compiled, which are shown as progress."""
+    with progress_bar() as report:
+        for event in events:
+            if not isinstance(event, Waiting):
+                break
+            report(Progress(PREPARING))
+    yield event
+    yield from events
+
+
+def show(events: Iterable[Event], screen: Console) -> Trace:
     """Print a session's events as they come; returns the last, the trace."""
-    answering = True
+    baseline_begun = False
     for event in events:
         if isinstance(event, Round):
             for token in event.tokens:
-                style = STYLES.get(token.kind)
-                screen.print(printable(token.text, KEPT), style=style, end="")
+                screen.print(printable(token.text, KEPT), style=STYLES.get(token.kind), end="")
         elif isinstance(event, BaselineToken):
-            if answering:
+            if not baseline_begun:
                 screen.print("\n\nautoregressive decoding:")
-            answering = False
+            baseline_begun = True
             screen.print(printable(event.text, KEPT), end="")
     screen.print()
+    assert isinstance(event, Trace)
     return event
 
 
-def report(trace: Trace) -> list[str]:
+def figures_of(trace: Trace) -> list[str]:
     """The figures of a run in a few lines."""
     figures = summarize(trace)
     lines = [

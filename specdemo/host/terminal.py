@@ -9,12 +9,15 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from specdemo.host.progress import Progress, Report
 
 Table = Sequence[Mapping[str, Any]]
+
+LINE_SECONDS = 5.0  # between lines on the same step, where there is no terminal
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -45,7 +48,7 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
         return
     drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for name, value in table[0].items():
-        justify = "left" if isinstance(value, str) else "right"
+        justify: Literal["left", "right"] = "left" if isinstance(value, str) else "right"
         drawn.add_column(name.replace("_", " "), justify=justify, overflow="fold")
     for row in table:
         drawn.add_row(*(printable(text(value)) for value in row.values()))
@@ -55,18 +58,26 @@ def show(title: str | None, table: Table, out: TextIO) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Report]:
-    """A Report that shows progress on stderr: a bar on a terminal, one line a step elsewhere."""
+    """A Report that shows progress on stderr: a bar on a terminal; elsewhere a line for each step,
+    and one every LINE_SECONDS while it goes on."""
     from tqdm import tqdm
 
-    form, step = "{percentage:3.0f}% |{bar:24}| {desc}", ""
+    form = "{percentage:3.0f}% |{bar:24}| {desc}"
+    step, begun_at, shown_at = "", 0.0, 0.0
     with tqdm(leave=False, disable=None, bar_format=form) as bar:
 
         def show(progress: Progress) -> None:
-            nonlocal step
+            nonlocal step, begun_at, shown_at
             bar.total, bar.n = progress.total, progress.done
             bar.set_description_str(progress.line)
-            if bar.disable and progress.text != step:
-                print(progress.text, file=sys.stderr)
-            step = progress.text
+            if not bar.disable:
+                return
+            now = monotonic()
+            if progress.text != step:
+                step, begun_at, shown_at = progress.text, now, now
+                print(step, file=sys.stderr)
+            elif now - shown_at >= LINE_SECONDS:
+                shown_at = now
+                print(f"{progress.line} ({now - begun_at:.0f} s)", file=sys.stderr)
 
         yield show

@@ -20,7 +20,7 @@ from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity, Handle, Waiting
 from specdemo.errors import BadInput, ModelError
 from specdemo.host import hardware, measured
-from specdemo.host.progress import Meter, Progress, watched
+from specdemo.host.progress import Meter, Progress, Report, watched
 from specdemo.pairs import loading
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import LoadedPair
@@ -320,15 +320,24 @@ def open_session(
 ) -> Session:
     """Fetch missing files of `pair`, and compile its models, in seconds to hours. `report` gets
     lines on the progress; `capacity` are arguments of Session. Raises SpecdemoError."""
-    loaded = loading.load_pair(pair, choice=choice, progress=lambda progress: report(progress.line))
+
+    def show(progress: Progress) -> None:
+        report(progress.line)
+
+    loaded = loading.load_pair(pair, choice=choice, progress=show)
+    return compiled_session(loaded, show, **capacity)
+
+
+def compiled_session(loaded: LoadedPair, report: Report, **capacity: Any) -> Session:
+    """A Session of `loaded`; `capacity` are its other arguments. Reports the compilation."""
     target, before = loaded.info.target, hardware.own_bytes()
 
-    def compiling(progress: Progress) -> None:
+    def show(progress: Progress) -> None:
         whole = progress.done == progress.total
-        report(f"Checking that answers of {target} are exact here" if whole else progress.line)
+        report(Progress(f"Checking that answers of {target} are exact here") if whole else progress)
 
     # The compiled model is a copy of the weights, so the memory taken says how far it is.
     weights = checkpoint.weights_size(loaded.target)
-    meter = Meter(compiling, f"Compiling {target} for this processor", weights)
+    meter = Meter(show, f"Compiling {target} for this processor", weights)
     with watched(meter, lambda: max(hardware.own_bytes() - before, 0)):
         return Session(loaded, **capacity)
