@@ -87,7 +87,8 @@ def main(
     except click.Abort:
         message, code = "interrupted", INTERRUPTED
     except click.ClickException as error:
-        hint = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context else ""
         message, code = error.format_message().rstrip(".") + hint, error.exit_code
     except Exception as error:
         if os.environ.get("SPECDEMO_DEBUG"):

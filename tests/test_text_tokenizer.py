@@ -7,9 +7,13 @@ import gguf
 import jinja2
 import openvino_genai
 import pytest
+import tokenizers
 from fakes import CHATML
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from specdemo.convert import ir
 from specdemo.errors import FetchError
@@ -62,6 +66,15 @@ def test_encoding_is_that_of_openvino_genai(embedded_pair, tokenizer):
 def test_streamed_text_is_the_decoded_text(tokenizer, ids):
     whole, shown = tokenizer.decode(ids), "".join(map(tokenizer.stream(), ids))
     assert whole == shown or whole.startswith(shown) and whole.endswith(REPLACEMENT)
+
+
+def test_the_token_of_unknown_characters_is_special_only_where_it_is_spelled(tmp_path):
+    made = tokenizers.Tokenizer(WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    made.add_special_tokens([AddedToken("<unk>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    ids, own = Tokenizer(tmp_path / "tokenizer.json").encode_marked("a b <unk>")
+    assert (ids, own) == ([1, 0, 0], [0])
 
 
 def test_special_tokens_are_parsed_only_where_they_are_wanted(tokenizer):

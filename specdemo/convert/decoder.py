@@ -5,7 +5,7 @@ other programs treat both alike."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -143,6 +143,10 @@ def write(shape: Shape, bits: int, weights: FileWeights, folder: Path) -> None:
         (folder / ir.MODEL).write_text(text, encoding="utf-8")
 
 
+Rotary = tuple[ov.Node, ov.Node]
+"""Cosines and sines of the positions."""
+
+
 class DecoderGraph:
     """Builds the graph of a decoder of `shape`, with `weights` stored in `bits`."""
 
@@ -167,8 +171,8 @@ class DecoderGraph:
             given = ops.convert(self._inputs["position_ids"], "i32")
             state = ops.add(state, ops.gather(positions, given, 0))
         mask, rotary = self._mask(), None if family.positions else self._rotary_tables()
-        for at in range(shape.layers):
-            state = self._layer(at, state, mask, rotary)
+        for index in range(shape.layers):
+            state = self._layer(index, state, mask, rotary)
         state = self._norm("output_norm", state)
         bits, head = max(self._bits, self._weights.output_bits), embedding
         if not shape.tied or bits < 8:  # a tied embedding is written twice
@@ -178,16 +182,16 @@ class DecoderGraph:
         inputs = list(self._inputs.values())
         return ov.Model([ops.result(logits)], self._sinks, inputs, "decoder")
 
-    def _layer(self, at: int, state, mask, rotary) -> ov.Node:
-        layer, family = f"blk.{at}.", self._shape.family
-        attended = self._attention(at, self._norm(f"{layer}attn_norm", state), mask, rotary)
+    def _layer(self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None) -> ov.Node:
+        layer, family = f"blk.{index}.", self._shape.family
+        attended = self._attention(index, self._norm(f"{layer}attn_norm", state), mask, rotary)
         before = state if family.parallel else ops.add(attended, state)
         narrowed = self._feed_forward(layer, self._norm(f"{layer}ffn_norm", before))
         if family.parallel:
             narrowed = ops.add(narrowed, attended)
         return ops.add(narrowed, before)
 
-    def _feed_forward(self, layer: str, state) -> ov.Node:
+    def _feed_forward(self, layer: str, state: ov.Node) -> ov.Node:
         shape = self._shape
         up = self._linear(f"{layer}ffn_up", state, shape.inner)
         if shape.family.gelu:
@@ -197,7 +201,9 @@ class DecoderGraph:
             active = ops.multiply(ops.swish(gate), up)
         return self._linear(f"{layer}ffn_down", active, shape.hidden)
 
-    def _heads(self, name: str, state, heads: int, rotary=None) -> ov.Node:
+    def _heads(
+        self, name: str, state: ov.Node, heads: int, rotary: Rotary | None = None
+    ) -> ov.Node:
         """A matrix's product as [batch, heads, tokens, width]; normalised, if it is rotated."""
         width = self._shape.width
         split = ops.reshape(self._linear(name, state, heads * width), [0, 0, heads, width], True)
@@ -206,16 +212,18 @@ class DecoderGraph:
         turned = ops.transpose(split, [0, 2, 1, 3])
         return self._rotated(turned, rotary) if rotary else turned
 
-    def _attention(self, at: int, state, mask, rotary) -> ov.Node:
+    def _attention(
+        self, index: int, state: ov.Node, mask: ov.Node, rotary: Rotary | None
+    ) -> ov.Node:
         shape, width = self._shape, self._shape.width
-        query = self._heads(f"blk.{at}.attn_q", state, shape.heads, rotary)
-        key = self._heads(f"blk.{at}.attn_k", state, shape.kv_heads, rotary)
-        value = self._heads(f"blk.{at}.attn_v", state, shape.kv_heads)
+        query = self._heads(f"blk.{index}.attn_q", state, shape.heads, rotary)
+        key = self._heads(f"blk.{index}.attn_k", state, shape.kv_heads, rotary)
+        value = self._heads(f"blk.{index}.attn_v", state, shape.kv_heads)
         batch = ops.gather(ops.shape_of(self._inputs[self._text]), [0], 0)
         empty = ops.concat([batch, np.array([shape.kv_heads, 0, width], np.int64)], 0)
         seen = []
         for kind, new in (("key", key), ("value", value)):
-            variable = f"past_key_values.{at}.{kind}present.{at}.{kind}"
+            variable = f"past_key_values.{index}.{kind}present.{index}.{kind}"
             past = ops.read_value(
                 ops.broadcast(np.float32(0), empty),
                 variable,
@@ -228,7 +236,7 @@ class DecoderGraph:
         attended = ops.scaled_dot_product_attention(query, *seen, mask)
         turned = ops.transpose(attended, [0, 2, 1, 3])
         joined = ops.reshape(turned, [0, 0, shape.heads * width], True)
-        return self._linear(f"blk.{at}.attn_output", joined, shape.hidden)
+        return self._linear(f"blk.{index}.attn_output", joined, shape.hidden)
 
     def _shared(self, whole: ov.Node, batch: ov.Node) -> ov.Node:
         """Keys or values, repeated for the queries that share them, as paged attention expects."""
@@ -252,7 +260,7 @@ class DecoderGraph:
         seen = ops.logical_and(ops.unsqueeze(ops.convert(given, "boolean"), [1, 2]), earlier)
         return ops.select(seen, np.float32(0), _MASKED)
 
-    def _rotary_tables(self) -> tuple[ov.Node, ov.Node]:
+    def _rotary_tables(self) -> Rotary:
         """Cosines and sines, each [batch, 1, tokens, rotated width]."""
         shape = self._shape
         turned = shape.rotated
@@ -265,7 +273,7 @@ class DecoderGraph:
         both = ops.concat([angles, angles], -1)
         return ops.cos(both), ops.sin(both)
 
-    def _rotated(self, heads: ov.Node, rotary: Sequence[ov.Node]) -> ov.Node:
+    def _rotated(self, heads: ov.Node, rotary: Rotary) -> ov.Node:
         """Rotary embedding as the CPU plugin's fusion expects it: split along axis 3, times -1."""
         width = self._shape.width
         # An odd number of rotated dimensions is rounded up, as in transformers.
@@ -279,7 +287,7 @@ class DecoderGraph:
         new = ops.add(ops.multiply(heads, cosine), ops.multiply(crossed, sine))
         return new if still is None else ops.concat([new, still], -1)
 
-    def _norm(self, name: str, state) -> ov.Node:
+    def _norm(self, name: str, state: ov.Node) -> ov.Node:
         size = state.get_output_partial_shape(0)[-1].get_length()
         weight = self._weights.vector(f"{name}.weight", size)
         if self._shape.family.rms:  # written as the CPU plugin's RMS fusion expects it
@@ -289,7 +297,7 @@ class DecoderGraph:
         centred = ops.mvn(state, [-1], True, self._shape.epsilon, "inside_sqrt")
         return ops.add(ops.multiply(centred, weight), self._weights.vector(f"{name}.bias", size))
 
-    def _linear(self, name: str, state, rows: int) -> ov.Node:
+    def _linear(self, name: str, state: ov.Node, rows: int) -> ov.Node:
         columns = state.get_output_partial_shape(0)[2].get_length()
         product = ops.matmul(state, self._matrix(name, rows, columns, self._bits), False, True)
         if name.rpartition(".")[2] not in self._shape.family.biases:

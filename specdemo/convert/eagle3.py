@@ -78,12 +78,13 @@ def require_target(folder: Path, name: str, target: Path, target_name: str) -> t
         )
     width = embedding_of(decoder).get_output_partial_shape(0)[2].get_length()
     vocabulary = decoder.outputs[0].partial_shape[-1].get_length()
-    sizes = (("values a state", shape.target_hidden, width),)
-    sizes += (("tokens in the vocabulary", shape.vocabulary, vocabulary),)
-    for what, own, given in sizes:
-        if own != given:
+    for what, own, other in (
+        ("values a state", shape.target_hidden, width),
+        ("tokens in the vocabulary", shape.vocabulary, vocabulary),
+    ):
+        if own != other:
             raise BadInput(
-                f"{name} was made for a target with {own} {what}, and {target_name} has {given}; "
+                f"{name} was made for a target with {own} {what}, and {target_name} has {other}; "
                 "choose a head that was made for it."
             )
     found = read_head(core, folder / ir.MODEL, target)

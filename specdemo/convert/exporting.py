@@ -47,11 +47,13 @@ def export(
     beside `out` until all is done. Raises BadInput if `source` has no model that can be exported or
     `out` exists, MissingPackage, FetchError if the export fails."""
     from specdemo.convert import checkpoints, decoder, eagle3, gguf_file, rounding, vocabulary
+    from specdemo.convert.decoder import Shape
     from specdemo.convert.weights import FileWeights
 
     if out.exists():
         raise BadInput(f"{out} exists already; name a folder that is not there yet.")
     name, before = name or str(source), ir.fingerprint(source)
+    shape: Shape | None
     if source.is_file():
         file = gguf_file.read(source)
         shape, tensors = gguf_file.decoder(file)
@@ -172,9 +174,14 @@ def run_module(
     variables |= {"TOKENIZERS_PARALLELISM": "false", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     package = Path(specdemo.__file__).parents[1]
     command = [sys.executable, "-c", CHILD, str(package), module, *arguments]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     output = None
-    with subprocess.Popen(command, **pipes, env=os.environ | variables) as child:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | variables,
+    ) as child:
         try:
             while output is None:
                 with suppress(subprocess.TimeoutExpired):

@@ -75,17 +75,21 @@ class _Header:
             version = self._number("I")
             if version not in (2, 3):
                 raise BadInput(f"{self._path} is GGUF of version {version}; 2 and 3 can be read.")
-            tensors, fields = self._count(_ENTRIES), self._count(_ENTRIES)
-            found = {}
-            for _ in range(fields):
+            tensor_count, value_count = self._count(_ENTRIES), self._count(_ENTRIES)
+            values = {}
+            for _ in range(value_count):
                 key = self._string()
-                found[key] = self._value(key, self._number("I"))
-            infos = [self._info() for _ in range(tensors)]
-            alignment = found.get("general.alignment", 32)
+                values[key] = self._value(key, self._number("I"))
+            infos = [self._info() for _ in range(tensor_count)]
+            alignment = values.get("general.alignment", 32)
             if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
                 raise ValueError(f"general.alignment is {alignment!r:.40}")
             begin = -(-self._file.tell() // alignment) * alignment
-            return found, {name: self._tensor(begin, *info) for name, *info in infos}
+            tensors = {
+                name: self._tensor(begin, shape, kind, offset)
+                for name, shape, kind, offset in infos
+            }
+            return values, tensors
         except BadInput:
             raise
         except ValueError as error:
@@ -93,8 +97,8 @@ class _Header:
             raise BadInput(f"{self._path} {why}") from error
 
     def _number(self, kind: str) -> Any:
-        [found] = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))
-        return found
+        [number] = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))
+        return number
 
     def _count(self, most: int) -> int:
         count: int = self._number("Q")

@@ -83,7 +83,9 @@ def tables(xml: Path) -> tuple[np.ndarray, np.ndarray]:
 def _values(expression: ov.Output) -> np.ndarray:
     """The value of an expression of constants, float32."""
     model = ov.Model([ops.result(ops.convert(expression, "f32"))], [])
-    return ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([])[0].copy()
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    values: np.ndarray = compiled([])[0]
+    return values.copy()
 
 
 def require_target(xml: Path, target: Path, name: str) -> None:

@@ -58,9 +58,10 @@ class Tensor:
         if len(raw) != (high - low) * size:
             raise FetchError(f"{self.path} was cut or replaced while it was read; try again.")
         stored = np.frombuffer(raw, np.uint8).reshape(-1, size)
-        if self.swapped:
-            return gguf.dequantize(stored, self.type)[:, order].T
-        return gguf.dequantize(stored if self.order is None else stored[order - low], self.type)
+        if self.order is not None and not self.swapped:
+            stored = stored[order - low]
+        values: np.ndarray = gguf.dequantize(stored, self.type)
+        return values[:, order].T if self.swapped else values
 
 
 def weight_group(columns: int) -> int:

@@ -110,7 +110,7 @@ def _take_tokens(model: ov.Model) -> np.ndarray:
     offsets = port.node.input_value(0).get_node()
     if offsets.get_type_name() != "Constant":
         raise RuntimeError("its output d2t is not constant")
-    values = offsets.data.astype(np.int64).reshape(-1)
+    values: np.ndarray = offsets.data.astype(np.int64).reshape(-1)
     model.remove_result(port.node)
     return values + np.arange(len(values))
 

@@ -255,7 +255,8 @@ def _stacked(tensors: list[ov.Tensor]) -> ov.Node | None:
 
 def raw_bytes(tensor: ov.Tensor) -> np.ndarray:
     """A tensor's memory as bytes, uint8 [bytes], whatever its element type."""
-    return tensor.data.reshape(-1).view(np.uint8)
+    values: np.ndarray = tensor.data
+    return values.reshape(-1).view(np.uint8)
 
 
 def last_line(error: BaseException) -> str:

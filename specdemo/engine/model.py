@@ -267,7 +267,8 @@ class PagedModel:
     @property
     def block_bytes(self) -> int:
         """Bytes of one cache block: keys and values of `block_size` tokens in all layers."""
-        return sum(cache.byte_size for cache in self._caches) // (self.pool.limit + 1)
+        size: int = sum(cache.byte_size for cache in self._caches)
+        return size // (self.pool.limit + 1)
 
     def resize_cache(self, blocks: int) -> None:
         """Bound the cache to `blocks` blocks, before there are sequences and fixed shapes. Memory

@@ -185,7 +185,8 @@ class Request:
                     self.inference, shown = inference, event.shown_at
                 reply = yield event
         except StopIteration as done:
-            return done.value
+            reason: str = done.value
+            return reason
         finally:
             decoding.close()
             self.cpu = time.process_time() - cpu

@@ -58,7 +58,7 @@ def load_module(checkpoint: Checkpoint, device: str, dtype: str) -> PreTrainedMo
         raise ModelError(f"{path.name} cannot be loaded on {device}: {last_line(error)}") from error
 
 
-class BufferLayer(DynamicLayer):
+class BufferLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not followed
     """Keys and values of one layer, [1, heads, tokens, width]; the first `length` tokens are valid.
     New ones are written to `places` (int64 [tokens]). To keep shapes few (`is_compileable` in
     transformers) attention sees buckets of 256, 512, 1024 ... tokens, the rest masked."""
@@ -143,13 +143,13 @@ class TorchModel:
         sequence.cache = Cache(layers=[BufferLayer() for _ in range(self._layers)])
         return sequence
 
-    @torch.inference_mode()
     def fork(self, source: Sequence, length: int) -> Sequence:
         fork = self.new_sequence()
         fork.reserve(length)
         if length:
-            for layer, other in zip(fork.cache.layers, source.cache.layers, strict=True):
-                layer.copy_from(other, length, length)
+            with torch.inference_mode():
+                for layer, other in zip(fork.cache.layers, source.cache.layers, strict=True):
+                    layer.copy_from(other, length, length)
         fork.tokens = source.tokens[:length]
         return fork
 
@@ -157,7 +157,8 @@ class TorchModel:
         """Like `PagedModel.forward`, one inference a run; `Run.stepwise` has no effect here."""
         for run in batch:
             run.sequence.reserve(run.sequence.length + max(len(run.tokens), self.least_tokens))
-        results = [self._run(run) for run in batch]
+        with torch.inference_mode():
+            results = [self._run(run) for run in batch]
         for run in batch:
             run.sequence.tokens.extend(run.tokens)
         return results
@@ -165,7 +166,6 @@ class TorchModel:
     def resize_cache(self, blocks: int) -> None:
         self.pool = BlockPool(blocks)
 
-    @torch.inference_mode()
     def _run(self, run: Run) -> Logits:
         start, count = run.sequence.length, len(run.tokens)
         size = self.size = self._padded(count, run.unpadded)

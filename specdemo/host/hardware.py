@@ -38,7 +38,7 @@ library that cannot be mapped or a file that cannot be read leads to many an err
 def memory_bytes() -> int:
     """Bytes of memory that this process may use: the machine's, or its container's or shell's
     limit."""
-    total = min(psutil.virtual_memory().total, _address_limit() or sys.maxsize)
+    total: int = min(psutil.virtual_memory().total, _address_limit() or sys.maxsize)
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such control group, or "max"
             total = min(total, int(Path("/sys/fs/cgroup", path).read_text()))
@@ -57,7 +57,7 @@ def require_memory(needed: int, what: str) -> None:
 
 def available_bytes() -> int:
     """Bytes of memory that this process could still allocate now."""
-    free = min(psutil.virtual_memory().available, memory_bytes() - own_bytes())
+    free: int = min(psutil.virtual_memory().available, memory_bytes() - own_bytes())
     if limit := _address_limit():
         free = min(free, limit - psutil.Process().memory_info().vms)
     return max(free, 0)
@@ -107,7 +107,7 @@ def _peak_addresses() -> int:
 def own_bytes() -> int:
     """Resident bytes of this process, without mapped files where the system counts them."""
     memory = psutil.Process().memory_info()
-    return memory.rss - getattr(memory, "shared", 0)
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def processors() -> int:

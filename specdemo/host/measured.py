@@ -46,7 +46,7 @@ class TuningResult:
         return max(self.rows, key=lambda row: row.speedup).draft
 
 
-_KINDS = {
+_KINDS: dict[str, TypeAdapter[Any]] = {
     "profile": TypeAdapter(Profile),
     "tuned": TypeAdapter(TuningResult),  # of a pair
     "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
@@ -109,11 +109,11 @@ def _read(kind: str, path: Path) -> tuple[About, Any] | None:
 def _graph(model: Path | Checkpoint) -> str:
     """The folder's name, a hash of the graph (for a checkpoint, of its configuration) and the size
     of the weights, whose values hardly affect measurements."""
-    file, versions = model, ""
     if isinstance(model, Checkpoint):
-        file = model.path / "config.json"
-        versions = "".join(f", {one} {version(one)}" for one in ("torch", "transformers"))
+        file, size = model.path / "config.json", weights_size(model)
+        versions = "".join(f", {name} {version(name)}" for name in ("torch", "transformers"))
+    else:
+        file, size, versions = model, disk.file_size(model.with_suffix(".bin")), ""
     content = file.read_bytes() if file.is_file() else b""
     digest = hashlib.sha256(content).hexdigest()[:12]
-    size = disk.file_size(model.with_suffix(".bin")) if file is model else weights_size(model)
     return f"{file.parent.name} {digest}-{size}{versions}"

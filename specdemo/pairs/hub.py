@@ -210,7 +210,7 @@ def _cause(error: BaseException) -> str:
             return f"{host} broke off ({why})"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"the disk of {cache} is full; free some space, or set HF_HOME to a larger disk"
-        if isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return f"{cache} cannot be written ({error.strerror}); set HF_HOME to another folder"
     return f"it could not be fetched ({why})"
 

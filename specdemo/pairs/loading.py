@@ -78,7 +78,7 @@ def load_pair(
     check = Check([model.folder for model in models])
     try:
         loaded = _opened(pair, choice, check, *models)
-        target, draft = (one and weights_size(one) for one in (loaded.target, loaded.draft))
+        target, draft = weights_size(loaded.target), loaded.draft and weights_size(loaded.draft)
     except (FetchError, ModelError):
         check.require()  # the reason may be a damaged file, which the check removes
         raise
@@ -108,7 +108,7 @@ def _opened(
     head, layers, model = _head(pair, choice, target, draft)
     ids, context = ir.read_config(target.folder)
     draft_context = 0
-    if model:
+    if model and pair.draft:
         draft_tokenizer = Tokenizer(model.folder / "tokenizer.json")
         require_same_vocabulary(tokenizer, draft_tokenizer, pair.target.name, pair.draft.name)
         draft_context = ir.read_config(model.folder)[1]
@@ -136,7 +136,7 @@ def _opened(
         ),
         tokenizer=tokenizer,
         template=template,
-        stop_ids=ids | ({end} - {None}),
+        stop_ids=ids if end is None else ids | {end},
         # Beyond a model's context, learned positions fail and rotary ones are untrained.
         context_limit=context or draft_context or 2048,
         draft_context=draft_context,
@@ -150,22 +150,24 @@ def _head(
 ) -> tuple[Path | None, tuple[int, ...], Snapshot | None]:
     """The draft head of `draft` and the target's layers that it reads, and `draft` if there is a
     draft model. Raises BadInput for a head that does not go with the target."""
-    if draft is None:
+    source = pair.draft
+    if draft is None or source is None:
         return None, (), None
     if ir.is_eagle_head(ir.read_json(draft.folder / "config.json")):
         if on_torch(choice.device) or on_torch(choice.draft_device):
             raise BadInput(
-                f"{pair.draft.name} is an EAGLE-3 head, which needs states of a target on the CPU "
+                f"{source.name} is an EAGLE-3 head, which needs states of a target on the CPU "
                 "device; leave the devices at CPU, or choose another draft."
             )
         from specdemo.convert import eagle3  # imports OpenVINO
 
-        names = pair.draft.name, target.folder / ir.MODEL, pair.target.name
-        return draft.folder / ir.MODEL, eagle3.require_target(draft.folder, *names), None
+        model = target.folder / ir.MODEL
+        layers = eagle3.require_target(draft.folder, source.name, model, pair.target.name)
+        return draft.folder / ir.MODEL, layers, None
     head = draft.folder / ir.HEAD
     if not head.is_file():
         return None, (), draft
-    if pair.draft.repo and not on_torch(choice.device):
+    if source.repo and not on_torch(choice.device):
         from specdemo.convert.heads import require_target
 
         require_target(head, target.folder / ir.MODEL, pair.target.name)

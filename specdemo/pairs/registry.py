@@ -82,13 +82,17 @@ class Pair:
         profile = _embedded_profile()
         if profile is None:
             return ""
-        sizes, costs = zip(*profile.targets["exact"].costs.items(), strict=True)
-        costs = np.minimum.accumulate(costs[::-1])[::-1]  # a forward may be padded to a larger one
+        costs = profile.targets["exact"].costs
+        # A forward may be padded to a larger one.
+        seconds = np.minimum.accumulate([*costs.values()][::-1])[::-1]
         drafted = np.arange(9)  # tokens in a round
-        verify = np.interp(drafted + 1, sizes, costs) * _share(self.target)
-        step = profile.draft_step if self.embedded else costs[0] * _share(self.draft)
+        verify = np.interp(drafted + 1, [*costs], seconds) * _share(self.target)
+        step = profile.draft_step
+        if self.draft and not self.embedded:
+            step = seconds[0] * _share(self.draft)
         speeds = (2 - 0.5**drafted) / (drafted * step + verify)  # 1 + 1/2 + 1/4 ... tokens a round
-        texts = [f"{one:.0f}" if one >= 10 else f"{one:.1f}" for one in (speeds[0], speeds.max())]
+        bounds = speeds[0], speeds.max()
+        texts = [f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}" for speed in bounds]
         return f"{' to '.join(dict.fromkeys(texts))} tokens/s expected"
 
     def with_draft(self, name: str, option: str, weight_format: str = "int8") -> Pair:
@@ -105,7 +109,7 @@ def _embedded_profile() -> Profile | None:
     for about, profile in measured.profiles():
         here = about["machine"] == hardware.describe() and about["devices"] == "CPU, CPU"
         costs = profile.targets["exact"].costs if "exact" in profile.targets else {}
-        if here and about["target"].startswith(f"{embedded.TARGET} ") and 1 in costs:
+        if here and str(about["target"]).startswith(f"{embedded.TARGET} ") and 1 in costs:
             return profile
     return None
 
@@ -170,7 +174,7 @@ EMBEDDED = Pair(
 # compiled model).
 _ENGLISH, _LANGUAGES = "everyday English", "many languages, and thinking if asked to"
 _DOLLY = "the paper's model family, English"
-_TABLE = (
+_TABLE: tuple[tuple[str, str, int, Source, tuple[Source, ...], str], ...] = (
     ("smollm2-1.7b", "SmolLM2 1.7B, 4 bits", 6_500, _SMOLLM_INT4, _SMALLEST, _ENGLISH),
     ("smollm2-1.7b-int8", "SmolLM2 1.7B, 8 bits", 8_000, _SMOLLM_INT8, _SMALLEST, _ENGLISH),
     ("dolly-3b-int4", "Dolly V2 3B, 4 bits", 5_700, _DOLLY_3B_INT4, _TINY_FIRST, _DOLLY),
@@ -186,7 +190,10 @@ _TABLE = (
 )
 PAIRS = (
     EMBEDDED,
-    *(Pair(name, title, memory * MB, *rest) for name, title, memory, *rest in _TABLE),
+    *(
+        Pair(name, title, memory * MB, target, drafts, use)
+        for name, title, memory, target, drafts, use in _TABLE
+    ),
 )
 
 _UNASKED = ("dolly-3b", "dolly-3b-int4")  # fetched by default: at most 5 GB

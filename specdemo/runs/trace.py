@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -30,9 +30,8 @@ Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 ForwardSeconds = Annotated[float, Field(gt=0, le=3600)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
-
-
 Times = Annotated[tuple[Seconds, ...], Field(max_length=MAX_NEW_TOKENS)]
+Shown = TypeVar("Shown", Round, "BaselineToken")
 
 
 def _possible(round_: Round, number: int) -> bool:
@@ -65,7 +64,7 @@ def _require_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
     return _require_order(rounds)
 
 
-def _require_order(events: Any) -> Any:
+def _require_order(events: tuple[Shown, ...]) -> tuple[Shown, ...]:
     if any(later.shown_at < earlier.shown_at for earlier, later in pairwise(events)):
         raise ValueError("the times go back")
     return events

@@ -213,7 +213,9 @@ class _Numbers:
         if last[-1:] not in "0123456789" or not last:
             return
         text = "".join(map(self._strings.__getitem__, tokens[-2 * MAX_DIGITS :]))
-        mantissa, exponent = re.search(r"([0-9.]*)(?:[eE][+-]?([0-9]+))?$", text).groups()
+        number = re.search(r"([0-9.]*)(?:[eE][+-]?([0-9]+))?$", text)
+        assert number, "any text ends so"
+        mantissa, exponent = number.groups()
         long = len(exponent) >= MAX_EXPONENT if exponent else len(mantissa) > MAX_DIGITS
         if long and (mask & self._after).any() and not (mask & self._quotes).any():
             mask &= ~self._digits
@@ -234,9 +236,11 @@ class _Place:
         if self._after_end:
             return None
         _require(self._matcher, self._param)
+        mask: np.ndarray
         if self._matcher.is_stopped():
             # All stop tokens mean the same here, so one of them is forced.
-            return np.arange(self._size) == self._stops[0]
+            mask = np.arange(self._size) == self._stops[0]
+            return mask
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         _require(self._matcher, self._param)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")

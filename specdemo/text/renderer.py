@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -41,7 +42,7 @@ def environment() -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.CallBlock(self.call_method("text"), [], [], body).set_lineno(line)
 
-        def text(self, caller: Any) -> str:
+        def text(self, caller: Callable[[], str]) -> str:
             return caller()
 
     def to_json(

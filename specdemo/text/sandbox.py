@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from specdemo.errors import BadInput, RequestFailed
 from specdemo.text import renderer
@@ -34,10 +34,10 @@ class TemplateProcess:
         request = json.dumps([template, variables]).encode() + b"\n"
         with self._turns.turn(len(request)):
             try:
-                process = self._running()
-                process.stdin.write(request)
-                process.stdin.flush()
-                succeeded, text = self._read(process)
+                requests, answers = self._running()
+                requests.write(request)
+                requests.flush()
+                succeeded, text = _read(answers)
             except OSError:
                 self._end()
                 succeeded, text = False, "it takes too much time or memory"
@@ -49,13 +49,15 @@ class TemplateProcess:
             raise BadInput(why, "messages")
         return text
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The process's input, and its output."""
         if self._process is not None and self._process.poll() is None:
-            return self._process
+            return _pipes(self._process)
         self._end()
-        packages = {Path(find_spec(name).origin).parents[1] for name in ("jinja2", "markupsafe")}
+        specs = filter(None, map(find_spec, ("jinja2", "markupsafe")))
+        packages = {Path(spec.origin).parents[1] for spec in specs if spec.origin}
         try:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", renderer.__file__, *map(str, packages)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -64,30 +66,35 @@ class TemplateProcess:
                 process_group=None if os.name == "nt" else 0,  # no Ctrl-C of the terminal
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
-            self._read(self._process)
+            _read(_pipes(process)[1])
         except OSError as error:
             why = f"The process that renders chat templates cannot be started: {error}."
             raise RequestFailed(why) from error
-        return self._process
-
-    @staticmethod
-    def _read(process: subprocess.Popen[bytes]) -> tuple[bool, str]:
-        """An answer: whether it is a text, and the text. Raises OSError if there is none."""
-        head = process.stdout.read(renderer.HEADER.size).ljust(renderer.HEADER.size, b"\xff")
-        succeeded, size = renderer.HEADER.unpack(head)
-        text = process.stdout.read(size) if size <= renderer.MAX_TEXT else b""
-        if len(text) != size:
-            raise OSError("it has ended")
-        return succeeded, text.decode("utf-8", "surrogatepass")
+        return _pipes(process)
 
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            for pipe in (process.stdin, process.stdout):
+            for pipe in _pipes(process):
                 with suppress(OSError):  # what was not written yet
                     pipe.close()
             process.wait()
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin and process.stdout
+    return process.stdin, process.stdout
+
+
+def _read(answers: IO[bytes]) -> tuple[bool, str]:
+    """An answer: whether it is a text, and the text. Raises OSError if there is none."""
+    head = answers.read(renderer.HEADER.size).ljust(renderer.HEADER.size, b"\xff")
+    succeeded, size = renderer.HEADER.unpack(head)
+    text = answers.read(size) if size <= renderer.MAX_TEXT else b""
+    if len(text) != size:
+        raise OSError("it has ended")
+    return succeeded, text.decode("utf-8", "surrogatepass")
 
 
 @lru_cache

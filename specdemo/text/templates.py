@@ -78,7 +78,7 @@ class Template:
         self,
         messages: Sequence[Message],
         tokenizer: Tokenizer,
-        tools: Sequence[dict] = (),
+        tools: Sequence[dict[str, Any]] = (),
         *,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -107,7 +107,7 @@ class Template:
     def text(
         self,
         messages: Sequence[Message],
-        tools: Sequence[dict] = (),
+        tools: Sequence[dict[str, Any]] = (),
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
         change: Callable[[str], str] = valid,

@@ -66,13 +66,14 @@ class Tokenizer:
 
     @property
     def json(self) -> str:
-        return self._parsing.to_str()
+        return str(self._parsing.to_str())
 
     def encode(self, text: str, *, special: bool = True, bos: bool = False) -> list[int]:
         """The token ids of `text`. `special`: parse special tokens such as `<|im_start|>`; False
         for a user's text. `bos`: add the tokens that the tokenizer itself puts around a text."""
         chosen = self._parsing if special else self._literal
-        return _encoding(chosen, valid(text), bos).ids
+        ids: list[int] = _encoding(chosen, valid(text), bos).ids
+        return ids
 
     def mark_special(self, text: str) -> str:
         """`text` with a MARK before each special token that it spells."""
@@ -109,15 +110,14 @@ class Tokenizer:
         """Each special token of `text`, and where it begins and ends."""
         for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
             # The token for unknown characters may stand for any.
-            if id in self.special_ids and (
-                id != self._unknown_id or text[start:end] in self._added
-            ):
+            if id in self.special_ids and (id != self._unknown_id or text[start:end] in self.added):
                 yield id, start, end
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`, without ids beyond the vocabulary (padding), and without special
         tokens unless `special`."""
-        return self._parsing.decode([int(id) for id in ids], skip_special_tokens=not special)
+        whole = [int(id) for id in ids]
+        return str(self._parsing.decode(whole, skip_special_tokens=not special))
 
     def stream(self, *, special: bool = False) -> Callable[[int], str]:
         """A function from the next id to the text that it adds: "" while a character is incomplete
@@ -132,11 +132,13 @@ class Tokenizer:
 
     def token_id(self, string: str) -> int | None:
         """The id of a vocabulary string, or None."""
-        return self._parsing.token_to_id(string)
+        id: int | None = self._parsing.token_to_id(string)
+        return id
 
     def vocabulary(self) -> dict[str, int]:
         """All vocabulary strings with their ids, added and special tokens too."""
-        return self._parsing.get_vocab(with_added_tokens=True)
+        ids: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
+        return ids
 
 
 def _encoding(tokenizer: tokenizers.Tokenizer, text: str, bos: bool = True) -> tokenizers.Encoding:

@@ -101,7 +101,8 @@ class CallReader:
         call that is incomplete is content."""
         if self._tools is None:
             return text, ()
-        form, content, calls = self._form, "", []
+        form, content = self._form, ""
+        calls: list[FunctionCall] = []
         self._unread += text
         while True:
             leads = form.leads
