@@ -165,7 +165,7 @@ def quantized(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     values = weights / np.where(np.abs(divisors) < _SMALLEST, _SMALLEST, divisors)
     np.rint(values, out=values)
     np.clip(values, least, -least - 1, out=values)
-    packed = values.astype(np.int8).reshape(-1).view(np.uint8)
+    packed: np.ndarray = values.astype(np.int8).reshape(-1).view(np.uint8)
     if bits == 4:
         packed = packed[::2] & 15 | packed[1::2] << 4
     return packed, scales
