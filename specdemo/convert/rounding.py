@@ -139,7 +139,8 @@ class LayerGraph(DecoderGraph):
 
     def __init__(self, shape: Shape, weights: FileWeights, layer: int | None) -> None:
         super().__init__(shape, 16, weights)
-        self._number, self._read = layer, {}
+        self._number = layer
+        self._read: dict[str, tuple[ov.Node, list[str]]] = {}
         del self._inputs["input_ids"]
         self._inputs["state"] = ops.parameter([-1, -1, shape.hidden], ov.Type.f32, name="state")
         self._inputs["state"].output(0).get_tensor().set_names({"state"})
@@ -159,7 +160,7 @@ class LayerGraph(DecoderGraph):
         results = [ops.result(one) for one in outputs]
         return ov.Model(results, self._sinks, list(self._inputs.values()), "layer")
 
-    def _linear(self, name: str, state, rows: int) -> ov.Node:
+    def _linear(self, name: str, state: ov.Node, rows: int) -> ov.Node:
         self._read.setdefault(state.get_name(), (state, []))[1].append(name)
         return super()._linear(name, state, rows)
 

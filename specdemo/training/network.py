@@ -16,6 +16,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from specdemo.convert import heads
+from specdemo.convert.rounding import Quantized
 from specdemo.errors import BadInput
 from specdemo.training.data import THIRDS, Rows
 from specdemo.training.recipe import TrainSettings
@@ -95,7 +96,7 @@ class HeadNetwork:
                 state, logits, x = self.step(shared, state, rows.tokens[ahead])
                 yield depth, part, logits, x | {"mix": torch.cat([hidden, x["mix"]], 1)}
 
-    def quantized(self, rows: Rows) -> dict[str, heads.Quantized]:
+    def quantized(self, rows: Rows) -> dict[str, Quantized]:
         """The weights and the rows of the target's output matrix in int4, rounded so that their
         products along these `rows` change least."""
         starts = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
