@@ -51,13 +51,11 @@ COUNT_FRAMES = """const ask = requestAnimationFrame;
 window.frames_asked = 0;
 window.requestAnimationFrame = (draw) => { window.frames_asked++; return ask(draw); };"""
 
-AT_REST = """() => new Promise((resolve) => {
-  let before = -1;
-  setInterval(() => {
-    if (window.frames_asked === before) resolve();
-    before = window.frames_asked;
-  }, 300);
-})"""
+AT_REST = """() => {
+  const before = window.frames_before;
+  window.frames_before = window.frames_asked;
+  return before === window.frames_asked;
+}"""
 
 
 def test_a_page_at_rest_asks_for_no_frames(service, chromium):
@@ -67,5 +65,5 @@ def test_a_page_at_rest_asks_for_no_frames(service, chromium):
         page.add_init_script(COUNT_FRAMES)
         page.goto(url)
         page.wait_for_function("window.specdemo?.race")
-        page.evaluate(AT_REST)
+        page.wait_for_function(AT_REST, polling=300)
         browser.close()
