@@ -94,7 +94,8 @@ class CostModel:
         if changed and self.change:
             self.change = max(self.change + LEVEL_RATE * unexplained, 0.0)
         else:
-            self.seconds[size] += SHAPE_RATE * unexplained
+            rate = SHAPE_RATE if self.measured else LEVEL_RATE
+            self.seconds[size] += rate * unexplained
 
     def follow(self, other: CostModel) -> None:
         """No forward was run: the level goes towards that of `other`, a model on the same machine.

@@ -135,7 +135,7 @@ def decode(
             target.truncate(len(context) - 1)
             if allowed is not None:
                 allowed.settle(added)
-            policy.record_round(draft.seconds, seconds, len(added))
+            policy.record_round(draft.seconds, seconds, len(added), len(context))
             token = added[-1]
             yield round_
         return "stop"

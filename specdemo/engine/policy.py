@@ -151,6 +151,8 @@ class Policy:
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
     outside: dict[bool, float] = field(default_factory=dict)
     others: int = 0
+    regret: float = 0.0
+    """Seconds that recent rounds took longer than autoregressive decoding would have."""
     _answered: int = 0
     _seconds: float = 0.0
     _tokens: float = 0.0
@@ -168,6 +170,9 @@ class Policy:
         pace = baseline / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
+        # A change of size is paid once, and then single tokens cost the baseline's time. Rounds that
+        # lost that much have paid for it (ski rental: at most twice the least loss).
+        rows[1] = max(rows[1] - self.regret, min(rows[1], baseline))
         return RoundPlan(
             self.fixed,
             self.limit,
@@ -184,9 +189,11 @@ class Policy:
             self.acceptance[source] = Acceptance()
         return self.acceptance[source]
 
-    def record_round(self, drafting: float, verifying: float, tokens: int) -> None:
+    def record_round(
+        self, drafting: float, verifying: float, tokens: int, context: int = 0
+    ) -> None:
         """A round took seconds of `drafting` (0: no draft model was asked) and of `verifying`, and
-        gave `tokens` tokens."""
+        gave `tokens` tokens after `context` ones."""
         if not drafting:
             self.draft.follow(self.costs)
         for source in self.acceptance.values():
@@ -195,6 +202,10 @@ class Policy:
         seconds = (drafting + verifying) / (self.others + 1)
         self._seconds = 0.9 * self._seconds + seconds
         self._tokens = 0.9 * self._tokens + tokens
+        if not self.others:
+            lost = seconds - tokens * self.costs.baseline(context)
+            most = self.costs.change * self.costs.level
+            self.regret = min(max(self.regret + lost, 0.0), most)
 
     def record_outside(self, seconds: float, drafted: bool) -> None:
         """A round that shared no forward took `seconds` outside inference."""
