@@ -196,7 +196,7 @@ class _Along(Request):
     def work(
         self, target: Target, draft: PrefixCache | DraftHead | None = None
     ) -> Generator[Forward, Reply, Record]:
-        prompt, sequence = yield from self._prompt(target.prefixes)
+        prompt, sequence = yield from self._prompt(target)
         answer, said, head = self.answer, [], []
         states = list(prompt.logits.state) if prompt.logits.state is not None else []
         with sequence:
