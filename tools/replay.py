@@ -204,7 +204,8 @@ class _Along(Request):
                 tokens = answer[begin : min(begin + CHUNK, len(answer) - 1)]
                 run = Run(sequence, tokens, len(tokens), stepwise=True)
                 reply = yield Forward("target", run)
-                states += reply.logits.states(len(tokens)) if states else []
+                if states:
+                    states.extend(reply.logits.states(len(tokens)))
         if isinstance(draft, DraftHead):
             head = yield from self._chains(draft, states)
         elif draft is not None and not isinstance(draft.model, EagleHead):
