@@ -257,6 +257,13 @@ def test_an_answer_of_no_tokens_has_none(client):
     assert said(streamed(client, max_tokens=0)) == ""
 
 
+def test_an_answer_that_has_ended_waits_for_slower_ones(client, session, monkeypatch):
+    monkeypatch.setattr("specdemo.serving.backend.PING", 0.001)
+    monkeypatch.setattr(session, "delay", 0.02)
+    answer = chat(client, n=20, max_tokens=2)
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * 20
+
+
 def test_a_prediction_is_tokenised_once_and_reaches_the_drafters(client, session):
     tokens = tuple(session.loaded.tokenizer.encode("One two", special=False))
     parts = [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]

@@ -167,7 +167,8 @@ class Form:
         answer.text += event.text
         answer.calls += event.calls
         answer.tokens += event.tokens
-        answer.trace = event.what if isinstance(event.what, Trace) else None
+        if isinstance(event.what, Trace):
+            answer.trace = event.what
         return answer
 
     def whole(self) -> dict[str, Any]:
