@@ -75,7 +75,7 @@ def test_every_text_that_a_grammar_lets_end_is_json_of_its_schema(grammars, embe
 
 
 def test_a_known_schema_waits_for_none_and_a_short_one_for_one_longer(grammars, monkeypatch):
-    monkeypatch.setattr("specdemo.text.grammar.REST", 0.0)
+    monkeypatch.setattr(grammars._turns, "_rest", 0.0)
     known, order = grammars.compiled('{"type": "null"}'), []
 
     def compiled(properties: int) -> None:

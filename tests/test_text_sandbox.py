@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from unittest.mock import Mock
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 from fakes import until
 
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.host.turns import Turns
 from specdemo.text import sandbox
 from specdemo.text.sandbox import TemplateProcess
 
@@ -88,6 +91,16 @@ def test_the_shortest_request_is_rendered_first(process):
             pool.submit(render, size)
         until(lambda: len(process._turns.waiting) == 4)
     assert order == [10, 20_000, 300_000, 500_000]
+
+
+def test_a_turn_is_followed_by_its_rest_whatever_comes_of_it():
+    turns, begun = Turns(rest=3.0), time.monotonic()
+    with suppress(ValueError), turns.turn(9):
+        time.sleep(0.05)
+        raise ValueError
+    assert time.monotonic() - begun < 0.15, "who had the turn does not wait"
+    with turns.turn(1):
+        assert time.monotonic() - begun >= 0.2
 
 
 def children_seconds() -> float:

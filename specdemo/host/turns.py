@@ -1,16 +1,20 @@
 """Work that is done for one request at a time: the shortest request comes first, so that nobody
-waits for more than one that is longer."""
+waits for more than one that is longer. Between them the processor is left to other work."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
+from time import perf_counter
 
 
 class Turns:
-    """The order of those that wait (thread safe)."""
+    """The order of those that wait (thread safe). After a turn of one second come `rest` seconds
+    without any."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest: float = 0.0) -> None:
+        self._rest = rest
+        self._rests_until = 0.0
         self._changed = threading.Condition()
         self._busy = False
         self.waiting: list[tuple[int, object]] = []
@@ -18,20 +22,28 @@ class Turns:
     @contextmanager
     def turn(self, size: int) -> Iterator[None]:
         """Wait for the turn of a request of this size, which lasts as long as the block."""
-        mine = size, object()
         with self._changed:
-            self.waiting.append(mine)
-            try:
-                self._changed.wait_for(
-                    lambda: not self._busy and min(self.waiting, key=itemgetter(0)) is mine
-                )
-                self._busy = True
-            finally:
-                self.waiting.remove(mine)
-                self._changed.notify_all()
+            self._wait((size, object()))
+        begun = perf_counter()
         try:
             yield
         finally:
             with self._changed:
+                ended = perf_counter()
+                self._rests_until = ended + self._rest * (ended - begun)
                 self._busy = False
                 self._changed.notify_all()
+
+    def _wait(self, mine: tuple[int, object]) -> None:
+        self.waiting.append(mine)
+        try:
+            while True:
+                rest = self._rests_until - perf_counter()
+                first = min(self.waiting, key=itemgetter(0)) is mine
+                if first and not self._busy and rest <= 0:
+                    break
+                self._changed.wait(rest if rest > 0 else None)
+            self._busy = True
+        finally:
+            self.waiting.remove(mine)
+            self._changed.notify_all()

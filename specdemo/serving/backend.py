@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdemo.engine.rounds import Logprobs, Round
 from specdemo.engine.scheduler import Waiting
 from specdemo.errors import BadInput, Busy, DamagedModel, RequestFailed, SpecdemoError
+from specdemo.host.turns import Turns
 from specdemo.runs.question import Question
 from specdemo.runs.settings import MAX_NEW_TOKENS, Settings, require_exact
 from specdemo.runs.trace import BaselineToken, Trace
@@ -32,7 +33,6 @@ from specdemo.serving.metrics import Metrics, Record
 from specdemo.serving.schema import ChatRequest, CommonRequest
 from specdemo.text.stops import certain
 from specdemo.text.tools import CallReader, FunctionCall, Tools
-from specdemo.text.turns import Turns
 
 if TYPE_CHECKING:
     from specdemo.runs.session import Session
@@ -114,7 +114,7 @@ class LocalBackend:
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
-        self._long_texts = Turns()
+        self._long_texts = Turns(rest=1.0)
         self.failed: str | None = None
 
     def load(self) -> None:
@@ -210,7 +210,7 @@ class LocalBackend:
         other requests go on beside them. The first answer to a prompt reads it for the others."""
         places = max(self._options.max_ongoing // 2, 1)
         pool = ThreadPoolExecutor(min(places, len(stops)), "specdemo-answer")
-        reading = pool.submit(self._read, asked, stops[0])
+        reading = pool.submit(self._read, asked)
         begun = [threading.Event() for _ in asked.prompts]
 
         def run(answer: int, stop: threading.Event) -> None:
@@ -326,7 +326,7 @@ class LocalBackend:
     def _token_text(self, token: int) -> str:
         return self._session.loaded.tokenizer.decode([token], special=True)
 
-    def _read(self, asked: CommonRequest, stop: threading.Event) -> list[ReadPrompt]:
+    def _read(self, asked: CommonRequest) -> list[ReadPrompt]:
         """The prompts. A text that cannot fit is refused by its length. Long ones are read one at a
         time, with as long a rest after each, so that other requests have the processor."""
         characters, session = asked.characters, self._session
@@ -339,11 +339,7 @@ class LocalBackend:
         if characters <= LONG_TEXT:
             return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
         with self._long_texts.turn(characters):
-            begun = time.perf_counter()
-            try:
-                return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
-            finally:
-                stop.wait(time.perf_counter() - begun)
+            return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
 
     def _read_prompt(self, asked: CommonRequest, prompt: Any) -> ReadPrompt:
         loaded = self._session.loaded

@@ -12,16 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
 from math import isfinite, prod
-from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 
 from specdemo.engine.constraint import Constraint, forced, yield_to_models
 from specdemo.errors import BadInput, MissingPackage
+from specdemo.host.turns import Turns
 from specdemo.text.tokenizer import Tokenizer
 from specdemo.text.tools import Tools
-from specdemo.text.turns import Turns
 
 MAX_SCHEMA = 64_000
 """Characters of a schema. The time to compile grows with the square of its properties."""
@@ -93,9 +92,8 @@ class Grammars:
         self._special = tokenizer.special_ids
         self._numbers = _Numbers(tokenizer, self._tokenizer.vocab_size, self._stops)
         self._known: dict[tuple[str, Tools | None], Start] = {}
-        self._turns = Turns()
+        self._turns = Turns(REST)
         self._compiler = ThreadPoolExecutor(1, "specdemo-grammars", yield_to_models)
-        self._rests_until = 0.0
 
     def compiled(self, schema: str, tools: Tools | None = None) -> Start:
         """Answers that are JSON of the `schema` (JSON text), that call `tools`, or, with both, one
@@ -108,18 +106,12 @@ class Grammars:
     def _in_turn(self, schema: str, tools: Tools | None) -> Start:
         if start := self._known.get((schema, tools)):
             return start
-        sleep(max(self._rests_until - perf_counter(), 0.0))
-        begun = perf_counter()
-        try:
-            if tools and schema:
-                self._compiled(schema, None)  # raises what is wrong with the schema alone
-            start = self._known[schema, tools] = self._compiled(schema, tools)
-            if len(self._known) > KNOWN:
-                del self._known[next(iter(self._known))]
-            return start
-        finally:
-            ended = perf_counter()
-            self._rests_until = ended + REST * (ended - begun)
+        if tools and schema:
+            self._compiled(schema, None)  # raises what is wrong with the schema alone
+        start = self._known[schema, tools] = self._compiled(schema, tools)
+        if len(self._known) > KNOWN:
+            del self._known[next(iter(self._known))]
+        return start
 
     def _compiled(self, schema: str, tools: Tools | None) -> Start:
         lark = self._calls(tools, schema) if tools else f"start: {_json(schema, 'json_schema')}"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.host.turns import Turns
 from specdemo.text import renderer
-from specdemo.text.turns import Turns
 
 KEPT_VARIABLES = "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ"
 """What Python may need to start, and the time zone. Others may be secrets."""

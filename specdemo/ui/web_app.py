@@ -15,6 +15,7 @@ import anyio
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdemo.errors import BadInput, Busy, RequestFailed
+from specdemo.host.turns import Turns
 from specdemo.serving.request_guard import has_key, network_of
 from specdemo.ui import MAX_EVENTS, benchmark, events
 from specdemo.ui.assets import KINDS
@@ -159,7 +160,7 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
     from fastapi.responses import Response, StreamingResponse
 
     running, offer = events.Running(), page.offer
-    reading, threads = anyio.CapacityLimiter(1), anyio.CapacityLimiter(2 * MAX_EVENTS)
+    reading, threads = Turns(rest=1.0), anyio.CapacityLimiter(2 * MAX_EVENTS)
 
     def streamed(work: Callable[..., Generator[str]]) -> Callable[..., Any]:
         async def answer(request: Request) -> Response:
@@ -187,19 +188,20 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
 
     async def open_run(request: Request) -> Response:
         """The message of a saved run. It counts as a question of the visitor, and runs are read one
-        at a time: the longest takes half a second of the processor."""
+        at a time, with rests: the longest takes half a second of the processor."""
         ask = OpenRun.model_validate_json(await request.body())
 
         def opened() -> tuple[str, int]:
             try:
-                with service.gate.request(visitor_of(request, ask.visitor)):
+                visitor = visitor_of(request, ask.visitor)
+                with service.gate.request(visitor), reading.turn(len(ask.run)):
                     return events.opened(ask.run), 200
             except Busy as error:
                 return events.message("error", str(error)), error.http_status
             except BadInput as error:  # the message says so; browsers would log another status
                 return events.message("error", str(error)), 200
 
-        shown = await anyio.to_thread.run_sync(opened, limiter=reading)
+        shown = await anyio.to_thread.run_sync(opened, limiter=threads)
         return Response(*shown, media_type="application/json")
 
     streams = {"/race": events.run, "/drafts": events.drafts, "/benchmark": benchmark.run}
