@@ -53,6 +53,8 @@ def option(default: Any, help: str, **shown: str) -> Any:
 class InvalidOption(BadInput):
     """The option `param` has an unusable `value`; the sentence ends with what is `expected`."""
 
+    param: str
+
     def __init__(self, param: str, value: object, expected: str):
         super().__init__(f"{param} is {shown(value)}; {expected}.", param)
         self.value, self.expected = value, expected

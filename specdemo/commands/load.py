@@ -26,10 +26,10 @@ def load(
     from specdemo.pairs.registry import find_pair
 
     find_pair(pair)
-    prompts = [one.instruction for one in spread(read_prompts(), None)]
-    prompts = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
+    prompts = [prompt.instruction for prompt in spread(read_prompts(), None)]
+    short = itertools.cycle([prompt for prompt in prompts if len(prompt) < 400])
     # Each question ends in its own number, so that none is wholly in the server's prefix cache.
-    questions = map("{} ({})".format, prompts, itertools.count())
+    questions = map("{} ({})".format, short, itertools.count())
     out = sys.stderr if json_file == "-" else sys.stdout
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []

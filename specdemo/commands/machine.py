@@ -1,6 +1,7 @@
 """`specdemo machine`: what was measured here."""
 
 import dataclasses
+from typing import Any
 
 import click
 
@@ -15,7 +16,8 @@ def machine(forget: bool, json_file: str | None) -> None:
 
     if forget:
         return click.echo(f"files dropped: {measured.forget()}")
-    figures, tables = [], {hardware.describe(): []}
+    figures: list[dict[str, Any]] = []
+    tables: dict[str, list[dict[str, str]]] = {hardware.describe(): []}
     for about, profile in measured.profiles():
         figures.append({"about": about, "profile": dataclasses.asdict(profile)})
         model = f"{about['target']}, {about['devices']}, {about['threads']} threads"

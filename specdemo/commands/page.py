@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from specdemo.commands.shared import CONTEXT, option_name, options_of
 from specdemo.options import CONFIG, Line, Whole, option
 from specdemo.pairs.choice import ModelChoice
-from specdemo.pairs.registry import chosen_pair
+from specdemo.pairs.registry import EMBEDDED, chosen_pair
 from specdemo.runs.race import ENOUGH_SECONDS
 from specdemo.serving import metrics
 from specdemo.serving.request_guard import PRIVATE_NETWORKS, Server, bound_socket, url_of
@@ -59,7 +59,7 @@ class PageOptions(ServerOptions):
 def page(options: PageOptions) -> None:
     """Serve the page: a question, both runs against the clock, the verdict."""
     listening = bound_socket(options.host, options.port)
-    chosen_pair(options, option_name, default=lambda: None)
+    chosen_pair(options, option_name, default=lambda: EMBEDDED)  # raises BadInput
 
     from huggingface_hub import constants
 
@@ -95,5 +95,11 @@ def page(options: PageOptions) -> None:
     print(f"The page is up: {url_of(options.host, options.port)}/", flush=True)
 
     proxies = ",".join(options.trusted_proxy) or (PRIVATE_NETWORKS if ON_SPACE else "")
-    ends = {"trusted_proxies": proxies, "finish": partial(finish, app, service)}
-    Server(app, guard, options.drain_seconds, **ends).run([listening])
+    server = Server(
+        app,
+        guard,
+        options.drain_seconds,
+        trusted_proxies=proxies,
+        finish=partial(finish, app, service),
+    )
+    server.run([listening])

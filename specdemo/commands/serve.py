@@ -28,14 +28,18 @@ def serve(options: ServeOptions) -> None:
             "serve runs its replicas on Ray Serve, which is not installed: run "
             "`pip install -e .[serve]`, or use --no-ray for one engine in this process."
         )
-    # Replicas run in other folders, so paths are made absolute.
-    folders = {"model": options.model, "assistant_model": options.assistant_model}
-    whole = {name: os.path.abspath(path) for name, path in folders.items() if os.path.exists(path)}
+    # Replicas run in other folders.
+    model, draft = map(_absolute, (options.model, options.assistant_model))
     ended = threading.Event()
     print("Starting Ray and the replicas.", flush=True)
-    with on_ray(replace(options, **whole)) as url:
+    with on_ray(replace(options, model=model, assistant_model=draft)) as url:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ended.set())
         print(f"Ready: {url}/v1", flush=True)
         ended.wait()
         print("Finishing what has begun.", file=sys.stderr)
+
+
+def _absolute(model: str) -> str:
+    """The absolute path of a folder or file; other names stay."""
+    return os.path.abspath(model) if os.path.exists(model) else model

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from specdemo.pairs.loading import LoadedPair
     from specdemo.pairs.registry import Pair
 
+Command = Callable[..., Any]
+"""The function of a command, whose parameters are click's options."""
+
 CONTEXT = {"max_content_width": 100, "help_option_names": ["-h", "--help"], "show_default": True}
 
 
-def json_option(command: Callable) -> Callable:
+def json_option(command: Command) -> Command:
     """Adds --json; passes `json_file`, None without it. Refuses a file that cannot be written."""
     return click.option(
         "--json",
@@ -36,7 +39,7 @@ def json_option(command: Callable) -> Callable:
     )(command)
 
 
-def answer_options(command: Callable, kind: type | None = None) -> Callable:
+def answer_options(command: Command, kind: type | None = None) -> Command:
     """Adds --json, and the options of ModelChoice (`choice`) and of Settings or its subclass `kind`
     (`settings`)."""
     from specdemo.pairs.choice import ModelChoice
@@ -46,14 +49,16 @@ def answer_options(command: Callable, kind: type | None = None) -> Callable:
     return json_option(options_of(ModelChoice, "choice")(command))
 
 
-def options_of(kind: type, argument: str, *, variables: bool = True) -> Callable:
+def options_of(
+    kind: type, argument: str, *, variables: bool = True
+) -> Callable[[Command], Command]:
     """A decorator: adds an option for every field of the dataclass `kind` that `settings.option`
     made; with `variables` the environment variable SPECDEMO_NAME sets it too. The command gets one
     checked instance as `argument`; BadInput names the option or the variable."""
     shown = [field for field in dataclasses.fields(kind) if "help" in field.metadata]
     hints = get_type_hints(kind)
 
-    def add(command: Callable) -> Callable:
+    def add(command: Command) -> Command:
         @functools.wraps(command)
         def checked(*args: Any, **values: Any) -> Any:
             given = {field.name: values.pop(field.name) for field in shown}
@@ -164,7 +169,7 @@ def check_output(destination: str | None, option: str) -> str | None:
     return destination
 
 
-def write_json(text: str, destination: str | None) -> None:
+def write_json(text: str, destination: str) -> None:
     """Write UTF-8 and a line end to the file `destination`, '-' for standard output."""
     try:
         with click.open_file(destination, "wb") as file:

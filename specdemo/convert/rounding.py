@@ -128,7 +128,8 @@ def _scales(part: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> n
         return tried[0]
     exact = [scale.astype(np.float32) for scale in tried]
     errors = [weights @ (part - np.rint(part / one).clip(-8, 7) * one) ** 2 for one in exact]
-    return np.choose(np.argmin(errors, 0), tried)
+    best: np.ndarray = np.choose(np.argmin(errors, 0), tried)
+    return best
 
 
 class LayerGraph(DecoderGraph):
@@ -257,7 +258,10 @@ def _without_outliers(inputs: np.ndarray) -> np.ndarray:
     """The inputs of a matrix, [tokens, columns], with those scaled down that are far larger than
     most: a first token's may be 1,000 times as large and would outweigh all others."""
     norms = np.linalg.norm(inputs, axis=1, keepdims=True)
-    return inputs * np.minimum(1, LARGEST * np.median(norms) / np.maximum(norms, _LEAST))
+    scaled: np.ndarray = inputs * np.minimum(
+        1, LARGEST * np.median(norms) / np.maximum(norms, _LEAST)
+    )
+    return scaled
 
 
 def _save(folder: Path, name: str, content: Quantized | np.ndarray | list[list[int]]) -> None:

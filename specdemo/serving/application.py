@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -45,7 +45,7 @@ class ReadRequest(Request):
 
 
 class Route(APIRoute):
-    def get_route_handler(self) -> Callable:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_read(request: Request) -> Response:
@@ -146,6 +146,12 @@ class ChoiceState:
     offset: int = 0  # characters of tokens that were written
     trace: Trace | None = None
 
+    @property
+    def whole(self) -> Trace:
+        """The trace of an answer that has ended."""
+        assert self.trace is not None
+        return self.trace
+
 
 class Form:
     """Writes the answers to a request as JSON: of a chat or of completions, whole or as chunks."""
@@ -175,36 +181,37 @@ class Form:
         """All answers, which have ended."""
         choices = []
         for number, answer in enumerate(self._answers):
-            message = {"role": "assistant", "content": answer.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
             if answer.calls:
                 message |= {"content": answer.text or None, "tool_calls": self._calls(answer)}
             content = {"message": message} if self._chat else {"text": answer.text}
             choices.append(self._choice(number, content))
-        figures = [self._figures(answer.trace) for answer in self._answers]
-        figures = figures[0] if len(figures) == 1 else figures
+        figures = [self._figures(answer.whole) for answer in self._answers]
         return {
             **self._head,
             "choices": choices,
             "usage": self._usage(),
-            "speculative": figures,
+            "speculative": figures[0] if len(figures) == 1 else figures,
         }
 
     def chunks(self, event: Piece) -> Iterator[dict[str, Any]]:
         """The chunks for an event; there may be none."""
         answer, ended = self.add(event), isinstance(event.what, Trace)
         text, answer.text = answer.text, ""
+
+        def chunk(content: dict[str, Any], ended: bool = False) -> dict[str, Any]:
+            return self._chunk(self._choice(event.answer, content, ended))
+
         if self._chat and not answer.begun:
-            yield self._chunk(event.answer, {"delta": {"role": "assistant", "content": ""}})
+            yield chunk({"delta": {"role": "assistant", "content": ""}})
         answer.begun = True
         if text or answer.tokens:
-            content = {"delta": {"content": text}} if self._chat else {"text": text}
-            yield self._chunk(event.answer, content)
+            yield chunk({"delta": {"content": text}} if self._chat else {"text": text})
         if answer.calls:
-            yield self._chunk(event.answer, {"delta": {"tool_calls": self._calls(answer)}})
+            yield chunk({"delta": {"tool_calls": self._calls(answer)}})
         if ended:
-            content = {"delta": {}} if self._chat else {"text": ""}
-            chunk = self._chunk(event.answer, content, ended=True)
-            yield chunk | {"speculative": self._figures(answer.trace)}
+            last = chunk({"delta": {}} if self._chat else {"text": ""}, ended=True)
+            yield last | {"speculative": self._figures(answer.whole)}
             if self._with_usage and all(answer.trace for answer in self._answers):
                 yield self._chunk() | {"usage": self._usage()}
 
@@ -223,10 +230,7 @@ class Form:
         answer.calls = []
         return calls
 
-    def _chunk(
-        self, number: int | None = None, content: dict | None = None, ended: bool = False
-    ) -> dict[str, Any]:
-        choices = [] if number is None else [self._choice(number, content, ended)]
+    def _chunk(self, *choices: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": choices}
         if self._chat:
             chunk["object"] = "chat.completion.chunk"
@@ -238,7 +242,7 @@ class Form:
         """A choice with the tokens of `answer` that were not written yet."""
         answer, reason = self._answers[number], None
         if ended:
-            reason = answer.trace.finish_reason.replace("context", "length")
+            reason = answer.whole.finish_reason.replace("context", "length")
             if answer.written_calls and reason == "stop":
                 reason = "tool_calls"
         logprobs = None
@@ -298,7 +302,7 @@ class Form:
 
     def _usage(self) -> dict[str, Any]:
         """The tokens of all prompts, each counted once, and of all answers."""
-        traces = [answer.trace for answer in self._answers]
+        traces = [answer.whole for answer in self._answers]
         prompts = traces[:: self._asked.n or 1]
         prompt = sum(trace.prompt_tokens for trace in prompts)
         made = sum(len(trace.token_ids) for trace in traces)
@@ -343,4 +347,4 @@ async def server_sent(
     except Exception as error:
         if not isinstance(error, SpecdemoError):
             log.error("A request failed.", exc_info=error)
-        yield b"data: %b\n\n" % refusal(error).body
+        yield b"data: %b\n\n" % bytes(refusal(error).body)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -108,9 +108,14 @@ def open_pair(options: ServeOptions, report: Callable[[str], None]) -> Session:
 class LocalBackend:
     """One pair in this process. Requests raise NotReady until `load` has opened it."""
 
-    def __init__(self, options: ServeOptions, opener: Callable = open_pair):
+    def __init__(
+        self,
+        options: ServeOptions,
+        opener: Callable[[ServeOptions, Callable[[str], None]], Session] = open_pair,
+    ):
         self._options, self._opener = options, opener
         self._session: Session | None = None
+        self._model: dict[str, Any] = {}
         self._line = "The model is being loaded"
         self._stops: set[threading.Event] = set()  # stop signals of requests that have a thread
         self._metrics = Metrics(lambda: self._session, lambda: len(self._stops))
@@ -142,6 +147,13 @@ class LocalBackend:
         }
         self._session = session
 
+    @property
+    def _open_session(self) -> Session:
+        """The session of a request that runs, which may be closed meanwhile."""
+        if self._session is None:
+            raise RequestFailed(STOPPED)
+        return self._session
+
     def close(self) -> None:
         """Stop every answer and release the models."""
         for stop in list(self._stops):
@@ -166,14 +178,14 @@ class LocalBackend:
         """In the Prometheus text format."""
         return self._metrics.text().decode()
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
+    async def answer(self, asked: CommonRequest) -> AsyncGenerator[Piece, None]:
         """The events of the answers, a Trace the last of each, from threads; closing the iterator
         ends them. Raises BadInput or Busy before the first event, RequestFailed later."""
         await self.model()
         stops = [threading.Event() for _ in range(asked.answers)]
         if len(self._stops) + len(stops) > self._options.max_ongoing + self._options.max_waiting:
             raise Busy("Too many requests wait already; try again in a moment.")
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException]()
 
         def put(item: Piece | BaseException) -> None:
             with suppress(RuntimeError):  # the loop has closed, so no events are read
@@ -228,10 +240,11 @@ class LocalBackend:
             except BaseException as error:
                 if isinstance(error, DamagedModel):
                     self.failed = str(error)
-                if getattr(error, "param", None) == "json_schema" and asked.json_schema:
-                    error.param = "response_format"
-                if getattr(error, "code", None) == "context_length_exceeded":
-                    error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+                if isinstance(error, BadInput):
+                    if error.param == "json_schema" and asked.json_schema:
+                        error.param = "response_format"
+                    if error.code == "context_length_exceeded":
+                        error.param = "messages" if isinstance(asked, ChatRequest) else "prompt"
                 put(RequestFailed(STOPPED) if self._session is None else error)
             finally:
                 begun[number].set()
@@ -252,7 +265,7 @@ class LocalBackend:
         if settings.max_new_tokens > longest:
             raise BadInput(f"This model answers with at most {longest} tokens.", "max_tokens")
         tools = self._tools(asked)
-        reader = CallReader(tools, self._session.loaded.tokenizer)
+        reader = CallReader(tools, self._open_session.loaded.tokenizer)
         question = Question(
             prompt.ids,
             settings,
@@ -268,7 +281,7 @@ class LocalBackend:
         text, tokens = "", deque[tuple[int, ScoredToken]]()
         certain_to = made = 0
         found = asked.max_tokens == 0
-        with closing(self._session.ask(question)) as events:
+        with closing(self._open_session.ask(question)) as events:
             for event in events:
                 new = ""
                 if isinstance(event, Trace):
@@ -297,11 +310,11 @@ class LocalBackend:
 
     def _tools(self, asked: CommonRequest) -> Tools | None:
         """What the answer may call, in the form of this model. Raises BadInput if it has none."""
-        tools, form = asked.callable_tools, self._session.loaded.template.call_form
+        tools, form = asked.callable_tools, self._open_session.loaded.template.call_form
         if tools and form is None:
             message = "This model's chat template has no tool calls that this server reads"
             raise BadInput(f"{message}; leave out tools.", "tools", "unsupported_parameter")
-        return tools and replace(tools, form=form)
+        return replace(tools, form=form) if tools and form else None
 
     def _echo(
         self, asked: CommonRequest, prompt: ReadPrompt, settings: Settings, stop: threading.Event
@@ -313,8 +326,9 @@ class LocalBackend:
             return prompt.title, []
         from specdemo.engine.request import PromptLogprobs  # imports OpenVINO
 
-        how = {"logprobs": asked.likeliest, "stop": stop}
-        scores = self._session.result_of(PromptLogprobs, prompt.ids, settings, **how)
+        scores = self._open_session.result_of(
+            PromptLogprobs, prompt.ids, settings, logprobs=asked.likeliest, stop=stop
+        )
         first, *others = prompt.ids
         scored = map(self._scored, others, scores or ())
         return prompt.title, [ScoredToken(self._token_text(first)), *scored]
@@ -324,12 +338,12 @@ class LocalBackend:
         return ScoredToken(self._token_text(token), logprobs.token, likeliest)
 
     def _token_text(self, token: int) -> str:
-        return self._session.loaded.tokenizer.decode([token], special=True)
+        return self._open_session.loaded.tokenizer.decode([token], special=True)
 
     def _read(self, asked: CommonRequest) -> list[ReadPrompt]:
         """The prompts. A text that cannot fit is refused by its length. Long ones are read one at a
         time, with as long a rest after each, so that other requests have the processor."""
-        characters, session = asked.characters, self._session
+        characters, session = asked.characters, self._open_session
         most = session.context_limit * session.loaded.tokenizer.longest_token * len(asked.prompts)
         if characters > most:
             message = (
@@ -342,12 +356,13 @@ class LocalBackend:
             return [self._read_prompt(asked, prompt) for prompt in asked.prompts]
 
     def _read_prompt(self, asked: CommonRequest, prompt: Any) -> ReadPrompt:
-        loaded = self._session.loaded
+        loaded = self._open_session.loaded
         tokenizer = loaded.tokenizer
         if isinstance(asked, ChatRequest):
             turns = [message.turn() for message in asked.messages]
-            tools = asked.tools if self._tools(asked) else []
-            tools = [tool.model_dump(exclude_none=True) for tool in tools]
+            tools = []
+            if self._tools(asked):
+                tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()]
             ids = loaded.template.render_chat(
                 turns,
                 tokenizer,
@@ -369,9 +384,16 @@ class ReplicaBackend:
     """Asks replicas through `engine`, a handle of Ray Serve, which raises `died` if a replica dies,
     `full` if the queue is full, `none` without a replica."""
 
-    def __init__(self, engine: Any, died: type, full: type, none: tuple[type, ...]):
+    def __init__(
+        self,
+        engine: Any,
+        died: type[Exception],
+        full: type[Exception],
+        none: tuple[type[Exception], ...],
+    ):
         self._engine, self._stream = engine, engine.options(stream=True)
-        self._died, self._full, self._none = died, full, (TimeoutError, *none)
+        self._died, self._full = died, full
+        self._none: tuple[type[Exception], ...] = (TimeoutError, *none)
         self._model: dict[str, Any] | None = None
 
     async def model(self) -> dict[str, Any]:
@@ -409,7 +431,7 @@ class ReplicaBackend:
             return []
         return [report for report in reports if isinstance(report, dict)]
 
-    async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece]:
+    async def answer(self, asked: CommonRequest) -> AsyncGenerator[Piece, None]:
         """As LocalBackend.answer. Another replica is asked when one dies before the first round."""
         begun, unfinished = False, asked.answers
         for _ in range(ATTEMPTS):

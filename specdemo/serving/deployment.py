@@ -41,7 +41,7 @@ class EngineReplica:
         if self._backend.failed:  # Serve reports it and tries again
             raise RequestFailed(self._backend.failed)
 
-    def __del__(self):
+    def __del__(self) -> None:
         self._backend.close()
 
     async def answer(self, asked: CommonRequest) -> AsyncIterator[Piece | Exception]:
@@ -64,8 +64,6 @@ class EngineReplica:
         }
 
 
-@serve.deployment(name="Gateway", max_ongoing_requests=2000, ray_actor_options={"num_cpus": 0})
-@serve.ingress()
 class Gateway:
     """The API, in front of the engines. Holds no model and takes little memory."""
 
@@ -96,7 +94,7 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
         "graceful_shutdown_wait_loop_s": 1.0,
         "logging_config": {"enable_access_log": False},
     }
-    engine = EngineReplica.options(
+    engine = EngineReplica.options(  # type: ignore[attr-defined]  # ray is not followed
         **scaling,
         **common,
         ray_actor_options={"num_cpus": options.cpus_per_replica or 1},
@@ -106,4 +104,7 @@ def app(args: dict[str, Any] | ServeOptions) -> Application:
         health_check_timeout_s=20.0,
         max_constructor_retry_count=3,
     ).bind(options)
-    return Gateway.options(num_replicas=options.gateways, **common).bind(engine, options)
+    gateway = Gateway.options(  # type: ignore[attr-defined]  # ray is not followed
+        num_replicas=options.gateways, **common
+    )
+    return gateway.bind(engine, options)

@@ -38,9 +38,11 @@ class Metrics:
     ):
         self._session = session
         self._registry = CollectorRegistry()
-        common = {"registry": self._registry, "namespace": "specdemo"}
-        counter, gauge = partial(Counter, **common), partial(Gauge, **common)
-        histogram = partial(Histogram, buckets=SECONDS, **common)
+        counter = partial(Counter, registry=self._registry, namespace="specdemo")
+        gauge = partial(Gauge, registry=self._registry, namespace="specdemo")
+        histogram = partial(
+            Histogram, registry=self._registry, namespace="specdemo", buckets=SECONDS
+        )
         self.requests = counter("requests", "Requests by kind and outcome", ["kind", "outcome"])
         self.tokens = counter("tokens", "Tokens of answers", ["kind"])
         self.prompt_tokens = counter("prompt_tokens", "Tokens of answered prompts")
@@ -74,7 +76,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Record(AbstractContextManager):
+class Record(AbstractContextManager["Record"]):
     """Counts one request, with or without a baseline, and logs a line for it. Use it in a `with`
     around the request, and call `count` with every event. The block's end calls `end`."""
 

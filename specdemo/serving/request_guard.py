@@ -10,8 +10,9 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
@@ -83,9 +84,13 @@ class RequestGuard:
 
     def middleware(self) -> list[Middleware]:
         """For a Starlette application. Of other origins only allowed ones may read answers."""
-        cors = {"allow_origins": self.allow_origins, "allow_headers": ["*"]}
         return [
-            Middleware(CORSMiddleware, allow_methods=["*"], **cors),
+            Middleware(
+                CORSMiddleware,
+                allow_methods=["*"],
+                allow_origins=self.allow_origins,
+                allow_headers=["*"],
+            ),
             Middleware(lambda app: partial(self._serve, app)),
         ]
 
@@ -133,7 +138,7 @@ class RequestGuard:
         else:
             whole = [{"type": "http.request", "body": body, "more_body": False}]
 
-            async def replayed():
+            async def replayed() -> MutableMapping[str, Any]:
                 return whole.pop() if whole else await receive()
 
             await app(scope, replayed, send)
@@ -274,7 +279,9 @@ def has_key(request: HTTPConnection, key: str | None) -> bool:
 class PatientProtocol(H11Protocol):
     """HTTP/1.1 that closes a connection if the head of its next request does not come in time."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(  # type: ignore[override]  # uvicorn's own parameter
+        self, transport: asyncio.Transport
+    ) -> None:
         super().connection_made(transport)
         self._look(...)
 
@@ -316,7 +323,7 @@ class Server(uvicorn.Server):
         self._guard, self._drain_seconds, self._finish = guard, drain_seconds, finish
         self._until = 0.0
 
-    def handle_exit(self, *_: object) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._until = 0.0
         if self._guard.open and not self.should_exit:
             self._until = time.monotonic() + self._drain_seconds

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from specdemo.errors import BadInput
 from specdemo.options import Whole
@@ -49,7 +49,7 @@ UNSUPPORTED = (
     "modalities audio web_search_options"
 ).split()
 
-NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
+NOTHING: tuple[object, ...] = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
 """The default values of unsupported parameters; others are refused."""
 
 IGNORED = (
@@ -66,17 +66,26 @@ class StreamOptions(Strict, extra="ignore"):
     include_usage: bool = False
 
 
-Speculative = create_model(
-    "Speculative",
-    __base__=Strict,
-    __doc__="The extension of a request: what else to run and to send, and any field of Settings.",
-    **dict.fromkeys(("trace", "baseline"), (bool, False)),
-    **{name: (kind, None) for name, kind in SETTINGS.items() if name != "stop"},
-)
+class Extension(Strict):
+    """The extension of a request: what else to run and to send, and any field of Settings."""
 
-Sampling = create_model(
-    "Sampling", __base__=Strict, **{name: (SETTINGS[name] | None, None) for name in SAMPLING}
-)
+    trace: bool = False
+    baseline: bool = False
+
+
+if TYPE_CHECKING:  # the fields of Settings that these have are only read all together
+    Speculative = Extension
+    Sampling = Strict
+else:
+    Speculative = create_model(
+        "Speculative",
+        __base__=Extension,
+        __doc__=Extension.__doc__,
+        **{name: (kind, None) for name, kind in SETTINGS.items() if name != "stop"},
+    )
+    Sampling = create_model(
+        "Sampling", __base__=Strict, **{name: (SETTINGS[name] | None, None) for name in SAMPLING}
+    )
 
 
 class CommonRequest(Sampling):
@@ -112,7 +121,7 @@ class CommonRequest(Sampling):
             raise BadInput("speculative.baseline needs n to be 1.", "speculative")
 
     @property
-    def extension(self) -> BaseModel:
+    def extension(self) -> Extension:
         return self.speculative or Speculative()
 
     @property
@@ -161,10 +170,10 @@ class CommonRequest(Sampling):
         no tokens is 1 here: it has to be cut off."""
         limit = default_limit if self.max_tokens is None else max(self.max_tokens, 1)
         start = {"max_new_tokens": limit, "temperature": 1.0, "seed": secrets.randbits(32)}
-        start |= {"json_schema": self.json_schema, "stop": self.stops}
-        given = self.model_dump(include=set(SAMPLING), exclude_none=True)
+        sampling = self.model_dump(include=set(SAMPLING), exclude_none=True)
+        texts = {"json_schema": self.json_schema, "stop": self.stops}
         extension = self.extension.model_dump(include=set(SETTINGS), exclude_unset=True)
-        settings = Settings(**start | given | extension)
+        settings = Settings(**start | sampling | texts | extension)
         return replace(settings, seed=(settings.seed + answer % (self.n or 1)) % 2**63)
 
 
@@ -254,15 +263,13 @@ class ChatRequest(CommonRequest):
             if tool.function.strict:
                 require_strict(tool.function.parameters, "tools")
         functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools]
-        named = isinstance(self.tool_choice, ToolChoice)
-        if named:
-            functions = [f for f in functions if f["name"] == self.tool_choice.function.name]
+        several = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, ToolChoice):
+            name, several = self.tool_choice.function.name, False
+            functions = [function for function in functions if function["name"] == name]
         if not functions:
             raise BadInput("tool_choice names none of the tools.", "tool_choice")
-        required = named or self.tool_choice == "required"
-        return Tools(
-            json.dumps(functions), required, not named and self.parallel_tool_calls is not False
-        )
+        return Tools(json.dumps(functions), self.tool_choice not in (None, "auto"), several)
 
     @property
     def characters(self) -> int:

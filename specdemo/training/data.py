@@ -252,7 +252,8 @@ def _complete(
 ) -> Iterator[_Answer]:
     """Each forward adds a token to all answers that are begun, and reads prompts of others. Yields
     the answers as they end: with a stop token, or with `longest` tokens."""
-    waiting, begun = list(answers), []
+    waiting = list(answers)
+    begun: list[_Answer] = []
     while waiting or begun:
         runs = [Run(one.sequence, one.tokens[-1:], 1) for one in begun]
         free, read = model.pool.limit - sum(one.blocks for one in begun), 0

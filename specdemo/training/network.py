@@ -82,7 +82,7 @@ class HeadNetwork:
         x["rows"] = self._product(x["out"], self.weights["out"])
         return state, self._product(x["rows"], self.rows), x
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
     def chains(
         self, rows: Rows, starts: np.ndarray
     ) -> Iterator[tuple[int, np.ndarray, torch.Tensor, dict[str, torch.Tensor]]]:
@@ -101,10 +101,10 @@ class HeadNetwork:
         products along these `rows` change least."""
         starts = np.arange(0, len(rows.tokens), max(len(rows.tokens) // FITTED_ROWS, 1))
         matrices = {**self.weights, "rows": self.rows}
-        squares = dict.fromkeys(matrices, 0.0)
-        for depth, _, _, x in self.chains(rows, starts):
-            for name, given in x.items():
-                squares[name] = squares[name] + FITTED_LATER**depth * (given.T @ given)
+        squares: dict[str, torch.Tensor] = {}
+        for depth, _, _, inputs in self.chains(rows, starts):
+            for name, x in inputs.items():
+                squares[name] = squares.get(name, 0.0) + FITTED_LATER**depth * (x.T @ x)
         return {
             name: heads.quantize(matrix.detach().float().cpu().numpy(), squares[name].cpu().numpy())
             for name, matrix in matrices.items()
@@ -121,7 +121,7 @@ class HeadNetwork:
             hits[part, depth] = inside & self.right(logits, wanted)
         return hits
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is not followed
     def wanted(self, states: np.ndarray) -> torch.Tensor:
         """The target's probabilities of the frequent tokens to the power SHARPNESS, [n, V'], from
         rows of `Rows.states`; normalised with all other tokens as one, which has the rest."""
@@ -133,7 +133,8 @@ class HeadNetwork:
         return sharp.div_(sharp.sum(1, keepdim=True) + others)
 
     def right(self, logits: torch.Tensor, tokens: np.ndarray) -> np.ndarray:
-        return self.frequent[logits.argmax(1).cpu().numpy()] == tokens
+        right: np.ndarray = self.frequent[logits.argmax(1).cpu().numpy()] == tokens
+        return right
 
     def _product(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return functional.linear(rows.to(self.kind), weights.to(self.kind)).float()
@@ -242,7 +243,7 @@ def _rate_share(steps: int, done: float) -> float:
     return min(1.0, (steps + 1) / 20, max(0.02, (1 - done) / 0.35))
 
 
-class Distance(torch.autograd.Function):
+class Distance(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed
     """The loss of each row, [n]. Total variation is the chance that the maximal coupling rejects a
     draft token; cross-entropy still has a gradient where the two distributions hardly overlap.
 

@@ -51,7 +51,7 @@ def train_draft(settings: TrainSettings) -> str:
     with progress_bar() as report:
         loaded = load_pair(pair, choice=ModelChoice(assistant_model=NO_DRAFT), progress=report)
     if settings.start:
-        network.first_weights(settings, heads.tables(loaded.target)[0].shape[1])
+        network.first_weights(settings, _tables(loaded)[0].shape[1])
     groups, unanswered = (
         data.given(settings.text, work / "states", loaded) if settings.text else ({}, [])
     )
@@ -64,6 +64,11 @@ def train_draft(settings: TrainSettings) -> str:
     )
 
 
+def _tables(loaded: LoadedPair) -> tuple[np.ndarray, np.ndarray]:
+    assert isinstance(loaded.target, Path), "the default device runs IR"
+    return heads.tables(loaded.target)
+
+
 def _make_head(
     settings: TrainSettings, loaded: LoadedPair, conversations: Sequence[Conversation], rows: Rows
 ) -> dict[str, Any]:
@@ -71,7 +76,7 @@ def _make_head(
     from specdemo.training import network
 
     out, work = settings.out, settings.out / "work"
-    embedding, output = heads.tables(loaded.target)
+    embedding, output = _tables(loaded)
     trained = network.HeadNetwork(embedding, output, rows, settings)
     held, learned = _split(conversations)
     generated = np.array([one.kind != data.GIVEN for one in conversations])
