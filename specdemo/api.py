@@ -25,7 +25,7 @@ from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, summarize
 from specdemo.text.chat import read_messages
-from specdemo.text.templates import Message
+from specdemo.text.templates import Message as Message
 
 Conversation = Sequence[Message | Mapping[str, Any]]
 PromptLike = str | Conversation | Sequence[int]

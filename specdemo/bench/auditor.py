@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -19,6 +19,7 @@ from specdemo.engine.request import NextToken
 from specdemo.engine.rounds import Round
 from specdemo.engine.sampling import Distribution
 from specdemo.errors import BadInput, RequestFailed
+from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Difference
@@ -27,6 +28,7 @@ INSTRUCTION = (
     "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
 )
 """The prompt of the sampled part; n-gram lookup finds draft tokens in it."""
+COUPLINGS: tuple[Literal["shared", "maximal"], ...] = ("shared", "maximal")
 TOP_K, MAX_TOP_K = 4, 8
 DRAFT_TOKENS = 4  # draft length of the sampled part, fixed so that every draw speculates
 TOGETHER = 8  # requests that are active at once in the batched cells
@@ -99,19 +101,20 @@ def audit(
     for peer in peers:  # one at a time is in memory; a failed one keeps its finished parts
         engine, _, mode = peer.name.partition("/")
         note = ", ".join(f"{key}={value}" for key, value in peer.settings.items())
-        found = audited[peer.name] = {"greedy": None, "sampling": None, "note": note}
+        result: dict[str, Any] = {"greedy": None, "sampling": None, "note": note}
+        audited[peer.name] = result
         try:
             progress = tqdm(prompts, f"{peer.name}: greedy", leave=False, disable=None)
             answers = [peer.answer(prompt.instruction, greedy)[0] for prompt in progress]
             if mode.startswith("autoregressive"):
                 baselines[engine] = answers
             elif engine in baselines:
-                found["greedy"] = _compare(prompts, answers, baselines[engine])
+                result["greedy"] = _compare(prompts, answers, baselines[engine])
             if draws:
                 cell = sample_cell(partial(_peer_draw, peer), exact, sampled, draws, peer.name)
-                found["sampling"] = {**cell, "coupling": "its own"}
+                result["sampling"] = {**cell, "coupling": "its own"}
         except RequestFailed as error:
-            found["note"] += f" {error}"
+            result["note"] += f" {error}"
         peer.close()
     return Audit(
         greedy=compared,
@@ -142,8 +145,9 @@ def _race(
 ) -> Comparison:
     differences, tokens = [], 0
     for place, prompt in enumerate(tqdm(prompts, name, leave=False, disable=None)):
-        *_, trace = session.race(prompt.instruction, replace(settings, seed=settings.seed + place))
-        tokens += len(trace.baseline.tokens)
+        seeded = replace(settings, seed=settings.seed + place)
+        trace = trace_of(session.race(prompt.instruction, seeded))
+        tokens += len(trace.baseline.tokens) if trace.baseline else 0
         if not trace.identical:
             differences.append((prompt.id, trace.difference))
     return Comparison(len(prompts), len(prompts) - len(differences), tokens, differences)
@@ -155,7 +159,7 @@ def _sample(session: Session, exact: Exact, sampled: Settings, draws: int) -> li
     if sampled.drafter == "auto":
         drafters = ["model", "lookup", "auto"] if session.info.draft else ["lookup", "auto"]
     cells = []
-    kinds = itertools.product(drafters, ("shared", "maximal"), (TOGETHER, 1))
+    kinds = itertools.product(drafters, COUPLINGS, (TOGETHER, 1))
     for at, (drafter, coupling, together) in enumerate(kinds):
         seed = sampled.seed + at * 10_000_000
         settings = replace(sampled, drafter=drafter, coupling=coupling, seed=seed)
@@ -217,7 +221,7 @@ def sample_cell(
     }
 
 
-def goodness(counts: Counter, exact: Exact) -> dict[str, float]:
+def goodness(counts: Counter[tuple[int, ...]], exact: Exact) -> dict[str, float]:
     """The total variation distance of the drawn frequencies from `exact`, its mean over simulated
     samples of `exact` of the same size, and the p-value: the share of these samples whose distance
     is at least as large, or 0 if an outcome was drawn that `exact` excludes."""
@@ -233,7 +237,8 @@ def simulated_distances(exact: Exact, draws: int) -> np.ndarray:
     """Total variation distances of SIMULATED samples of `draws` draws, float64 [SIMULATED]."""
     shares = np.array(list(exact.values()))
     counts = np.random.default_rng(0).multinomial(draws, shares / shares.sum(), SIMULATED)
-    return 0.5 * np.abs(counts / draws - shares).sum(1)
+    distances: np.ndarray = 0.5 * np.abs(counts / draws - shares).sum(1)
+    return distances
 
 
 def _session_draw(session: Session, settings: Settings, tokens: int) -> Draw:
@@ -262,7 +267,7 @@ def _compare(
     answers: Sequence[tuple[int, ...]],
     baseline: Sequence[tuple[int, ...]],
 ) -> Comparison:
-    differences = []
+    differences: list[tuple[str, Difference | None]] = []
     for prompt, *both in zip(prompts, answers, baseline, strict=True):
         for at, (one, other) in enumerate(itertools.zip_longest(*both)):
             if one != other:

@@ -23,7 +23,8 @@ def page(report: dict[str, Any]) -> str:
     look = {"full_html": False, "include_plotlyjs": False, "config": {"displaylogo": False}}
     figures = [figure.to_html(**look) for figure in all_figures(data)]
     names = {"tables": tables(data), "figures": figures, "text": text, "plotlyjs": get_plotlyjs()}
-    return Template(source, autoescape=True).render(data, **names)
+    html: str = Template(source, autoescape=True).render(data, **names)
+    return html
 
 
 def all_figures(report: dict[str, Any]) -> list[go.Figure]:

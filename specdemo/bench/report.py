@@ -20,7 +20,7 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import Table
-from specdemo.runs.question import Question
+from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import (
@@ -100,7 +100,7 @@ def bench(
         yield Progress(f"{prompt.task}: {prompt.id}", done, total)
         try:
             asked = Question(prompt.instruction, settings, baseline=True, stop=stop)
-            traces = [trace for *_, trace in (session.ask(asked) for _ in range(repeats))]
+            traces = [trace_of(session.ask(asked)) for _ in range(repeats)]
         except BadInput as error:
             details["skipped"][prompt.id] = str(error)
             continue
@@ -207,7 +207,7 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
         if name.endswith("/autoregressive")
     }
     summary = ratios | summary
-    own = {"settings": {}, "identical": None}
+    own: dict[str, Any] = {"settings": {}, "identical": None}
     ours = {
         f"specdemo/{way}": {"tokens_per_s": summary[f"{way}_tokens_per_s"], **own} for way in WAYS
     }

@@ -1,7 +1,7 @@
 """Races a pair with each of its drafts and with n-grams only, and stores the results."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from specdemo.host.measured import DraftResult, TuningResult
 from specdemo.host.terminal import Table
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.registry import NO_DRAFT, chosen_pair
+from specdemo.runs.question import trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import combined, over, summarize
@@ -49,18 +50,18 @@ def tune(
                 settings = Settings(max_new_tokens=TOKENS)
                 if at == 0 and draft != NO_DRAFT:  # measures a step that "auto" may not take
                     settings = replace(settings, drafter="model", draft_tokens=3)
-                *_, trace = session.race(instruction, settings, stop=stop)
+                trace = trace_of(session.race(instruction, settings, stop=stop))
                 if trace.identical is None:
                     raise RequestFailed(f"Tuning {pair.title} was stopped; nothing of it is kept.")
                 traces.append(trace)
         total = combined(map(summarize, traces[1:]))
         row = DraftResult(
             draft=draft,
-            speedup=total.speedup,
+            speedup=total.speedup or 0.0,
             tokens_per_second=total.tokens_per_second,
             acceptance_rate=total.acceptance_rate,
-            target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded),
-            draft_seconds=traces[0].costs.draft_step,
+            target_seconds=over(total.baseline_decode_seconds, total.baseline_decoded) or 0.0,
+            draft_seconds=costs.draft_step if (costs := traces[0].costs) else 0.0,
         )
         rows.append(row)
         yield row
@@ -73,5 +74,5 @@ def named(draft: str) -> str:
     return "n-grams only" if draft == NO_DRAFT else draft
 
 
-def table(rows: list[DraftResult]) -> Table:
+def table(rows: Sequence[DraftResult]) -> Table:
     return [asdict(row) | {"draft": named(row.draft)} for row in rows]

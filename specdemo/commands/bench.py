@@ -38,13 +38,14 @@ class BenchOptions(PromptOptions):
 
 
 Limit = Annotated[Whole, Field(ge=1, le=MAX_NEW_TOKENS)]
+Lengths = Annotated[tuple[Limit, ...], Field(min_length=1), SPLIT] | None
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class BenchSettings(Settings):
     """Settings of which the longest answer may have several values, to be measured each."""
 
-    max_new_tokens: Annotated[tuple[Limit, ...], Field(min_length=1), SPLIT] | None = option(
+    max_new_tokens: Lengths = option(  # type: ignore[assignment]  # `each` gives Settings
         None, "longest answer, tokens; several numbers measure each", metavar="N[,N]", unset="100"
     )
 
@@ -67,20 +68,23 @@ def bench(
     prompts = asked.read()
     longest, lengths = settings.each()
     with session_with_peers(asked, choice, longest) as (session, peers), progress_bar() as bar:
-        how = {"lengths": lengths, "repeats": asked.repeats, "peers": peers}
-        for event in report.bench(session, prompts, longest, **how):
+        for event in report.bench(
+            session, prompts, longest, lengths=lengths, repeats=asked.repeats, peers=peers
+        ):
             if isinstance(event, Progress):
                 bar(Progress(printable(f"{event.done}/{event.total} {event.text}")))
-    for title, table in reversed(report.tables(event).items()):
+            else:
+                figures = event
+    for title, table in reversed(report.tables(figures).items()):
         show(title, table, out)
-    if not event["rows"]:
+    if not figures["rows"]:
         raise RequestFailed("None of the prompts could be run.")
     if asked.html:
         from specdemo.bench.figures import page  # imports plotly
 
-        Path(asked.html).write_text(page(event), encoding="utf-8")
+        Path(asked.html).write_text(page(figures), encoding="utf-8")
     if json_file:
-        write_json(as_json(event), json_file)
+        write_json(as_json(figures), json_file)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def tune(
 ) -> None:
     from specdemo.bench import tuning as tuning
     from specdemo.host import hardware
+    from specdemo.host.measured import TuningResult
     from specdemo.pairs.registry import choice_of
     from specdemo.runs.session import Session
 
@@ -45,6 +46,7 @@ def tune(
         for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
             if isinstance(event, str):
                 bar(Progress(event))
+    assert isinstance(event, TuningResult)
     figures = {"machine": hardware.describe(), "pair": pair, "winner": event.winner}
     tables = {
         f"{pair} on {hardware.describe()}": tuning.table(event.rows),

@@ -170,7 +170,7 @@ class Policy:
         pace = baseline / (self.others + 1)
         if self._tokens:
             pace = min(pace, self._seconds / self._tokens)
-        # A change of size is paid once, and then single tokens cost the baseline's time. Rounds that
+        # A change of size is paid once; then single tokens cost the baseline's time. Rounds that
         # lost that much have paid for it (ski rental: at most twice the least loss).
         rows[1] = max(rows[1] - self.regret, min(rows[1], baseline))
         return RoundPlan(
