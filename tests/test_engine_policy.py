@@ -298,3 +298,11 @@ def test_acceptance_rates_are_learnt_by_confidence():
         rates.record(0.15, False)
     assert rates(0.95) == pytest.approx(0.5, abs=0.1)
     assert rates(0.15) < 0.05
+
+
+def test_a_fair_chunk_takes_no_longer_than_one_without_context():
+    """A row costs 0.25 s more than none, and 0.001 s for each token of its context."""
+    costs = known_costs({1: 1.0, 8: 2.0, 16: 4.0}, attention=0.001)
+    chunks = {context: costs.fair_chunk(21, context) for context in (0, 250, 750, 10_000)}
+    assert chunks == {0: 21, 250: 10, 750: 5, 10_000: 2}
+    assert CostModel().fair_chunk(21, 8000) == 21, "attention is not measured yet"

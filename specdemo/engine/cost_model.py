@@ -145,7 +145,7 @@ class CostModel:
         """The most tokens (at least 2) whose forward after `context` tokens takes no longer than
         one of `tokens` tokens does without."""
         row = self._row()
-        return max(int(tokens * row / (row + self.attention * context)), 2) if row else tokens
+        return max(int(tokens / (1 + self.attention * context / row)), 2) if row else tokens
 
     def _change_to(self, size: int) -> float:
         return self.change if size != self.last else 0.0

@@ -45,7 +45,7 @@ class Target:
         context, where their number changes no bits."""
         if not self.invariance.chunks:
             return PREFILL_CHUNK
-        return self.model.costs.fair_chunk(PREFILL_CHUNK // 2, context)
+        return self.model.costs.fair_chunk(PREFILL_CHUNK // 3, context)
 
     @property
     def found(self) -> str:
