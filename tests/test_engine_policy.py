@@ -246,6 +246,19 @@ def test_a_draft_is_as_long_as_maximises_tokens_a_second():
     assert policy.plan().best_length([0.05]) == 0
 
 
+def test_rounds_that_lose_pay_for_the_change_to_single_tokens():
+    policy = Policy(costs=known_costs({1: 1.0, 3: 1.6, 16: 3.0}, change=0.6))
+    policy.costs.record(3, 1.6)  # a single token would now cost 1.6 too: change, or padding
+    assert policy.plan().best_length([0.3, 0.3]) == 2
+    for _ in range(2):
+        policy.record_round(0.0, 1.6, 1)
+    assert policy.plan().best_length([0.3, 0.3]) == 0
+    assert policy.plan().best_length([0.9, 0.9]) == 2
+    for _ in range(2):
+        policy.record_round(0.0, 1.6, 3)
+    assert policy.plan().best_length([0.3, 0.3]) == 2
+
+
 def test_in_a_shared_forward_where_every_row_costs_only_good_guesses_are_drafted():
     policy = Policy(costs=known_costs({1: 1.0, 2: 1.05, 4: 1.2, 8: 2.4, 16: 4.6}))
     assert (
