@@ -74,7 +74,7 @@ def test_what_tune_found_fastest_is_used_unless_another_is_asked_for(here, winne
     rows = [
         DraftResult(draft, speed, 1.0, 0.5, 0.2, 0.0) for draft, speed in ((winner, 2), ("x", 1))
     ]
-    measured.keep("tuned", {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
+    measured.keep(measured.TUNED, {"pair": "dolly-3b"}, TuningResult("2026-01-01", tuple(rows)))
     assert chosen() == used
     asked = replace(CHOICE, assistant_model=DRAFTS[2])
     assert chosen_draft(chosen_pair(asked), asked)[0].name == DRAFTS[2]
@@ -145,7 +145,7 @@ def test_a_stopped_tune_keeps_nothing(tiny_pair):
     with pytest.raises(RequestFailed, match="was stopped"):
         asked = ModelChoice("tiny")
         list(tune(asked, lambda choice: Session(load_pair(tiny_pair)), prompts=1, stop=stop))
-    assert measured.read("tuned", {"pair": "tiny"}) is None
+    assert measured.read(measured.TUNED, {"pair": "tiny"}) is None
 
 
 # Agreement.
@@ -253,34 +253,34 @@ ABOUT = measured.about_files(FILES, None)
 
 
 def test_a_profile_is_read_as_it_was_written_where_it_can_be_written():
-    measured.keep("profile", ABOUT, MEASURED)
-    assert measured.read("profile", ABOUT) == MEASURED
+    measured.keep(measured.PROFILE, ABOUT, MEASURED)
+    assert measured.read(measured.PROFILE, ABOUT) == MEASURED
     folder = disk.measured_folder()
     assert measured.forget() == 1 and list(folder.iterdir()) == []
     folder.rmdir()
     folder.write_text("a folder that cannot be written is no error")
-    measured.keep("profile", ABOUT, MEASURED)
-    assert measured.read("profile", ABOUT) is None
+    measured.keep(measured.PROFILE, ABOUT, MEASURED)
+    assert measured.read(measured.PROFILE, ABOUT) is None
 
 
 @pytest.mark.parametrize("broken", ["", "[]", '{"about": {}, "profile": {"targets": 3}}'])
 def test_a_broken_file_counts_as_none(broken):
-    measured.keep("profile", ABOUT, MEASURED)
+    measured.keep(measured.PROFILE, ABOUT, MEASURED)
     [file] = disk.measured_folder().iterdir()
     file.write_text(broken)
-    assert measured.read("profile", ABOUT) is None and not list(measured.profiles())
+    assert measured.read(measured.PROFILE, ABOUT) is None and not list(measured.profiles())
 
 
 def test_other_machines_threads_models_and_precisions_have_profiles_of_their_own(monkeypatch):
-    measured.keep("profile", ABOUT, MEASURED)
+    measured.keep(measured.PROFILE, ABOUT, MEASURED)
     for about in (
         measured.about_files(FILES, 99),
         measured.about_files(replace(FILES, kv_cache="u8"), None),
         measured.about_files(replace(FILES, draft=Path("draft.xml")), None),
     ):
-        assert measured.read("profile", about) is None
+        assert measured.read(measured.PROFILE, about) is None
     monkeypatch.setattr(hardware, "describe", lambda: "another")
-    assert measured.read("profile", ABOUT) is None
+    assert measured.read(measured.PROFILE, ABOUT) is None
 
 
 def test_a_second_start_measures_nothing_and_answers_the_same(tiny_llama_pair, monkeypatch):
@@ -328,7 +328,7 @@ def test_acceptance_rates_go_on_from_one_process_to_the_next(embedded_pair):
 
 
 def test_the_machine_command_shows_what_was_measured_and_forgets_it(capsys):
-    measured.keep("profile", ABOUT, MEASURED)
+    measured.keep(measured.PROFILE, ABOUT, MEASURED)
 
     def output(*options: str) -> str:
         assert cli.main(["machine", *options]) == 0

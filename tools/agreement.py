@@ -91,7 +91,9 @@ def command(
     compared = load_pair(ModelChoice(asked.reference, assistant_model=NO_DRAFT))
     found = agreement(compared, loaded, prompts, settings)
     names = {"pair": loaded.info.name, "reference": compared.info.name}
-    measured.keep("agreement", {"pair": names["pair"]}, (names["reference"], found["agreement"]))
+    measured.keep(
+        measured.AGREEMENT, {"pair": names["pair"]}, (names["reference"], found["agreement"])
+    )
     show("Tokens that both would choose", [names | found], sys.stderr)
     if json_file:
         write_json(as_json(names | found), json_file)

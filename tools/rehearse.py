@@ -159,7 +159,7 @@ def command(pair: str, json_file: str | None) -> None:
     drafts = models[1 : 1 + len(chosen.drafts)]
     prospects, taken, stepped = [], [], []
     for one in models:
-        measured.keep("steps", {"model": one.model}, one.step_seconds)
+        measured.keep(measured.STEPS, {"model": one.model}, one.step_seconds)
         taken.append(asdict(one))
         verify = dict(enumerate(one.step_seconds, start=1))
         stepped.append({"model": one.model, **{str(n): 1000 * s for n, s in verify.items()}})

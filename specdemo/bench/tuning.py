@@ -66,7 +66,7 @@ def tune(
         rows.append(row)
         yield row
     tuned = TuningResult(datetime.now(UTC).date().isoformat(), tuple(rows))
-    measured.keep("tuned", pair.subject, tuned)
+    measured.keep(measured.TUNED, pair.subject, tuned)
     yield tuned
 
 

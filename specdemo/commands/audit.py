@@ -45,17 +45,17 @@ def audit(
     sampled = audits.sampled_settings(settings)
     with session_with_peers(asked, choice, settings) as (session, peers):
         report = head(session, settings)
-        found = audits.audit(
+        result = audits.audit(
             session,
             chosen,
             settings,
             draws=asked.draws,
             peers=to_audit(peers, sampled.draft_tokens),
         )
-    _show_audit(found, sys.stderr if json_file == "-" else sys.stdout)
+    _show_audit(result, sys.stderr if json_file == "-" else sys.stdout)
     if json_file:
-        write_json(as_json({**report, **asdict(found)}), json_file)
-    if not found.lossless:
+        write_json(as_json({**report, **asdict(result)}), json_file)
+    if not result.lossless:
         raise RequestFailed("Speculative decoding changes the output of this pair.")
 
 

@@ -34,15 +34,15 @@ def load(
     levels: dict[int, dict[str, Any]] = {}
     errors: list[str] = []
     command = "-m", "specdemo", "page", "--pair", pair
-    fewer = [at for at in (1, 4, 8, 16, 32) if at < visitors]
+    fewer = [number for number in (1, 4, 8, 16, 32) if number < visitors]
     with started(*command, SPECDEMO_LOG="WARNING") as server:
-        for at in (*fewer, visitors):
-            levels[at], wrong = level(server.url, questions, max_new_tokens, at, seconds)
+        for number in (*fewer, visitors):
+            levels[number], wrong = level(server.url, questions, max_new_tokens, number, seconds)
             errors += wrong
-            show(None, [levels[at]], out)
-    one = levels[1]["tokens_per_s"]
-    gain = levels[8]["tokens_per_s"] / one if 8 in levels and one else None
-    figures = {"one_at_a_time_tokens_per_s": one, "aggregate_gain": gain}
+            show(None, [levels[number]], out)
+    single = levels[1]["tokens_per_s"]
+    gain = levels[8]["tokens_per_s"] / single if 8 in levels and single else None
+    figures = {"one_at_a_time_tokens_per_s": single, "aggregate_gain": gain}
     show(None, [figures], out)
     if json_file:
         write_json(json.dumps({"levels": list(levels.values()), **figures}, indent=2), json_file)

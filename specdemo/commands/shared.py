@@ -61,8 +61,8 @@ def options_of(
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def checked(*args: Any, **values: Any) -> Any:
-            given = {field.name: values.pop(field.name) for field in shown}
-            return command(*args, **values, **{argument: _parse(kind, given)})
+            options = {field.name: values.pop(field.name) for field in shown}
+            return command(*args, **values, **{argument: _parse(kind, options)})
 
         for field in reversed(shown):
             about, hint, default = field.metadata, hints[field.name], field.default
@@ -106,19 +106,19 @@ def _variable(option: str) -> str:
     return option.replace("--", "SPECDEMO_").replace("-", "_").upper()
 
 
-def _parse(kind: type, given: dict[str, Any]) -> Any:
+def _parse(kind: type, options: dict[str, Any]) -> Any:
     from specdemo.options import InvalidOption, parse
 
     source = click.get_current_context().get_parameter_source
-    variables = {name for name in given if source(name) is ParameterSource.ENVIRONMENT}
+    variables = {name for name in options if source(name) is ParameterSource.ENVIRONMENT}
     # An option that names models overrides the variables that do.
     if any(source(name) is ParameterSource.COMMANDLINE for name in ("pair", "model")):
-        given |= dict.fromkeys(variables & {"pair", "model", "assistant_model"})
+        options |= dict.fromkeys(variables & {"pair", "model", "assistant_model"})
     for field in dataclasses.fields(kind):
-        if "file" in field.metadata and given.get(field.name):
-            given[field.name] = _text_of(given[field.name], option_name(field.name))
+        if "file" in field.metadata and options.get(field.name):
+            options[field.name] = _text_of(options[field.name], option_name(field.name))
     try:
-        return parse(kind, {name: value for name, value in given.items() if value is not None})
+        return parse(kind, {name: value for name, value in options.items() if value is not None})
     except InvalidOption as error:
         name = option_name(error.param)
         name = _variable(name) if error.param in variables else name
@@ -140,9 +140,9 @@ def chosen_pair(choice: ModelChoice) -> Pair:
     from specdemo.pairs import registry
 
     def default() -> Pair:
-        found = registry.default_pair()
-        click.echo(f"pair {found.why}", err=True)
-        return found.pair
+        default_pair = registry.default_pair()
+        click.echo(f"pair {default_pair.why}", err=True)
+        return default_pair.pair
 
     return registry.chosen_pair(choice, option_name, default)
 

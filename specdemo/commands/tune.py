@@ -41,7 +41,7 @@ def tune(
         return Session(load_pair(chosen))
 
     choice = choice_of(pair, weight_format)
-    drafts = tuple(os.path.abspath(one) if os.path.exists(one) else one for one in drafts)
+    drafts = tuple(os.path.abspath(name) if os.path.exists(name) else name for name in drafts)
     with progress_bar() as bar:
         for event in tuning.tune(choice, session, drafts=drafts, prompts=limit):
             if isinstance(event, str):

@@ -79,12 +79,13 @@ def shortage(error: BaseException) -> str | None:
     limit, errors = _address_limit(), [error]
     while cause := errors[-1].__cause__ or errors[-1].__context__:
         errors.append(cause)
-    numbers, texts = {getattr(one, "errno", None) for one in errors}, " ".join(map(str, errors))
+    numbers = {getattr(error, "errno", None) for error in errors}
+    texts = " ".join(map(str, errors))
     if numbers & {errno.EMFILE, errno.ENFILE}:
         return "Too many files are open; raise the limit (`ulimit -n`)."
     if not limit and "start new thread" in texts:
         return "No further thread can be started; raise the limit on processes (`ulimit -u`)."
-    memory = errno.ENOMEM in numbers or any(isinstance(one, MemoryError) for one in errors)
+    memory = errno.ENOMEM in numbers or any(isinstance(error, MemoryError) for error in errors)
     if limit and (memory or OUT_OF_MEMORY.search(texts) or _peak_addresses() > NEARLY * limit):
         return (
             f"Memory ran out: this process may use {size(limit)} of addresses (`ulimit -v`); raise "

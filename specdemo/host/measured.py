@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -46,29 +46,40 @@ class TuningResult:
         return max(self.rows, key=lambda row: row.speedup).draft
 
 
-_KINDS: dict[str, TypeAdapter[Any]] = {
-    "profile": TypeAdapter(Profile),
-    "tuned": TypeAdapter(TuningResult),  # of a pair
-    "steps": TypeAdapter(tuple[float, ...]),  # of a model: seconds of forwards of 1, 2, ... tokens
-    "agreement": TypeAdapter(tuple[str, float]),  # of a pair: another pair, share of equal choices
-}
+Value = TypeVar("Value")
 
 
-def read(kind: str, about: About) -> Any:
-    """The stored value of this kind, a key of _KINDS, about this subject; None without one."""
-    found = _read(kind, _path(kind, about))
-    return found and found[1]
+@dataclass(frozen=True, slots=True)
+class Measurement(Generic[Value]):
+    """A kind of measurement: its name in files, and what reads its values."""
+
+    name: str
+    values: TypeAdapter[Value]
 
 
-def keep(kind: str, about: About, value: object) -> None:
-    content = {"about": about, kind: _KINDS[kind].dump_python(value, mode="json")}
+PROFILE = Measurement("profile", TypeAdapter(Profile))
+TUNED = Measurement("tuned", TypeAdapter(TuningResult))  # of a pair
+STEPS = Measurement("steps", TypeAdapter(tuple[float, ...]))
+"""Of a model: seconds of forwards of 1, 2, ... tokens."""
+AGREEMENT = Measurement("agreement", TypeAdapter(tuple[str, float]))
+"""Of a pair: another pair, and the share of equal choices."""
+
+
+def read(kind: Measurement[Value], about: About) -> Value | None:
+    """The stored value of this kind about this subject; None without one."""
+    stored = _read(kind, _path(kind, about))
+    return stored[1] if stored else None
+
+
+def keep(kind: Measurement[Value], about: About, value: Value) -> None:
+    content = {"about": about, kind.name: kind.values.dump_python(value, mode="json")}
     disk.replace_file(_path(kind, about), json.dumps(content, indent=1).encode())
 
 
 def profiles() -> Iterator[tuple[About, Profile]]:
     """All stored profiles, each with its subject."""
     paths = sorted(disk.measured_folder().glob("*.json"))
-    return filter(None, (_read("profile", path) for path in paths))
+    return filter(None, (_read(PROFILE, path) for path in paths))
 
 
 def forget() -> int:
@@ -92,16 +103,16 @@ def about_files(files: PairFiles, threads: int | None) -> About:
     }
 
 
-def _path(kind: str, about: About) -> Path:
+def _path(kind: Measurement[Value], about: About) -> Path:
     here = hardware.describe(), version("openvino"), VERSION
-    key = hashlib.sha256(json.dumps([kind, here, about]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([kind.name, here, about]).encode()).hexdigest()[:16]
     return disk.measured_folder() / f"{key}.json"
 
 
-def _read(kind: str, path: Path) -> tuple[About, Any] | None:
+def _read(kind: Measurement[Value], path: Path) -> tuple[About, Value] | None:
     try:
         content = json.loads(path.read_bytes())
-        return content["about"], _KINDS[kind].validate_python(content[kind])
+        return content["about"], kind.values.validate_python(content[kind.name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

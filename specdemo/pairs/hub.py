@@ -156,13 +156,13 @@ def _choose_gguf(names: Collection[str], kind: str, repo: str) -> list[str]:
     if (named := _PART.sub("", kind)) in models:
         return models[named]
     ending = re.compile(rf"(.*[-._/])?{re.escape(kind)}", re.I)
-    found = list(filter(ending.fullmatch, models))
-    if len(found) != 1:
+    matching = list(filter(ending.fullmatch, models))
+    if len(matching) != 1:
         raise BadInput(
-            f"{repo} names {len(found) or 'none'} of the GGUF files of this repository on the "
+            f"{repo} names {len(matching) or 'none'} of the GGUF files of this repository on the "
             f"Hub: {', '.join(models) or 'there are none'}."
         )
-    return models[found[0]]
+    return models[matching[0]]
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def chosen_draft(pair: Pair, choice: ModelChoice) -> tuple[Source, ...]:
     if choice.assistant_model:
         return pair.drafts
     on_cpu = choice.device == choice.draft_device == "CPU"
-    tuned = measured.read("tuned", pair.subject) if on_cpu else None
+    tuned = measured.read(measured.TUNED, pair.subject) if on_cpu else None
     winner = tuned.winner if tuned else ""
     if winner == NO_DRAFT:
         return ()

@@ -65,15 +65,15 @@ class Pair:
     def read_facts(self) -> str:
         """Read what was measured here, as text: time of a baseline token, agreement with another
         pair."""
-        tuned = measured.read("tuned", self.subject)
-        steps = measured.read("steps", {"model": self.target.name})
-        found = []
+        tuned = measured.read(measured.TUNED, self.subject)
+        steps = measured.read(measured.STEPS, {"model": self.target.name})
+        facts: list[str] = []
         if seconds := tuned.rows[0].target_seconds if tuned else steps and steps[0]:
-            found.append(f"{seconds * 1000:.0f} ms a token")
-        if agreement := measured.read("agreement", {"pair": self.name}):
+            facts.append(f"{seconds * 1000:.0f} ms a token")
+        if agreement := measured.read(measured.AGREEMENT, {"pair": self.name}):
             other, share = agreement
-            found.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
-        return ", ".join(found)
+            facts.append(f"chooses as {other} on {100 * share:.1f} % of tokens")
+        return ", ".join(facts)
 
     def read_expected_speed(self) -> str:
         """Read the costs of the embedded pair here, and reckon from them the tokens/s of

@@ -64,42 +64,42 @@ def fetch(
 ) -> list[Snapshot]:
     """The files of each of `sources` as they come. Checks disk and, with `to_run`, memory first.
     Raises FetchError or BadInput."""
-    found = {source: _local(source) for source in sources}
-    absent = [source for source, one in found.items() if one is None and source.repo]
+    snapshots = {source: _local(source) for source in sources}
+    absent = [source for source in sources if source.repo and snapshots[source] is None]
     if absent:
         repos = [source.repo for source in absent]
         fetched = hardware.in_background(lambda: hub.download(repos, report, to_run=to_run))
-        found |= zip(absent, fetched.result(), strict=True)
-    return [found[source] or _embedded(source, embedded.fetch(report)) for source in sources]
+        snapshots |= zip(absent, fetched.result(), strict=True)
+    return [snapshots[source] or _embedded(source, embedded.fetch(report)) for source in sources]
 
 
-def _ready(source: Source, found: Snapshot, report: Report) -> Snapshot:
-    """The folder that runs: `found` itself, or its export, made first if it is missing."""
+def _ready(source: Source, snapshot: Snapshot, report: Report) -> Snapshot:
+    """The folder that runs: `snapshot` itself, or its export, made first if it is missing."""
     if not source.repo:
-        return found
-    if source.export == AS_IT_IS and found.folder.is_dir():
-        require_checkpoint(found.folder)
-    elif not any((found.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
+        return snapshot
+    if source.export == AS_IT_IS and snapshot.folder.is_dir():
+        require_checkpoint(snapshot.folder)
+    elif not any((snapshot.folder / name).is_file() for name in (ir.MODEL, ir.HEAD)):
         # Torch reads a GGUF file itself, but the tokenizer comes from its export.
         weight_format = "auto" if source.export in ("", AS_IT_IS) else source.export
-        parts = f"{source.name}\0{found.revision}\0{_EXPORT_VERSION}"
+        parts = f"{source.name}\0{snapshot.revision}\0{_EXPORT_VERSION}"
         key = hashlib.sha256(parts.encode()).hexdigest()[:10]
         name = f"{Path(source.name).name.replace(':', '-')}-{weight_format}-{key}"
         folder = disk.cache_home() / "exported" / name
         with disk.exclusive_scratch(folder.parent) as scratch:
             if not integrity.whole(folder):
                 made = scratch / "made"
-                export(found.folder, made, weight_format, report, name=source.name)
+                export(snapshot.folder, made, weight_format, report, name=source.name)
                 integrity.put(made, folder)
-        return Snapshot(folder, found.revision)
-    return found
+        return Snapshot(folder, snapshot.revision)
+    return snapshot
 
 
 def _local(source: Source) -> Snapshot | None:
     """The model's folder or GGUF file on this disk, or None."""
     if not source.repo:
-        found = embedded.here()
-        return found and _embedded(source, found)
+        pair = embedded.here()
+        return pair and _embedded(source, pair)
     path = Path(source.repo)
     return Snapshot(path, ir.fingerprint(path)) if path.exists() else hub.cached(source.repo)
 

@@ -71,8 +71,8 @@ def counted(trace: Trace) -> list[tuple[float, float]]:
     summary = summarize(trace)
     if summary.speedup is None or summary.baseline_decode_seconds is None or trace.disturbed:
         return []
-    quiet = [one for one in trace.repeats if not (one.disturbed or one.watched)]
-    races = [(one.seconds, one.baseline_seconds) for one in quiet]
+    quiet = [race for race in trace.repeats if not (race.disturbed or race.watched)]
+    races = [(race.seconds, race.baseline_seconds) for race in quiet]
     return [(summary.decode_seconds, summary.baseline_decode_seconds), *races]
 
 
@@ -89,16 +89,16 @@ def verdict(trace: Trace) -> RaceVerdict | None:
 def enough(trace: Trace, enough_seconds: float = ENOUGH_SECONDS) -> bool:
     """Whether another race would add nothing: each way has `enough_seconds` (0 for one race only),
     the verdict is CERTAIN, there is nothing to compare, or runs do not give the same tokens."""
-    found, races = verdict(trace), counted(trace)
+    result, races = verdict(trace), counted(trace)
     if not trace.identical or summarize(trace).speedup is None:
         return True
     if not enough_seconds or len(trace.repeats) >= MOST_REPEATS:
         return True
-    if found is None:
+    if result is None:
         return False
     seconds = min(map(sum, zip(*races, strict=True)))
-    certain = all(abs(one / found.speedup - 1) <= CERTAIN for one in found.range)
-    return seconds >= enough_seconds or (found.races >= CERTAIN_RACES and certain)
+    certain = all(abs(speedup / result.speedup - 1) <= CERTAIN for speedup in result.range)
+    return seconds >= enough_seconds or (result.races >= CERTAIN_RACES and certain)
 
 
 def with_baseline(

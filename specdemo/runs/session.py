@@ -92,8 +92,7 @@ class AnswerRun:
         for place, token in enumerate(round_.tokens):
             self._stops.push(token.text)
             if self._stops.found and place < round_.accepted:
-                kept = place + 1
-                drafted, logprobs = round_.drafted[:kept], round_.logprobs[:kept]
+                drafted, logprobs = round_.drafted[: place + 1], round_.logprobs[: place + 1]
                 return replace(round_, drafted=drafted, emitted=None, logprobs=logprobs)
         return round_
 
@@ -124,7 +123,7 @@ class Session(AbstractContextManager["Session"]):
         self._tokenizer = loaded.tokenizer
         self.context_limit = loaded.context_limit
         about = measured.about_files(loaded, threads)
-        profile = measured.read("profile", about) or loaded.typical_profile or Profile()
+        profile = measured.read(measured.PROFILE, about) or loaded.typical_profile or Profile()
         try:
             self._engine = Engine(
                 loaded,
@@ -135,7 +134,7 @@ class Session(AbstractContextManager["Session"]):
                 cache_mb=cache_mb,
                 available_bytes=hardware.available_bytes,
                 profile=profile,
-                remember=partial(measured.keep, "profile", about),
+                remember=partial(measured.keep, measured.PROFILE, about),
                 background=background,
             )
         except ModelError:
@@ -294,7 +293,7 @@ class Session(AbstractContextManager["Session"]):
         stop_ids = frozenset() if settings.ignore_eos else loaded.stop_ids
         return kind(
             tokens,
-            Sampling(**{one.name: getattr(settings, one.name) for one in fields(Sampling)}),
+            Sampling(**{field.name: getattr(settings, field.name) for field in fields(Sampling)}),
             Limits(settings.max_new_tokens, self.context_limit, stop_ids),
             settings.drafter,
             settings.draft_tokens,

@@ -27,7 +27,7 @@ def _biases(value: object) -> object:
     listed: Any = value.split(",") if isinstance(value, str) else value
     try:
         pairs = listed.items() if isinstance(listed, Mapping) else listed
-        split = (one.split(":") if isinstance(one, str) else one for one in pairs)
+        split = (pair.split(":") if isinstance(pair, str) else pair for pair in pairs)
         biases = {int(token): bias for token, bias in split}
     except (TypeError, ValueError, OverflowError):
         raise ValueError("it must map token ids to numbers") from None

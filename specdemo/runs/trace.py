@@ -48,7 +48,7 @@ def _possible(round_: Round, number: int) -> bool:
         bool(round_.tokens)
         and len(drafted) <= LONGEST_DRAFT
         and len(round_.logprobs) in (0, len(round_.tokens))
-        and all(len(one.top) <= MAX_LOGPROBS for one in round_.logprobs)
+        and all(len(logprobs.top) <= MAX_LOGPROBS for logprobs in round_.logprobs)
         and all(token.accepted for token in drafted[: round_.accepted])
         and all(0 <= token.id <= LARGEST_COUNT for token in tokens)
         and all(len(token.text) <= LONGEST_TEXT for token in tokens)
@@ -314,7 +314,7 @@ def acceptance_by_position(traces: Iterable[Trace]) -> list[tuple[int, int]]:
     for round_ in (round_ for trace in traces for round_ in trace.rounds):
         accepted.update(range(round_.accepted))
         examined.update(range(len(judged(round_))))
-    return [(accepted[at], examined[at]) for at in range(len(examined))]
+    return [(accepted[position], examined[position]) for position in range(len(examined))]
 
 
 def over(value: float | None, by: float | None) -> float | None:
@@ -325,7 +325,7 @@ def over(value: float | None, by: float | None) -> float | None:
 def to_json(trace: Trace) -> str:
     """A trace as JSON (schema 1), with its summary; `from_json` gives back an equal trace."""
     summary = summarize(trace)
-    derived = [name for name, one in vars(Summary).items() if isinstance(one, property)]
+    derived = [name for name, item in vars(Summary).items() if isinstance(item, property)]
     figures = dataclasses.asdict(summary) | {name: getattr(summary, name) for name in derived}
     return as_json(_fields(trace) | {"seed": trace.settings.seed, "summary": figures})
 
@@ -358,17 +358,18 @@ def from_json(text: str | bytes) -> Trace:
     summary, baseline = summarize(trace), trace.baseline
     tokens = tuple(token.id for token in baseline.tokens) if baseline else None
     rates = summary.tokens_per_second, summary.baseline_tokens_per_second or 0.0
-    speedups = [summary.speedup, *(one.baseline_seconds / one.seconds for one in trace.repeats)]
+    repeats = trace.repeats
+    speedups = [summary.speedup, *(race.baseline_seconds / race.seconds for race in repeats)]
     if summary.tokens > MAX_NEW_TOKENS:
         problem = f"it has {summary.tokens} tokens, and a run has at most {MAX_NEW_TOKENS}"
     elif trace.identical and tokens != trace.token_ids:
         problem = "it calls two answers identical that differ"
     elif max(rates) > LARGEST_RATE:
         problem = f"it makes more than {LARGEST_RATE:,.0f} tokens a second"
-    elif not all(1 / LARGEST_SPEEDUP < one < LARGEST_SPEEDUP for one in speedups if one):
+    elif not all(1 / LARGEST_SPEEDUP < ratio < LARGEST_SPEEDUP for ratio in speedups if ratio):
         problem = f"one of its runs is more than {LARGEST_SPEEDUP:.0f} times as fast as the other"
     else:
-        counted = any(not one.disturbed for one in trace.repeats)
+        counted = any(not race.disturbed for race in repeats)
         # Earlier versions kept of a repeated race what was watched, which does not count.
         return replace(trace, repeats=()) if trace.watched and counted else trace
     raise BadInput(f"The file is not a trace: {problem}.")

@@ -182,7 +182,9 @@ class Grammars:
         was not trained to spell it."""
         pieces = filter(None, re.split(r"(<[^<>\s]+>|\[[A-Z_]+\])", text))
         added = self._added
-        return " ".join(f"<[{added[one]}]>" if one in added else json.dumps(one) for one in pieces)
+        return " ".join(
+            f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces
+        )
 
 
 class _Numbers:
@@ -284,30 +286,31 @@ def _json(schema: str, place: str) -> str:
     param = place.partition(":")[0]
     _require_size(schema, param)
     try:
-        found = json.loads(schema)
-        schemas = list(_schemas(found))
+        whole = json.loads(schema)
+        schemas = list(_schemas(whole))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place} is not JSON: {error}.", param) from None
-    if not isinstance(found, dict):
+    if not isinstance(whole, dict):
         raise BadInput(f"{place} is {schema[:40]}; it must be a JSON object.", param)
-    for one in schemas:
-        one.pop("uniqueItems", None)
-        if one.get("format") not in FORMATS:
-            one.pop("format", None)  # an annotation
-        elif one["format"] in TIMES:
-            one["allOf"] = [*one.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
-    numbers = [one["multipleOf"] for one in schemas if "multipleOf" in one]
-    divisors = {_digits(one) for one in numbers if type(one) in (int, float) and isfinite(one)}
+    for part in schemas:
+        part.pop("uniqueItems", None)
+        if part.get("format") not in FORMATS:
+            part.pop("format", None)  # an annotation
+        elif part["format"] in TIMES:
+            part["allOf"] = [*part.get("allOf", ()), {"type": "string", "pattern": SHORT_NUMBERS}]
+    values = [part["multipleOf"] for part in schemas if "multipleOf" in part]
+    numbers = (value for value in values if type(value) in (int, float) and isfinite(value))
+    divisors = set(map(_digits, numbers))
     if prod(divisors) > MAX_MULTIPLE:
         message = f"{place} has multipleOf {', '.join(map(str, sorted(divisors)))}; their product"
         raise BadInput(f"{message} must be at most {MAX_MULTIPLE:,}.", param)
-    return f"%json {json.dumps(found | {'x-guidance': JSON_STYLE})}"
+    return f"%json {json.dumps(whole | {'x-guidance': JSON_STYLE})}"
 
 
 def require_strict(schema: Any, param: str) -> None:
     """Raises BadInput, like OpenAI's strict mode, for `uniqueItems`, which no mask enforces."""
     try:
-        keywords = {keyword for inner in _schemas(schema) for keyword in inner if inner[keyword]}
+        keywords = {keyword for part in _schemas(schema) for keyword in part if part[keyword]}
     except RecursionError as error:
         raise BadInput(f"{param} is not JSON: {error}.", param) from None
     if "uniqueItems" in keywords:
@@ -336,5 +339,5 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             elif name not in DATA:
                 yield from _schemas(value)
     elif isinstance(schema, list):
-        for one in schema:
-            yield from _schemas(one)
+        for item in schema:
+            yield from _schemas(item)

@@ -89,10 +89,11 @@ class Template:
         ends within the last message, an assistant's. `chat_template_kwargs` (JSON data) are
         variables of the template. Raises BadInput if the template refuses the conversation or drops
         a system or user message, or a tool."""
-        given = messages, tools, continue_final_message, chat_template_kwargs or {}
 
         def encoded(change: Callable[[str], str]) -> tuple[list[int], list[int]]:
-            return tokenizer.encode_marked(self.text(*given, change), bos=self.bos)
+            variables = chat_template_kwargs or {}
+            text = self.text(messages, tools, continue_final_message, variables, change)
+            return tokenizer.encode_marked(text, bos=self.bos)
 
         _, own = encoded(_Placeholders())
         ids, special = encoded(valid)

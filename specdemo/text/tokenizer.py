@@ -43,13 +43,14 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception for a malformed file
             raise FetchError(f"{path} is missing, or not a tokenizer that can be read.") from error
-        for one in (self._parsing, self._literal):
-            one.no_padding()
-            one.no_truncation()
+        for tokenizer in (self._parsing, self._literal):
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
         self._literal.encode_special_tokens = True
-        self.special_ids = frozenset(one["id"] for one in added if one.get("special"))
-        self.added = {one["content"]: one["id"] for one in added}
-        first = "".join({re.escape(one["content"][:1]) for one in added if one.get("special")})
+        special = [token for token in added if token.get("special")]
+        self.special_ids = frozenset(token["id"] for token in special)
+        self.added = {token["content"]: token["id"] for token in added}
+        first = "".join({re.escape(token["content"][:1]) for token in special})
         self._starts = re.compile(rf"(?=[{first}])|(?<!\S)(?=\S)" if first else r"(?<!\S)(?=\S)")
         unknown = content["model"].get("unk_token")
         self._unknown_id = unknown and self.token_id(unknown)

@@ -83,7 +83,7 @@ class CallReader:
     def __init__(self, tools: Tools | None, tokenizer: Tokenizer):
         self._tools, self._form = tools, tools.form if tools else HERMES
         functions = json.loads(tools.functions) if tools else ()
-        self._openings = {one["name"] + self._form.middle: one["name"] for one in functions}
+        self._openings = {tool["name"] + self._form.middle: tool["name"] for tool in functions}
         self._markers = {
             id: text
             for text, id in tokenizer.added.items()

@@ -2,7 +2,7 @@
 the text. Implements the engine's protocol `Translation`."""
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from specdemo.text.tokenizer import Tokenizer
 
@@ -45,12 +45,13 @@ class TextTranslation:
         """The target's tokens of the text that `drafted`, tokens of the draft model, add to the
         context; with each, the number of draft tokens that begin in it. Bytes that do not end a
         character wait; with `whole_words`, so does the last word."""
-        end = next((at for at, id in enumerate(drafted) if id in self._draft.special_ids), None)
+        special_ids = self._draft.special_ids
+        end = next((index for index, id in enumerate(drafted) if id in special_ids), None)
         pieces = _pieces(self._draft.stream(special=True), self._ids[-TAIL:], drafted[:end])
         whole_words &= end is None
         if whole_words:
-            ends = (at for at in range(len(pieces), 0, -1) if _word_ends(pieces, at - 1))
-            pieces = pieces[: next(ends, 1) - 1]
+            ends = (end for end in range(len(pieces) - 1, -1, -1) if _word_ends(pieces, end))
+            pieces = pieces[: next(ends, 0)]
         while pieces and not (pieces[-1].strip() if whole_words else pieces[-1]):
             pieces.pop()
         ids = self._following("".join(pieces))
@@ -58,8 +59,8 @@ class TextTranslation:
         own = _pieces(self._target.stream(special=True), self._context[-TAIL:], ids)
         bounds = [0, *accumulate(map(len, own))]
         translated = [
-            (id, sum(bounds[at] <= start < bounds[at + 1] for start in starts))
-            for at, id in enumerate(ids)
+            (id, sum(first <= start < last for start in starts))
+            for id, (first, last) in zip(ids, pairwise(bounds), strict=True)
         ]
         if end is not None:
             special = self._target.token_id(self._draft.string(drafted[end]))
@@ -72,7 +73,8 @@ class TextTranslation:
         if not text:
             return []
         first = max(len(self._pieces) - TAIL, 0)
-        words = (at for at in range(first, len(self._pieces)) if _word_ends(self._pieces, at))
+        indices = range(first, len(self._pieces))
+        words = (index for index in indices if _word_ends(self._pieces, index))
         anchor, begin = self._target.encode(_ANCHOR), next(words, len(self._pieces))
         for tail in dict.fromkeys((begin, len(self._pieces))):
             before = [*anchor, *self._context[tail:]]
@@ -89,8 +91,8 @@ def _pieces(stream: Callable[[int], str], before: list[int], ids: list[int]) -> 
     return list(map(stream, ids))
 
 
-def _word_ends(pieces: list[str], at: int) -> bool:
-    """Whether a word ends before piece `at`: a space follows, or a sign after a letter."""
-    first = pieces[at][:1]
-    before = "".join(pieces[max(at - TAIL, 0) : at])[-1:]
+def _word_ends(pieces: list[str], index: int) -> bool:
+    """Whether a word ends before a piece: a space follows, or a sign after a letter."""
+    first = pieces[index][:1]
+    before = "".join(pieces[max(index - TAIL, 0) : index])[-1:]
     return first.isspace() or first != "" and before.isalnum() and not first.isalnum()
