@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from specdemo.engine.rounds import DraftToken, EmittedToken, Round
 from specdemo.errors import BadInput
 from specdemo.host.terminal import progress_bar
-from specdemo.options import parse
+from specdemo.options import InvalidOption, parse
 from specdemo.pairs.choice import ModelChoice, WeightFormat
 from specdemo.pairs.loading import LoadedPair, load_pair
 from specdemo.pairs.registry import chosen_pair
@@ -25,6 +25,7 @@ from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, summarize
 from specdemo.text.chat import read_messages
+from specdemo.text.stops import StopStrings
 from specdemo.text.templates import Message as Message
 
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -218,7 +219,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
     def stream(self, prompt: PromptLike, **options: Unpack[Options]) -> Generator[str, None, None]:
         """The answer's text in pieces, one a round. Closing the iterator ends the answer."""
-        return _pieces(self.session.ask(_question(prompt, options)))
+        question = _question(prompt, options)
+        return _pieces(self.session.ask(question), question.settings.stop)
 
     async def astream(
         self, prompt: PromptLike, **options: Unpack[Options]
@@ -235,7 +237,7 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 
         def answer() -> None:
             try:
-                for piece in _pieces(self.session.ask(question)):
+                for piece in _pieces(self.session.ask(question), question.settings.stop):
                     put(piece)
                 put(None)
             except BaseException as error:
@@ -280,14 +282,26 @@ def _question(
     if (schema := settings.get("json_schema")) is not None:
         if hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
-        settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
-    fields["prediction"] = settings.pop("prediction", "")
+        try:
+            settings["json_schema"] = schema if isinstance(schema, str) else json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            expected = f"it must be a JSON Schema ({error})"
+            raise InvalidOption("json_schema", schema, expected) from None
+    prediction = fields["prediction"] = settings.pop("prediction", "")
+    if not isinstance(prediction, str):
+        raise InvalidOption("prediction", prediction, "it must be a text")
     return Question(read_prompt(prompt, name), parse(Settings, settings), **fields)
 
 
-def _pieces(events: Iterable[Event]) -> Generator[str, None, None]:
+def _pieces(events: Iterable[Event], stop: Sequence[str]) -> Generator[str, None, None]:
+    """The text of the answer as it becomes certain: it may go on as a stop text does."""
+    stops = StopStrings(stop)
     for event in events:
-        if isinstance(event, Round) and (piece := "".join(token.text for token in event.tokens)):
+        if isinstance(event, Round):
+            piece = stops.push("".join(token.text for token in event.tokens))
+        else:
+            piece = stops.rest() if isinstance(event, Trace) else ""
+        if piece:
             yield piece
 
 

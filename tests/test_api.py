@@ -57,6 +57,21 @@ def test_pieces_are_streamed_and_closing_ends_the_answer():
     assert session.active == 0 and session.rounds_made < 4
 
 
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("three", "one two "),
+        ("e t", "on"),
+        (["zz", "e f"], "one two thre"),
+        ("four five", "one two three four "),
+    ],
+)
+def test_an_answer_and_its_pieces_end_before_a_stop_text(stop, text):
+    prompt = "one two three four"
+    assert Pipeline(FakeSession()).generate(prompt, stop=stop).text == text
+    assert "".join(Pipeline(FakeSession()).stream(prompt, stop=stop)) == text
+
+
 class Point(BaseModel):
     x: int
 
@@ -259,7 +274,8 @@ def test_options_are_the_fields_of_settings():
 
 
 def test_unusable_options_are_named():
-    for options in ({"beams": 4}, {"temperature": -1}):
+    wrong = {"beams": 4}, {"temperature": -1}, {"prediction": 5}, {"json_schema": {"a": {1}}}
+    for options in wrong:
         with pytest.raises(BadInput, match=next(iter(options))):
             Pipeline(FakeSession()).generate("hello", **options)
     with pytest.raises(BadInput, match="'emb' is not a pair"):

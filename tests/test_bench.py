@@ -16,6 +16,7 @@ from specdemo.bench import charts, figures, peers
 from specdemo.bench.figures import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, summary_of, tables
+from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.progress import Progress
 from specdemo.runs.settings import Settings
@@ -206,6 +207,9 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     monkeypatch.setenv("LLAMA_SERVER", str(server))
     with pytest.raises(BadInput, match="GGUF"):
         list(peers.peers_of(["llama-cpp"], pair, {}))
+    checkpoint = dataclasses.replace(pair, target=Checkpoint(tmp_path))
+    with pytest.raises(BadInput, match="GGUF"):
+        list(peers.peers_of(["llama-cpp"], checkpoint, {}))
     gguf.touch()
     found = list(peers.peers_of(["llama-cpp"], pair, {}))
     names = ["autoregressive", "ngram-mod", "ngram-simple", "draft-simple", "draft-simple"]
