@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeSession
 
-from specdemo.bench import charts, figures, peers
+from specdemo.bench import charts, figures, genai_peer, peers
 from specdemo.bench.figures import page
 from specdemo.bench.prompts import BenchPrompt, read_prompts, spread
 from specdemo.bench.report import bench, summary_of, tables
+from specdemo.convert.ir import SOURCE
 from specdemo.engine.checkpoint import Checkpoint
 from specdemo.errors import BadInput, MissingPackage, RequestFailed
 from specdemo.host.progress import Progress
@@ -195,7 +196,7 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
     tiny_llama_pair, tmp_path, monkeypatch
 ):
-    server, gguf = tmp_path / "llama-server", tmp_path / peers.SOURCE
+    server, gguf = tmp_path / "llama-server", tmp_path / SOURCE
     server.write_text(LLAMA_SERVER.format(python=sys.executable))
     server.chmod(0o755)
     pair = dataclasses.replace(
@@ -225,7 +226,7 @@ def test_llama_cpp_is_any_server_and_answers_to_the_stop_token_or_the_limit(
 
 
 def test_a_pipeline_without_room_is_left_out(tiny_llama_pair, monkeypatch):
-    monkeypatch.setattr(peers, "available_bytes", lambda: 10)
+    monkeypatch.setattr(genai_peer, "available_bytes", lambda: 10)
     first, *_ = peers.peers_of(["openvino-genai"], tiny_llama_pair, {"A": "b"})
     with pytest.raises(RequestFailed, match="openvino-genai/autoregressive failed: it needs"):
         first.answer("hello", SETTINGS)

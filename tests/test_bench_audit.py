@@ -1,63 +1,366 @@
-"""The audit tells a lossless decoder from a broken one, and its statistics are right."""
+"""The audit tells a lossless engine from a broken one, and its statistics are right."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import random
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-import toy
-from fakes import FakeSession
-from test_bench import FakePeer
+from fakes import served
 
-from specdemo.bench.auditor import _peer_draw, _session_draw, audit, goodness, outcomes, sample_cell
+from specdemo import cli
+from specdemo.bench import properties
+from specdemo.bench.audit_page import page
+from specdemo.bench.auditor import LEAST_P_VALUE, audit, failures, judge
+from specdemo.bench.engines import AuditedEngine, imported, peer_engines
+from specdemo.bench.peers import NotOffered, Peer
 from specdemo.bench.prompts import read_prompts
+from specdemo.bench.properties import PROPERTIES, Plan, goodness, homogeneity
+from specdemo.bench.server_engine import ServerEngine
+from specdemo.commands.audit import AuditOptions
 from specdemo.engine import acceptance
-from specdemo.engine.decode import Limits
-from specdemo.engine.drafters import make_drafter
 from specdemo.engine.messages import Draft
-from specdemo.engine.policy import Policy
-from specdemo.engine.sampling import Sampling, distribution
-from specdemo.engine.scheduler import Waiting
-from specdemo.errors import RequestFailed
+from specdemo.errors import BadInput, RequestFailed
+from specdemo.host.progress import Progress
 from specdemo.runs.settings import Settings
+from specdemo.runs.trace import as_json
 
-SAMPLED = Settings(temperature=1.0, drafter="model", draft_tokens=3, max_new_tokens=24)
+PLAN = Plan(read_prompts()[:9], Settings(max_new_tokens=12), 600, tuple(PROPERTIES))
+EVERY = frozenset(PROPERTIES) - {"greedy", "repeat"}
+SHARES = (0.4, 0.3, 0.2, 0.1)
 
 
-def test_draws_of_the_distribution_lie_at_its_noise_floor_with_uniform_p_values():
+# Statistics
+
+
+def test_p_values_of_right_draws_are_uniform_and_their_distance_is_the_noise_floor():
     rng = np.random.default_rng(0)
-    exact = {(at,): share for at, share in enumerate(rng.dirichlet(np.ones(40)).tolist())}
-    found = []
-    for _ in range(60):
-        counts = rng.multinomial(400, list(exact.values())).tolist()
-        found.append(goodness(Counter(dict(zip(exact, counts, strict=True))), exact))
-    distances, values = ([one[name] for one in found] for name in ("tv_distance", "p_value"))
-    assert np.mean(distances) == pytest.approx(found[0]["tv_noise_floor"], rel=0.05)
-    assert 0.35 < np.mean(values) < 0.65 and np.mean(np.array(values) < 0.1) < 0.2
-    assert goodness(Counter({(0,): 99, (77,): 1}), {(0,): 0.99, (1,): 0.01})["p_value"] == 0
+    exact = {(at,): share for at, share in enumerate(rng.dirichlet(np.ones(16)).tolist())}
+
+    def drawn() -> Counter:
+        return Counter(
+            dict(zip(exact, rng.multinomial(2000, [*exact.values()]).tolist(), strict=True))
+        )
+
+    for test in (lambda: goodness(drawn(), exact), lambda: homogeneity(drawn(), drawn())):
+        found = [test() for _ in range(300)]
+        values, distances, floors = np.array(found).T
+        assert 0.42 < values.mean() < 0.58 and (values < 0.1).mean() == pytest.approx(0.1, abs=0.05)
+        assert distances.mean() == pytest.approx(floors.mean(), rel=0.05)
+        assert floors.mean() < 0.05
+    assert goodness(Counter({(0,): 99, (77,): 1}), {(0,): 0.99, (1,): 0.01})[0] == 0
 
 
-# Decoders on toy tables of logits
+@pytest.mark.parametrize(
+    ("statistic", "freedom", "tail"),
+    [(3.841, 1, 0.05), (5.991, 2, 0.05), (24.996, 15, 0.05), (37.697, 15, 0.001), (0, 3, 1)],
+)
+def test_the_tail_of_chi_square_is_that_of_the_tables(statistic, freedom, tail):
+    assert properties.chi_square_tail(statistic, freedom) == pytest.approx(tail, rel=1e-3)
 
 
-TARGET, DRAFT_TABLE = (toy.random_table(np.random.default_rng(seed), 4) for seed in (1, 2))
+def test_rare_outcomes_are_merged_until_enough_draws_of_them_are_expected():
+    cells = properties.merged([(1, 0.04), (3, 4.0), (2, 2.0), (994, 994.0)])
+    assert cells == [(6, 6.04), (994, 994.0)]
 
 
-def toy_draw(settings: Settings, tokens: int):
-    sampling = Sampling(1.0, seed=settings.seed, coupling=settings.coupling)
-    policy = Policy(fixed=3)
-    work = toy.decoding(
-        TARGET,
-        (0,),
-        Limits(tokens + 3, 100),
-        drafter=make_drafter("model", policy, sampling, sequence=toy.sequence()),
-        policy=policy,
-        sampling=sampling,
-    )
-    rounds, _ = toy.drive(work, {"target": TARGET, "draft": DRAFT_TABLE})
-    return toy.answer_ids(rounds)[:tokens], None
+def rows_with(*p_values: float) -> dict:
+    cell = {"failures": 0, "draws": 100, "result": "pass"}
+    return {
+        "rows": [
+            {
+                "engine": "specdemo",
+                "cells": {"sampling": {**cell, "p_value": one, "p_values": {"": one}}},
+            }
+            for one in p_values
+        ]
+    }
+
+
+def test_holms_correction_rejects_in_steps_and_judges_anew_when_rows_are_added():
+    def results(report):
+        return [row["cells"]["sampling"]["result"] for row in judge(report)["rows"]]
+
+    least = LEAST_P_VALUE / 3
+    assert results(rows_with(0.5, least * 0.9, 0.006)) == ["pass", "fail", "pass"]
+    assert results(rows_with(0.5, least * 0.9, 0.0049)) == ["pass", "fail", "fail"]
+    assert results(rows_with(0.5, least * 1.1, 0.0049)) == ["pass"] * 3
+    report = judge(rows_with(0.009))
+    assert report["rows"][0]["cells"]["sampling"]["result"] == "fail"
+    report["rows"] += rows_with(0.5)["rows"]
+    assert results(report) == ["pass", "pass"]
+
+
+# Engines
+
+
+class ToyEngine(AuditedEngine):
+    """Answers that depend on prompt, settings and seed, a token at a time; end token 9."""
+
+    name, method, offers, context_limit, parallel = "toy", "right", EVERY, 200, 4
+
+    def generate(self, conversation, settings, speculative):
+        tokens = []
+        while len(tokens) < settings.max_new_tokens and not self.ended(tokens, settings):
+            tokens.append(self.next_token(conversation, settings, tokens, speculative))
+        return self.spoiled(tokens, settings) if speculative else tuple(tokens)
+
+    def next_token(self, conversation, settings, tokens, speculative):
+        key = (conversation[0], len(tokens), settings.frequency_penalty)
+        if settings.temperature:
+            key = (*key, settings.seed)
+            return random.Random(str(key)).choices(range(4), SHARES)[0]
+        if settings.json_schema:
+            text = '{"colour":"red","count":1,"sure":true}'
+            return text[len(tokens)] if len(tokens) < len(text) else 9
+        return (
+            9
+            if len(tokens) > 8 and not settings.ignore_eos
+            else random.Random(str(key)).randrange(8)
+        )
+
+    def ended(self, tokens, settings):
+        return tokens and tokens[-1] == 9 or any(one in self.text(tokens) for one in settings.stop)
+
+    def spoiled(self, tokens, settings):
+        return tokens
+
+    def text(self, tokens):
+        return "".join(str(token) for token in tokens if token != 9)
+
+    def prompt_tokens(self, conversation):
+        return sum(len(text.split()) for text in conversation) + 3
+
+
+class Corrupting(ToyEngine):
+    """Takes drafts without a test when it samples, as a wrong acceptance rule does."""
+
+    method = "corrupts when sampling"
+
+    def spoiled(self, tokens, settings):
+        return [tokens[0], tokens[0], *tokens[2:]] if settings.temperature else tokens
+
+
+class BatchVariant(ToyEngine):
+    method = "depends on others"
+
+    def generate_many(self, requests, speculative):
+        answers = super().generate_many(requests, speculative)
+        return (
+            [(*answers[0][:-2], 7, 7), *answers[1:]] if not requests[0][1].temperature else answers
+        )
+
+
+class RunsOn(ToyEngine):
+    """Loses the end token of a draft, takes text after a stop string, and forgets penalties."""
+
+    method = "runs on"
+
+    def spoiled(self, tokens, settings):
+        long = settings.stop or settings.frequency_penalty or tokens[-1] == 9
+        return [*tokens, 3] if long and not settings.json_schema else tokens
+
+
+class Rounding(ToyEngine):
+    method = "rounds"
+
+    def spoiled(self, tokens, settings):
+        return tokens if settings.temperature else [*tokens[:3], "other", *tokens[4:]]
+
+    def margins(self, conversation, tokens, pair):
+        return (0.02, -0.01) if len(conversation[0]) % 2 else (3.0, 2.5)
+
+
+class Crashing(ToyEngine):
+    method = "crashes"
+
+    def generate(self, conversation, settings, speculative):
+        if speculative and settings.seed % 7 == 6:
+            raise RequestFailed("toy failed: content_length.")
+        if settings.json_schema:
+            raise NotOffered("toy has no schemas.")
+        return super().generate(conversation, settings, speculative)
+
+
+class Unstable(ToyEngine):
+    method = "unstable"
+    calls = 0
+
+    def spoiled(self, tokens, settings):
+        self.calls += 1
+        return [self.calls % 2, *tokens[1:]] if not settings.temperature else tokens
+
+
+def audited(engine: AuditedEngine, plan: Plan = PLAN) -> dict:
+    report = {
+        "machine": "m",
+        "versions": {},
+        "left_out": {},
+        "settings": {"max_new_tokens": 9, "seed": 0},
+    }
+    report |= {"prompts": len(plan.prompts), "draws": plan.draws}
+    *_, found = audit([engine], plan, report, "pair")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "wrong"),
+    [
+        (ToyEngine(), set()),
+        (Corrupting(), {"seed", "sampling"}),
+        (BatchVariant(), {"batch"}),
+        (RunsOn(), {"end", "stop", "penalties", "greedy", "context"}),
+        (Crashing(), {"sampling", "seed"}),
+    ],
+    ids=lambda value: getattr(value, "method", ""),
+)
+def test_exactly_the_broken_properties_of_an_engine_fail(engine, wrong):
+    [row] = audited(engine)["rows"]
+    assert set(row["cells"]) == set(PROPERTIES)
+    assert set(failures(row)) == wrong
+    for cell in failures(row).values():
+        assert cell["counterexample"] or cell["p_value"] < LEAST_P_VALUE
+
+
+def test_a_property_that_an_engine_does_not_offer_is_no_failure():
+    engine = ToyEngine()
+    engine.offers = frozenset({"sampling"})
+    [row] = audited(engine)["rows"]
+    results = {name: cell["result"] for name, cell in row["cells"].items()}
+    assert results["batch"] == results["schema"] == results["context"] == "not offered"
+    assert {results[name] for name in ("greedy", "repeat", "sampling")} == {"pass"}
+    [row] = audited(Crashing())["rows"]
+    assert row["cells"]["schema"]["result"] == "not offered"
+
+
+def test_a_rounding_is_told_from_a_wrong_rule_and_the_smallest_counterexample_is_named():
+    [row] = audited(Rounding())["rows"]
+    cell = row["cells"]["greedy"]
+    assert cell["failures"] == len(PLAN.prompts)
+    assert "rounding" in cell["note"] and "wrong rule" in cell["note"]
+    example = cell["counterexample"]
+    assert example["position"] == 3 and example["autoregressive"] != example["speculative"]
+    assert len(example["prompt"][0]) == min(len(one.instruction) for one in PLAN.prompts)
+
+
+def test_an_engine_that_gives_two_answers_is_not_repeatable():
+    [row] = audited(Unstable())["rows"]
+    assert row["cells"]["repeat"]["counterexample"]["cause"] == "not repeatable"
+
+
+def test_the_context_is_filled_to_its_last_token():
+    asked = []
+
+    class Recording(ToyEngine):
+        def generate(self, conversation, settings, speculative):
+            asked.append(self.prompt_tokens(conversation) + settings.max_new_tokens)
+            return super().generate(conversation, settings, speculative)
+
+    cell = properties.cell_of("context", Recording(), PLAN, {})
+    assert cell.result == "pass" and asked == [200, 200]
+
+
+def test_draws_have_seeds_of_their_own_half_of_them_among_others():
+    seeds, together = [], []
+
+    class Recording(ToyEngine):
+        def generate(self, conversation, settings, speculative):
+            seeds.append((settings.seed, speculative))
+            return super().generate(conversation, settings, speculative)
+
+        def generate_many(self, requests, speculative):
+            together.append(len(requests))
+            return super().generate_many(requests, speculative)
+
+    cell = properties.cell_of("sampling", Recording(), PLAN, {})
+    assert cell.draws == 600 and cell.tv_noise_floor < 0.1
+    assert Counter(seeds).most_common(2)[1][1] == 1, "only the first call is made twice"
+    assert sum(together) == 4 + 300 + 300
+
+
+def test_cells_that_a_report_has_are_not_run_again_and_methods_share_baselines():
+    report = audited(ToyEngine())
+    report["rows"][0]["cells"].pop("greedy")
+    events = list(audit([ToyEngine()], PLAN, report, "pair"))
+    assert [one.text for one in events if isinstance(one, Progress)] == [
+        "toy, right: greedy identity"
+    ]
+    assert len(report["rows"]) == 1
+    list(audit([ToyEngine()], PLAN, report, "another pair"))
+    assert [row["pair"] for row in report["rows"]] == ["pair", "another pair"]
+
+
+def test_the_page_says_who_is_lossless_and_escapes_what_engines_say():
+    report = audited(Corrupting())
+    report["rows"] += audited(ToyEngine())["rows"]
+    report["rows"][0]["engine"] = "openvino-genai"
+    example = {"prompt": ["<script>alert(1)</script>"], "position": 2, "cause": "wrong rule"}
+    example |= {"autoregressive": "<b>", "speculative": None, "margins": (3.0, 2.5)}
+    report["rows"][0]["cells"]["seed"]["counterexample"] = example
+    html = page(json.loads(as_json(report)))
+    assert "<script" not in html and "&lt;script&gt;" in html and "default-src 'none'" in html
+    assert "Lossless in every test:</span>\ntoy (right" in html
+    assert "openvino.genai/issues/4190" in html and "has ended" in html
+
+
+# Peers
+
+
+def fake_peer(loaded, name: str, tokens=(1, 2, 3), failing=()) -> Peer:
+    def load():
+        def generate(length, prompts, settings):
+            if settings.seed in failing:
+                raise ValueError("no reason")
+            return [(tokens, 0.5) for _ in prompts]
+
+        return generate
+
+    load.cache_clear = lambda: None
+    return Peer(loaded, name, "kind", {"A": "b"}, load, 5, frozenset({"batch"}))
+
+
+def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail(tiny_llama_pair):
+    names = {"autoregressive": {}, "same": {}, "other": {"tokens": (1, 5, 3)}}
+    names |= {"shorter": {"tokens": (1, 2)}, "failing": {"failing": (0,)}, "same/default": {}}
+    peers = [fake_peer(tiny_llama_pair, f"fake/{name}", **how) for name, how in names.items()]
+    found = list(peer_engines(peers, 3))
+    assert [engine.method for engine in found] == ["same", "other", "shorter", "failing"]
+    assert {engine.facts["variant"] for engine in found} == {"K=3"}
+    cells = [properties.cell_of("greedy", engine, PLAN, {}) for engine in found]
+    assert [cell.result for cell in cells] == ["pass", "fail", "fail", "fail"]
+    assert [cell.counterexample["position"] for cell in cells[1:3]] == [1, 2]
+    assert "no reason" in cells[3].note
+    assert properties.cell_of("batch", found[0], PLAN, {}).result == "pass"
+    assert properties.cell_of("sampling", found[0], PLAN, {}).result == "not offered"
+
+
+def test_an_engine_of_a_users_own_is_imported_by_name():
+    assert imported("test_bench_audit:BatchVariant").method == "depends on others"
+    with pytest.raises(BadInput, match="--peers test_bench_audit:Missing cannot be imported"):
+        imported("test_bench_audit:Missing")
+
+
+# Our own engine
+
+
+def test_a_residual_that_is_the_targets_distribution_is_caught(tiny_llama_pair, monkeypatch):
+    from specdemo.bench.engines import OwnEngine
+    from specdemo.runs.session import Session
+
+    plan = Plan(PLAN.prompts[:2], Settings(temperature=1.0, max_new_tokens=8), 200, ())
+    with Session(tiny_llama_pair, background=False) as session:
+        engine = OwnEngine(session, "model")
+        engine.couplings = ("maximal",)  # the shared one has no residual
+        right = properties.cell_of("sampling", engine, plan, {})
+        monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
+        wrong = properties.cell_of("sampling", engine, plan, {})
+    assert wrong.p_value < 1e-4 < 1e-3 < right.p_value
+    assert right.tv_noise_floor < 0.15 and wrong.tv_distance > right.tv_noise_floor
 
 
 def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify):
@@ -68,64 +371,95 @@ def accept_everything(rows, draft, sampling, reach=0.0, verify=acceptance.verify
     return dataclasses.replace(true, accepted=last, probabilities=(1.0,) * last)
 
 
-def test_a_draw_that_waits_for_its_turn_counts():
-    session = FakeSession()
-    session.waits = [Waiting(2, None), Waiting(1, 0.5)]
-    assert _session_draw(session, SAMPLED, 3)[0] == (1, 2, 3)
+# Servers
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_a_right_rule_passes_and_a_residual_that_is_the_targets_distribution_is_caught(
-    wrong, monkeypatch
-):
-    if wrong:
-        monkeypatch.setattr(acceptance, "residual", lambda p, q: q)
+class Shared:
+    """A session that several servers use, and none closes; it drafts unless it is told not to."""
 
-    def after(prefix):
-        return distribution(TARGET[prefix[-1] if prefix else 0], Sampling(1.0))
+    def __init__(self, session, **settings):
+        self._session, self._settings = session, settings
 
-    settings = dataclasses.replace(SAMPLED, coupling="maximal")
-    found = sample_cell(toy_draw, outcomes(after, 3, frozenset()), settings, 600, "toy")
-    assert (found["p_value"] == 0) == wrong
-    assert (found["tv_distance"] > 2 * found["tv_noise_floor"]) == wrong
+    def __getattr__(self, name):
+        return getattr(self._session, name)
 
+    def ask(self, question):
+        settings = dataclasses.replace(question.settings, **self._settings)
+        return self._session.ask(dataclasses.replace(question, settings=settings))
 
-def test_outcomes_are_enumerated_to_the_end_and_past_no_stop_token():
-    found = outcomes(
-        lambda prefix: distribution(TARGET[len(prefix)], Sampling(1.0)), 2, frozenset({3})
-    )
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert (3,) in found
-    assert len(found) == 3 * 4 + 1
+    def close(self):
+        pass
 
 
-def test_every_draw_has_a_seed_of_its_own_and_those_that_fail_are_counted():
-    seeds = []
+def test_our_server_passes_beside_one_without_speculation(session, tiny_llama_pair, tmp_path):
+    json_file, html_file = tmp_path / "a.json", tmp_path / "a.html"
+    files = ["--json", str(json_file), "--html", str(html_file)]
+    limits = ["--limit", "2", "--max-new-tokens", "8", "--draws", "60"]
+    with (
+        served(Shared(session), tiny_llama_pair, max_new_tokens=64) as speculative,
+        served(Shared(session, drafter="none"), tiny_llama_pair, max_new_tokens=64) as baseline,
+    ):
+        urls = ["--server", speculative.url, "--server-baseline", f"{baseline.url}/v1/"]
+        assert cli.main(["audit", *urls, "--server-seed", *limits, *files]) == 0
+    [row] = json.loads(json_file.read_text())["rows"]
+    passed = {name for name, cell in row["cells"].items() if cell["result"] == "pass"}
+    assert passed >= {"greedy", "seed", "repeat", "batch", "sampling", "penalties"}
+    assert "server (127.0.0.1" in html_file.read_text()
 
-    def draw(settings, tokens):
-        seeds.append(settings.seed)
-        return None if settings.seed % 3 == 0 else ((0,), 2)
 
-    found = sample_cell(draw, {(0,): 0.5, (1,): 0.5}, SAMPLED, 30, "x", together=4)
-    assert len(set(seeds)) == 30
-    assert (found["draws"], found["failures"], found["drafted_per_draw"]) == (20, 10, 2)
-    assert _peer_draw(FakePeer(failing=(0,)), SAMPLED, 2) is None
-    with pytest.raises(RequestFailed, match="None of the draws"):
-        sample_cell(lambda *_: None, {(0,): 1.0}, SAMPLED, 3, "x")
+class LyingServer(BaseHTTPRequestHandler):
+    """Honest below /honest; elsewhere its third token is another one. Refuses schemas."""
+
+    def do_GET(self):
+        self.reply({"data": [{"id": "m"}]})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "response_format" in body:
+            return self.reply({"error": "no schemas here"}, 400)
+        tokens = ["a", "b", "c", "d"][: body["max_tokens"]]
+        if not self.path.startswith("/honest") and len(tokens) > 2:
+            tokens[2] = "x"
+        tops = [{"token": t, "logprob": p} for t, p in (("c", -0.1), ("x", -4.1))]
+        content = [{"token": token, "logprob": -0.1, "top_logprobs": tops} for token in tokens]
+        choice = {"message": {"content": "".join(tokens)}, "logprobs": {"content": content}}
+        self.reply({"choices": [choice]})
+
+    def reply(self, value, status=200):
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
 
 
-def test_a_peer_is_compared_with_its_own_autoregressive_decoding_and_may_fail():
-    peers = [
-        FakePeer("fake/autoregressive"),
-        FakePeer("fake/failing", failing=(0,)),
-        FakePeer("fake/same"),
-        FakePeer("fake/other", tokens=(1, 5, 3)),
-        FakePeer("fake/shorter", tokens=(1, 2)),
-    ]
-    found = audit(FakeSession(), read_prompts()[:1], SAMPLED, draws=0, peers=peers).peers
-    assert "no reason" in found["fake/failing"]["note"]
-    greedy = {name.removeprefix("fake/"): peer["greedy"] for name, peer in found.items()}
-    assert greedy["autoregressive"] is greedy["failing"] is None
-    assert greedy["same"].identical == 1 and greedy["other"].identical == 0
-    parted = [greedy[name].differences for name in ("other", "shorter")]
-    assert [difference.position for [(_, difference)] in parted] == [1, 2]
+def test_a_lying_server_fails_with_its_margins_and_the_command_says_so(capsys):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), LyingServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    both = ["--server", url, "--server-baseline", f"{url}/honest"]
+    try:
+        asked = ["--limit", "2", "--draws", "20", "--max-new-tokens", "4", "--json", "-"]
+        assert cli.main(["audit", *both, *asked]) == 1
+        engine = ServerEngine(url, None)
+        with pytest.raises(NotOffered, match="--server-baseline"):
+            engine.generate(("Hello",), PLAN.settings, False)
+    finally:
+        server.shutdown()
+        server.server_close()
+    out, err = capsys.readouterr()
+    [row] = json.loads(out)["rows"]
+    example = row["cells"]["greedy"]["counterexample"]
+    assert (example["position"], example["autoregressive"], example["speculative"]) == (2, "c", "x")
+    assert example["margins"] == pytest.approx([4.0, 4.0]) and example["cause"] == "wrong rule"
+    assert row["cells"]["schema"]["result"] == "not offered"
+    assert "changes the output" in err and "wrong rule" in err
+
+
+def test_a_limit_above_the_set_asks_its_prompts_in_other_manners():
+    cases = AuditOptions(limit=200).cases()
+    assert len({one.instruction for one in cases}) == len({one.id for one in cases}) == 200
+    assert len(AuditOptions().cases()) == len(read_prompts())

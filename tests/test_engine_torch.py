@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT
 from tiny_models import _save_pair, ir_folder, write_byte_tokenizer
 
-from specdemo.bench.peers import peers_of, to_audit
+from specdemo.bench.engines import peer_engines
+from specdemo.bench.peers import peers_of
 from specdemo.cli import main
 from specdemo.engine import numerics
 from specdemo.engine.checkpoint import Checkpoint, PairFiles
@@ -261,7 +262,8 @@ def test_transformers_generation_is_a_peer_on_the_same_weights(tiny_home):
         assert tokens == trace.token_ids and seconds > 0, peer.name
     sampled, _ = peers[0].answer(QUESTION, dataclasses.replace(asked, temperature=1.0, top_k=4))
     assert len(sampled) == 16
-    assert [peer.name for peer in to_audit(peers, 3)] == names
+    methods = [engine.method for engine in peer_engines(peers, 3)]
+    assert methods == ["prompt-lookup", "speculative"]
 
 
 def test_a_peer_that_cannot_run_a_pair_says_so(tiny_home, tiny_llama_pair, capsys):

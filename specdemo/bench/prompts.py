@@ -61,10 +61,14 @@ class PromptOptions:
         None, "run only N prompts, spread evenly over the tasks"
     )
     peers: (
-        Annotated[tuple[Literal["openvino-genai", "llama-cpp", "transformers"], ...], SPLIT] | None
+        Annotated[
+            tuple[Literal["openvino-genai", "llama-cpp", "transformers", "optimum-intel"], ...],
+            SPLIT,
+        ]
+        | None
     ) = option(
         None,
-        "also run openvino-genai and llama-cpp, or on torch devices transformers",
+        "also run openvino-genai, llama-cpp, transformers or optimum-intel",
         metavar="NAME[,NAME]",
     )
 

@@ -20,6 +20,7 @@ from specdemo.errors import BadInput, RequestFailed
 from specdemo.host.hardware import describe
 from specdemo.host.progress import Progress
 from specdemo.host.terminal import Table
+from specdemo.pairs.choice import PairInfo
 from specdemo.runs.question import Question, trace_of
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
@@ -41,13 +42,12 @@ IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
 WAYS = ("autoregressive", "speculative")
 
 
-def head(session: Session, settings: Settings) -> dict[str, Any]:
+def head(pair: PairInfo | None, settings: Settings) -> dict[str, Any]:
     """What every report begins with: the machine, versions, pair and settings."""
     versions = {"specdemo": __version__, "python": platform.python_version()}
     imported = [name for name in IF_IMPORTED if name.replace("-", "_") in sys.modules]
     versions |= {package: metadata.version(package) for package in [*PACKAGES, *imported]}
-    pair = {"machine": describe(), "versions": versions, "pair": session.info}
-    return {**pair, "settings": settings}
+    return {"machine": describe(), "versions": versions, "pair": pair, "settings": settings}
 
 
 def bench(
@@ -74,7 +74,7 @@ def bench(
     ours: list[tuple[int, ...]] = []
     raced: list[Trace] = []
     details: dict[str, Any] = {"differences": {}, "skipped": {}, "repeats": repeats}
-    report = {**head(session, settings), "rows": rows}
+    report = {**head(session.info, settings), "rows": rows}
     answers: dict[Peer, list[Answer]] = {peer: [] for peer in peers}
 
     def ask(instruction: str, settings: Settings) -> Iterator[str]:

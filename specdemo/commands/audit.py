@@ -1,34 +1,96 @@
-"""`specdemo audit`: tests that speculative decoding is lossless."""
+"""`specdemo audit`: tests which engines are lossless."""
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, TextIO
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, get_args
 
 import click
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from specdemo.bench.prompts import PromptOptions
-from specdemo.commands.bench import session_with_peers
-from specdemo.commands.shared import answer_options, options_of, write_json
-from specdemo.errors import RequestFailed
-from specdemo.host.terminal import show
-from specdemo.options import CONFIG, Whole, option
+from specdemo.bench.prompts import BenchPrompt, PromptOptions
+from specdemo.commands.shared import answer_options, check_output, load_pair, options_of, write_json
+from specdemo.errors import BadInput, MissingPackage, RequestFailed
+from specdemo.host.progress import Progress
+from specdemo.host.terminal import printable, progress_bar, show
+from specdemo.options import CONFIG, SPLIT, Line, Whole, option
 from specdemo.pairs.choice import ModelChoice
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import as_json, where
+from specdemo.runs.trace import as_json
 
 if TYPE_CHECKING:
-    from specdemo.bench.auditor import Audit
+    from specdemo.bench.engines import AuditedEngine
+    from specdemo.runs.session import Session
+
+MANNERS = (
+    "",
+    " Be brief.",
+    " Give reasons.",
+    " Use a list.",
+    " Be formal.",
+    " Use rhymes.",
+    " Joke.",
+)
+"""Endings that make more prompts of those of a set."""
+
+EngineName = Annotated[
+    str,
+    Field(pattern=r"^(openvino-genai|llama-cpp|transformers|optimum-intel|[\w.]+:\w+)$"),
+]
+
+
+PropertyName = Literal[
+    "greedy",
+    "seed",
+    "repeat",
+    "batch",
+    "sampling",
+    "end",
+    "stop",
+    "schema",
+    "penalties",
+    "context",
+]
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG)
 class AuditOptions(PromptOptions):
-    draws: Annotated[Whole, Field(ge=0)] = option(
-        4000, "sampled answers of each kind; 0 leaves sampling out"
+    peers: Annotated[tuple[EngineName, ...], SPLIT] | None = option(  # type: ignore[assignment]
+        None,
+        "also audit openvino-genai, llama-cpp, transformers, optimum-intel, or an engine of yours",
+        metavar="NAME|MODULE:CLASS[,...]",
     )
+    draws: Annotated[Whole, Field(ge=0, le=20_000)] = option(
+        4000, "most sampled answers of a method; 0 leaves sampling out"
+    )
+    html: str | None = option(None, "write the report as one self-contained page", metavar="FILE")
+    only: Annotated[tuple[PropertyName, ...], SPLIT] | None = option(
+        None, "test these properties only", metavar="|".join(get_args(PropertyName)), unset="all"
+    )
+    resume: bool = option(False, "go on with the report in the --json file, and keep its cells")
+    threads: Annotated[Whole, Field(ge=1, le=256)] | None = option(
+        None, "processor threads of an inference", unset="all"
+    )
+    server: Line = option("", "audit an OpenAI-compatible server, and no pair", metavar="URL")
+    server_baseline: Line = option("", "the same model without speculative decoding", metavar="URL")
+    server_seed: bool = option(
+        False, "the server promises the same answer for a seed with and without drafts"
+    )
+
+    def cases(self) -> tuple[BenchPrompt, ...]:
+        """As many prompts as --limit says; a set with fewer is asked in several manners."""
+        prompts, limit = self.read(), self.limit or 0
+        more = [
+            BenchPrompt(f"{one.id}{manner}", one.task, one.instruction + manner)
+            for manner in MANNERS
+            for one in prompts
+        ]
+        return tuple(more[: max(limit, len(prompts))])
 
 
 @click.command()
@@ -37,39 +99,106 @@ class AuditOptions(PromptOptions):
 def audit(
     asked: AuditOptions, json_file: str | None, choice: ModelChoice, settings: Settings
 ) -> None:
-    from specdemo.bench import auditor as audits
-    from specdemo.bench.peers import to_audit
+    check_output(asked.html, "--html")
+    from specdemo.bench import auditor, properties
     from specdemo.bench.report import head
 
-    chosen = asked.read()
-    sampled = audits.sampled_settings(settings)
-    with session_with_peers(asked, choice, settings) as (session, peers):
-        report = head(session, settings)
-        result = audits.audit(
-            session,
-            chosen,
-            settings,
-            draws=asked.draws,
-            peers=to_audit(peers, sampled.draft_tokens),
-        )
-    _show_audit(result, sys.stderr if json_file == "-" else sys.stdout)
+    if settings.top_k > properties.MAX_TOP_K:
+        most = properties.MAX_TOP_K
+        raise BadInput(f"--top-k is {settings.top_k}; the audit takes at most {most}.")
+    if asked.resume and (json_file in (None, "-") or not Path(json_file or "").is_file()):
+        raise BadInput("--resume needs --json with the file of an earlier report.")
+    only = asked.only or get_args(PropertyName)
+    plan = properties.Plan(asked.cases(), settings, asked.draws, only)
+    report: dict[str, Any] = {"rows": [], "left_out": {}}
+    if asked.resume:
+        report = json.loads(Path(json_file or "").read_text(encoding="utf-8"))
+    out = sys.stderr if json_file == "-" else sys.stdout
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress_bar())
+        if asked.server:
+            engines: Iterator[AuditedEngine] = _server(asked)
+            info, pair = None, ""
+        else:
+            from specdemo.pairs.registry import OWN
+            from specdemo.runs.session import Session
+
+            loaded = load_pair(choice)
+            session = stack.enter_context(Session(loaded, threads=asked.threads))
+            loaded.check.require()
+            info = session.info
+            own = " with ".join(filter(None, (info.target, info.draft)))
+            pair = own if info.name == OWN else info.name
+            pair += f", {asked.threads} threads" if asked.threads else ""
+            engines = _engines(session, asked, settings, report)
+        report |= head(info, settings)
+        report["prompts"], report["draws"] = len(plan.prompts), plan.draws
+        for event in auditor.audit(engines, plan, report, pair):
+            if isinstance(event, Progress):
+                bar(Progress(printable(event.text), event.done, event.total))
+            elif json_file not in (None, "-"):
+                write_json(as_json(event), json_file)
+    report["versions"] = head(info, settings)["versions"]  # with those imported since
+    _show(report, out)
     if json_file:
-        write_json(as_json({**report, **asdict(result)}), json_file)
-    if not result.lossless:
-        raise RequestFailed("Speculative decoding changes the output of this pair.")
+        write_json(as_json(report), json_file)
+    if asked.html:
+        from specdemo.bench.audit_page import page
+
+        Path(asked.html).write_text(page(json.loads(as_json(report))), encoding="utf-8")
+    if any(auditor.failures(row) for row in report["rows"] if row["engine"] in OURS):
+        raise RequestFailed("Speculative decoding changes the output.")
 
 
-def _show_audit(audit: Audit, out: TextIO) -> None:
-    compared = {"greedy": audit.greedy, "same seed": audit.same_seed}
-    compared |= {f"{name}, greedy": peer["greedy"] for name, peer in audit.peers.items()}
-    rows = []
-    for name, one in compared.items():
-        if one:
-            parted = "; ".join(f"{id}: {where(place)}" for id, place in one.differences)
-            rows.append({"": name, **asdict(one), "differences": parted})
-    show("Answers, against autoregressive decoding", rows, out)
-    notes = [{"": name, "note": peer["note"]} for name, peer in audit.peers.items()]
-    show("Other engines", notes, out)
-    cells = [*audit.sampling_cells, *(peer["sampling"] for peer in audit.peers.values())]
-    first = {"drafter": "", "coupling": "", "batched": ""}
-    show("Sampling, against the exact distribution", [first | cell for cell in cells if cell], out)
+OURS = "specdemo", "server"
+"""The engines whose failures are those of the command."""
+
+
+def _server(asked: AuditOptions) -> Iterator[AuditedEngine]:
+    from specdemo.bench.server_engine import ServerEngine
+
+    yield ServerEngine(asked.server, asked.server_baseline or None, asked.server_seed)
+
+
+def _engines(
+    session: Session, asked: AuditOptions, settings: Settings, report: dict[str, Any]
+) -> Iterator[AuditedEngine]:
+    """Ours, then the peers. One that cannot run is named in the report and on stderr."""
+    from specdemo.bench import engines
+    from specdemo.bench.peers import peers_of
+    from specdemo.bench.properties import DRAFT_TOKENS
+
+    yield from engines.own_engines(session, settings.drafter)
+    properties = session.target_properties(settings.numerics)
+    for name in asked.peers or ():
+        if ":" in name:
+            yield engines.imported(name)
+            continue
+        try:
+            peers = list(peers_of([name], session.loaded, properties))
+        except (BadInput, MissingPackage) as error:
+            report["left_out"][name] = str(error)
+            click.echo(f"{name} is left out: {error}", err=True)
+            continue
+        report["left_out"].pop(name, None)
+        yield from engines.peer_engines(peers, settings.draft_tokens or DRAFT_TOKENS)
+
+
+def _show(report: dict[str, Any], out: TextIO) -> None:
+    from specdemo.bench.auditor import failures
+    from specdemo.bench.properties import PROPERTIES
+
+    names = {"engine": 0, "method": 0, "pair": 0}
+    table, wrong = [], []
+    for row in report["rows"]:
+        first = {name: row[name] for name in names}
+        results = {
+            title: row["cells"][name]["result"].replace("not offered", "-")
+            for name, (title, _) in PROPERTIES.items()
+            if name in row["cells"]
+        }
+        table.append(first | results)
+        for name, cell in failures(row).items():
+            wrong.append(first | {"property": PROPERTIES[name][0], "why": cell["note"]})
+    show("Who is lossless", table, out)
+    show("Failures", wrong, out)

@@ -1,0 +1,156 @@
+"""OpenVINO GenAI as a peer, on the same IR."""
+
+import tempfile
+from collections.abc import Iterator
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from specdemo.bench.peers import (
+    ALL_OFFERED,
+    LOOKUP_NGRAM,
+    PENALTIES,
+    Answer,
+    Generate,
+    NotOffered,
+    Peer,
+    hf_tokenizer,
+    require_package,
+    sampling_options,
+)
+from specdemo.engine.checkpoint import Checkpoint
+from specdemo.errors import BadInput, RequestFailed
+from specdemo.host.hardware import available_bytes
+from specdemo.pairs.loading import LoadedPair
+from specdemo.runs.settings import Settings
+
+MEMORY_PER_WEIGHT_BYTE = 1.6  # of a pipeline: measured 1.2 to 1.5
+
+
+def genai(loaded: LoadedPair, properties: dict[str, str]) -> Iterator[Peer]:
+    """OpenVINO GenAI: each mode with our target's `properties`, then with the plugin's own."""
+    if isinstance(loaded.target, Checkpoint) or isinstance(loaded.draft, Checkpoint):
+        raise BadInput("--peers openvino-genai runs IR; on torch devices choose transformers.")
+    require_package("openvino_genai", "openvino-genai", "peers")
+    target, draft = loaded.target, loaded.draft
+    ways = [("autoregressive", "PA"), ("prompt-lookup", "PA"), ("autoregressive", "SDPA")]
+    if draft:
+        ways.append(("speculative", "PA"))
+    for suffix, wanted in (("", properties), ("/default", {})):
+        # Where our target runs with the plugin's own properties, both sets are the same.
+        for mode, backend in ways if wanted or suffix else ():
+            helper = draft if mode == "speculative" else None
+            load = cache(partial(_load, loaded, target, helper, mode, wanted, backend))
+            logits = partial(ir_logits, loaded, tuple(wanted.items()))
+            name = f"openvino-genai/{mode}{suffix}"
+            kind = f"{backend} backend"
+            yield Peer(loaded, name, kind, wanted, load, None, ALL_OFFERED | {"batch"}, logits)
+
+
+def _load(
+    loaded: LoadedPair,
+    target: Path,
+    draft: Path | None,
+    mode: str,
+    properties: dict[str, str],
+    backend: str,
+) -> Generate:
+    """The seconds of an Answer are from GenAI's own metrics."""
+    import openvino_genai as genai
+
+    size = sum(xml.with_suffix(".bin").stat().st_size for xml in (target, draft) if xml)
+    needed, free = MEMORY_PER_WEIGHT_BYTE * size / 1e9, available_bytes() / 1e9
+    if needed > 0.9 * free:
+        raise RequestFailed(f"it needs {needed:.1f} GB of memory, {free:.1f} GB are free")
+    options: dict[str, Any] = {"ATTENTION_BACKEND": backend}
+    if draft:
+        model = genai.draft_model(str(draft.parent), loaded.draft_device, **properties)
+        options = {"draft_model": model}
+    elif mode == "prompt-lookup":
+        options = {"prompt_lookup": True}
+    folder, tokenizer = str(target.parent), _tokenizer(target.parent)
+    chosen = (folder, tokenizer, loaded.device) if tokenizer else (folder, loaded.device)
+    pipeline = genai.LLMPipeline(*chosen, **properties, **options)
+
+    def generate(length: int | None, prompts: list[list[int]], settings: Settings) -> list[Answer]:
+        config = genai.GenerationConfig(
+            **sampling_options(settings, 2**64 - 1), rng_seed=settings.seed
+        )
+        config.max_new_tokens = settings.max_new_tokens
+        config.stop_token_ids = set(loaded.stop_ids)
+        # Without one it takes -1 from a folder that has no generation_config.json, and refuses it.
+        config.eos_token_id = min(loaded.stop_ids, default=-1)
+        if length is not None:
+            config.num_assistant_tokens = length
+        if mode == "prompt-lookup":
+            config.max_ngram_size = LOOKUP_NGRAM
+        config.ignore_eos = settings.ignore_eos
+        config.repetition_penalty = settings.repetition_penalty
+        for name in PENALTIES:
+            setattr(config, f"{name}_penalty", getattr(settings, f"{name}_penalty"))
+        if (settings.stop or settings.json_schema) and tokenizer is None:
+            raise NotOffered("The model has no tokenizer of OpenVINO, which this needs.")
+        config.stop_strings = set(settings.stop)
+        if settings.json_schema:
+            structured = genai.StructuredOutputConfig(json_schema=settings.json_schema)
+            config.structured_output_config = structured
+        longest = max(map(len, prompts))
+        padded = [[0] * (longest - len(ids)) + ids for ids in prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+        both = (ov.Tensor(np.array(rows, np.int64)) for rows in (padded, mask))
+        result = pipeline.generate(genai.TokenizedInputs(*both), config)
+        times = result.perf_metrics.raw_metrics.m_new_token_times  # milliseconds
+        seconds = (times[-1] - times[0]) / 1e3 if len(times) else 0.0
+        return [(tuple(tokens), seconds) for tokens in result.tokens]
+
+    return generate
+
+
+def _tokenizer(folder: Path) -> Any:
+    """GenAI's tokenizer of a model, converted if the folder has none; None without the packages."""
+    import openvino_genai as genai
+
+    if (folder / "openvino_tokenizer.xml").is_file():
+        return genai.Tokenizer(str(folder))
+    if not find_spec("openvino_tokenizers") or not find_spec("transformers"):
+        return None
+    from openvino_tokenizers import convert_tokenizer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = convert_tokenizer(hf_tokenizer(folder), with_detokenizer=True)
+        for name, part in zip(("tokenizer", "detokenizer"), parts, strict=True):
+            ov.save_model(part, f"{scratch}/openvino_{name}.xml")
+        try:
+            return genai.Tokenizer(scratch)
+        except RuntimeError:  # a tokenizer without merges
+            return None
+
+
+@cache
+def _ir_model(xml: Path, device: str, properties: tuple[tuple[str, str], ...]) -> ov.CompiledModel:
+    return ov.Core().compile_model(xml, device, dict(properties))
+
+
+def ir_logits(
+    loaded: LoadedPair,
+    properties: tuple[tuple[str, str], ...],
+    prompt: list[int],
+    tokens: list[int],
+    width: int,
+) -> np.ndarray:
+    model = _ir_model(loaded.target, loaded.device, properties)
+    request, ids = model.create_infer_request(), [*prompt, *tokens]
+    for begin, end in ((0, len(ids) - width), (len(ids) - width, len(ids))):
+        values = {
+            "input_ids": np.array([ids[begin:end]], np.int64),
+            "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(begin, end, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        names = {port.get_any_name() for port in model.inputs}
+        request.infer({name: value for name, value in values.items() if name in names})
+    return request.get_tensor("logits").data[0, -1].copy()

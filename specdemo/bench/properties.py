@@ -1,0 +1,451 @@
+"""The properties that the audit tests, each a function of an engine: an answer with draft tokens
+is compared with the same engine's autoregressive decoding."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from time import perf_counter
+from typing import Any, Literal
+
+from specdemo.bench.engines import (
+    AuditedEngine,
+    Conversation,
+    NotOffered,
+    Outcomes,
+    Request,
+    Tokens,
+)
+from specdemo.bench.prompts import BenchPrompt
+from specdemo.errors import BadInput, RequestFailed
+from specdemo.runs.settings import Settings
+
+INSTRUCTION = (
+    "Repeat these words twice, in the same order: red, green, blue, red, green, blue, red."
+)
+"""The prompt of the sampled part; n-gram lookup finds draft tokens in it."""
+
+SHORT = (
+    "What is the capital of France?",
+    "What is 2 + 2?",
+    "Name one colour.",
+    "Is water wet? Answer yes or no.",
+    "Say hello.",
+    "What is the opposite of hot?",
+    "Who wrote Hamlet?",
+    "Name three animals.",
+)
+"""Questions with answers that end soon."""
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "colour": {"enum": ["red", "green", "blue"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 99},
+            "sure": {"type": "boolean"},
+        },
+        "required": ["colour", "count", "sure"],
+        "additionalProperties": False,
+    }
+)
+
+TOP_K, MAX_TOP_K, OUTCOME_TOKENS = 4, 8, 2
+DRAFT_TOKENS = 4  # draft length, fixed so that every draw speculates
+FEW, TOGETHER = 20, 8  # answers of the properties other than greedy; requests at once
+SEEDED_TOKENS = 24
+CONTEXT_TOKENS = 24  # of the answer that fills the context
+LONG_TOKENS = 120  # enough for answers to SHORT to end
+MIN_EXPECTED = 5.0  # draws of an outcome, below which chi-square merges it with others
+DRAW_SECONDS = 900.0  # a cell of a slow engine has fewer draws
+MIN_DRAWS, MOST_DRAWS = 400, 20_000
+ROUNDING = 0.1  # logits: smaller margins can change sign by the order of a sum
+Result = Literal["pass", "fail", "not offered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked, fixed before the run. `draws` is the most draws of a cell; 0 leaves sampling
+    out. `only` names the properties to test."""
+
+    prompts: Sequence[BenchPrompt]
+    settings: Settings
+    draws: int
+    only: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The result of one property. `counterexample` is the smallest; a sampled cell fails where
+    Holm's correction over all cells rejects one of its `p_values` (by coupling), of which `p_value`
+    is the smallest. `draws` are those of each."""
+
+    result: Result
+    cases: int = 0
+    failures: int = 0
+    note: str = ""
+    counterexample: dict[str, Any] | None = None
+    p_value: float | None = None
+    p_values: dict[str, float] | None = None
+    draws: int | None = None
+    tv_distance: float | None = None
+    tv_noise_floor: float | None = None
+
+
+def cell_of(name: str, engine: AuditedEngine, plan: Plan, baselines: dict[Any, Any]) -> Cell:
+    """The cell of the property `name`. `baselines` keeps the autoregressive answers of an engine,
+    which all of its methods share."""
+    if name not in ("greedy", "repeat") and name not in engine.offers:
+        return Cell("not offered")
+    subject = Subject(engine, baselines)
+    try:
+        return PROPERTIES[name][1](subject, plan)
+    except (NotOffered, BadInput) as error:
+        return Cell("not offered", note=str(error))
+    except RequestFailed as error:
+        return Cell("fail", 1, 1, str(error), {"prompt": [], "cause": "error"})
+
+
+class Subject:
+    """An engine under test, with the autoregressive answers that it gave already."""
+
+    def __init__(self, engine: AuditedEngine, baselines: dict[Any, Any]):
+        self.engine, self._baselines = engine, baselines
+
+    def baseline(self, conversation: Conversation, settings: Settings) -> Tokens:
+        request = conversation, settings
+        if request not in self._baselines:
+            self._baselines[request] = (*self.engine.generate(*request, False),)
+        return self._baselines[request]
+
+    def answer(self, conversation: Conversation, settings: Settings) -> Tokens:
+        return (*self.engine.generate(conversation, settings, True),)
+
+    def baseline_draws(self, settings: Settings, draws: int) -> Counter[Tokens]:
+        """Autoregressive draws, whose seeds follow those of the speculative ones."""
+        numbers = range(MOST_DRAWS, MOST_DRAWS + draws)
+        if "draws" not in self._baselines:
+            drawn = Counter(draw(self.engine, settings, numbers, False))
+            drawn.pop((), None)
+            self._baselines["draws"] = drawn
+        return self._baselines["draws"]
+
+    def compare(
+        self, requests: Sequence[Request], wrong: Callable[[str], str] | None = None
+    ) -> Cell:
+        """Speculative against autoregressive answers. `wrong` says what is wrong with a text."""
+        found = []
+        for conversation, settings in requests:
+            ours = self.baseline(conversation, settings)
+            try:
+                theirs = self.answer(conversation, settings)
+            except NotOffered:
+                raise
+            except RequestFailed as error:
+                found.append({"prompt": conversation, "position": -1, "cause": str(error)})
+                continue
+            if ours != theirs:
+                found.append(self.difference(conversation, ours, theirs))
+            elif wrong and (problem := wrong(self.engine.text(theirs))):
+                found.append({"prompt": conversation, "position": len(ours), "cause": problem})
+        return judged(len(requests), found)
+
+    def difference(
+        self, conversation: Conversation, ours: Tokens, theirs: Tokens
+    ) -> dict[str, Any]:
+        """The first difference, with both logit margins if the engine tells them."""
+        pairs = itertools.zip_longest(ours, theirs)
+        position, pair = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        shown = [None if one is None else self.engine.text([one]) or f"token {one}" for one in pair]
+        found = {"prompt": conversation, "position": position, "margins": None, "cause": "unknown"}
+        found |= {"autoregressive": shown[0], "speculative": shown[1]}
+        known = [one for one in pair if one is not None]
+        if len(known) < 2:
+            return found | {"cause": "one answer ends before the other"}
+        margins = self.engine.margins(conversation, ours[:position], (*known,))
+        if margins is None:
+            return found
+        flipped = margins[0] * margins[1] <= 0 or min(map(abs, margins)) < ROUNDING
+        return found | {"margins": margins, "cause": "rounding" if flipped else "wrong rule"}
+
+
+def judged(cases: int, found: Sequence[dict[str, Any]], note: str = "") -> Cell:
+    """The cell of so many cases of which those `found` failed."""
+    if not found:
+        return Cell("pass", cases, 0, note)
+    smallest = min(found, key=lambda one: (one["position"], sum(map(len, one["prompt"]))))
+    causes = Counter(one["cause"] for one in found)
+    note = "; ".join(f"{count} of {cases}: {cause}" for cause, count in causes.most_common())
+    return Cell("fail", cases, len(found), note, smallest)
+
+
+def greedy(subject: Subject, plan: Plan) -> Cell:
+    settings = replace(plan.settings, temperature=0.0)
+    return subject.compare([((one.instruction,), settings) for one in plan.prompts])
+
+
+def seed(subject: Subject, plan: Plan) -> Cell:
+    settings = replace(sampled(plan), max_new_tokens=SEEDED_TOKENS)
+    few = plan.prompts[:FEW]
+    return subject.compare(
+        [
+            ((one.instruction,), replace(settings, seed=settings.seed + at))
+            for at, one in enumerate(few)
+        ]
+    )
+
+
+def repeat(subject: Subject, plan: Plan) -> Cell:
+    """The same call twice, greedy and sampled with a seed."""
+    found = []
+    few = plan.prompts[:TOGETHER]
+    ways = [replace(plan.settings, temperature=0.0), sampled(plan)]
+    for one, settings in itertools.product(few, ways):
+        prompt = (one.instruction,)
+        first, second = (subject.answer(prompt, settings) for _ in range(2))
+        if first != second:
+            found.append(subject.difference(prompt, first, second) | {"cause": "not repeatable"})
+    return judged(2 * len(few), found)
+
+
+def batch(subject: Subject, plan: Plan) -> Cell:
+    """Speculative answers alone, and among seven others."""
+    few = (list(plan.prompts) * TOGETHER)[:TOGETHER]
+    requests = [((one.instruction,), replace(plan.settings, temperature=0.0)) for one in few]
+    alone = [subject.answer(*request) for request in requests]
+    found = []
+    answers = subject.engine.generate_many(requests, True)
+    for (conversation, _), one, other in zip(requests, alone, answers, strict=True):
+        if one != other:
+            difference = subject.difference(conversation, one, other)
+            names = {"alone": difference.pop("autoregressive")}
+            names["among others"] = difference.pop("speculative")
+            found.append(difference | names | {"cause": "depends on other requests"})
+    return judged(len(requests), found)
+
+
+def end(subject: Subject, plan: Plan) -> Cell:
+    """Questions asked again, below their answers: drafts hold the end token and what follows it."""
+    settings = replace(plan.settings, temperature=0.0, max_new_tokens=LONG_TOKENS)
+    requests = []
+    for question in SHORT:
+        tokens = subject.baseline((question,), settings)
+        if len(tokens) < LONG_TOKENS:
+            answer = subject.engine.text(tokens)
+            requests.append(((question, answer, question), settings))
+    if not requests:
+        raise NotOffered(f"None of the answers ended within {LONG_TOKENS} tokens.")
+    return subject.compare(requests)
+
+
+def stop(subject: Subject, plan: Plan) -> Cell:
+    """Stop strings from the middle of answers."""
+    settings = replace(plan.settings, temperature=0.0)
+    requests, texts = [], {}
+    for one in plan.prompts[:FEW]:
+        prompt = (one.instruction,)
+        text = subject.engine.text(subject.baseline(prompt, settings))
+        middle = text[len(text) // 2 :][:6]
+        if middle.strip() and "\ufffd" not in middle:
+            requests.append((prompt, replace(settings, stop=(middle,))))
+            texts[prompt] = text[: text.index(middle)], middle
+    if not requests:
+        raise NotOffered("No answer has a text that can be a stop string.")
+    return subject.compare(requests)
+
+
+def schema(subject: Subject, plan: Plan) -> Cell:
+    def wrong(text: str) -> str:
+        try:
+            return "" if set(json.loads(text)) == {"colour", "count", "sure"} else "other keys"
+        except ValueError:
+            return f"not JSON: {text[:80]!r}"
+
+    greedily = replace(plan.settings, temperature=0.0, json_schema=SCHEMA, max_new_tokens=64)
+    return subject.compare([((one.instruction,), greedily) for one in plan.prompts[:FEW]], wrong)
+
+
+def penalties(subject: Subject, plan: Plan) -> Cell:
+    settings = replace(
+        plan.settings,
+        temperature=0.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+    )
+    return subject.compare([((one.instruction,), settings) for one in plan.prompts[:FEW]])
+
+
+def context(subject: Subject, plan: Plan) -> Cell:
+    """A prompt and an answer that fill the context to its last token."""
+    limit, count = subject.engine.context_limit, subject.engine.prompt_tokens
+    if limit is None:
+        raise NotOffered("The engine does not tell its longest context.")
+    words: list[str] = []
+    for one in itertools.cycle(plan.prompts):
+        words += one.instruction.split()
+        if len(words) > limit:
+            break
+    low, high = 1, len(words)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = count((" ".join(words[:middle]),)) <= limit - CONTEXT_TOKENS
+        low, high = (middle, high) if fits else (low, middle - 1)
+    prompt = (" ".join(words[:low]),)
+    settings = replace(plan.settings, temperature=0.0, max_new_tokens=limit - count(prompt))
+    return subject.compare([(prompt, settings)])
+
+
+def sampling(subject: Subject, plan: Plan) -> Cell:
+    """The first two tokens at top-k 4, against their exact probabilities or, where the engine does
+    not tell them, against those of its autoregressive decoding. Every draw has its own seed."""
+    engine, settings = subject.engine, sampled(plan)
+    prompt = (INSTRUCTION,)
+    subject.answer(prompt, settings)  # loads what is loaded late
+    since = perf_counter()
+    list(draw(engine, settings, range(-TOGETHER, 0), True))  # a pilot, which does not count
+    seconds = (perf_counter() - since) / TOGETHER
+    draws = max(min(plan.draws, int(DRAW_SECONDS / seconds)), min(MIN_DRAWS, plan.draws))
+    exact = engine.outcomes(prompt, settings, OUTCOME_TOKENS)
+    p_values: dict[str, float] = {}
+    distances: list[list[float]] = []
+    failures = 0
+    for number, coupling in enumerate(engine.couplings):
+        begin = number * draws
+        coupled = replace(settings, coupling=coupling)
+        ours = Counter(draw(engine, coupled, range(begin, begin + draws), True))
+        failures += ours.pop((), 0)
+        if not ours:
+            raise RequestFailed("None of the draws succeeded.")
+        if exact:
+            p_values[coupling], *distance = goodness(ours, exact)
+        else:
+            baseline = subject.baseline_draws(settings, draws)
+            p_values[coupling], *distance = homogeneity(ours, baseline)
+        distances.append(distance)
+    cases = draws * len(p_values)
+    note = f"{failures} of {cases} draws failed" if failures else ""
+    result: Result = "fail" if failures else "pass"
+    example = {"prompt": prompt, "position": -1, "cause": note} if failures else None
+    least, (worst, floor) = min(p_values.values()), max(distances)
+    return Cell(result, cases, failures, note, example, least, p_values, draws, worst, floor)
+
+
+def sampled(plan: Plan) -> Settings:
+    """The settings to sample with: room for a whole draft after the tested tokens."""
+    settings = plan.settings
+    length = settings.draft_tokens or DRAFT_TOKENS
+    return replace(
+        settings,
+        temperature=settings.temperature or 1.0,
+        top_k=settings.top_k or TOP_K,
+        draft_tokens=length,
+        max_new_tokens=OUTCOME_TOKENS + length,
+    )
+
+
+def draw(
+    engine: AuditedEngine, settings: Settings, numbers: range, speculative: bool
+) -> Iterator[Tokens]:
+    """The beginnings of answers with the seeds of these `numbers`: half of them alone, half among
+    others if the engine takes several. A failed draw is ()."""
+    # The pilot's seeds end before those of the draws.
+    seeds = [settings.seed + TOGETHER + number for number in numbers]
+    requests = [((INSTRUCTION,), replace(settings, seed=seed)) for seed in seeds]
+    alone = len(requests) // 2 if engine.parallel > 1 else len(requests)
+    answers: Iterable[Tokens] = (drawn(engine, one, speculative) for one in requests[:alone])
+    yield from answers
+    for begin in range(alone, len(requests), engine.parallel):
+        batch = requests[begin : begin + engine.parallel]
+        try:
+            answers = engine.generate_many(batch, speculative)
+        except NotOffered:
+            raise
+        except RequestFailed:
+            answers = (drawn(engine, one, speculative) for one in batch)
+        yield from (answer[:OUTCOME_TOKENS] for answer in answers)
+
+
+def drawn(engine: AuditedEngine, request: Request, speculative: bool) -> Tokens:
+    try:
+        return (*engine.generate(*request, speculative),)[:OUTCOME_TOKENS]
+    except NotOffered:
+        raise
+    except RequestFailed:
+        return ()
+
+
+def goodness(counts: Counter[Tokens], exact: Outcomes) -> tuple[float, float, float]:
+    """Chi-square test of `counts` against exact probabilities: the p-value (0 if an outcome was
+    drawn that is impossible), the total variation distance, and its mean for right draws."""
+    total = counts.total()
+    distance = 0.5 * sum(abs(counts[o] / total - exact.get(o, 0.0)) for o in {**exact, **counts})
+    variances = [share * (1 - share) / total for share in exact.values()]
+    floor = 0.5 * sum(math.sqrt(2 * variance / math.pi) for variance in variances)
+    if any(not exact.get(outcome) for outcome in counts):
+        return 0.0, distance, floor
+    cells = merged([(counts[outcome], total * share) for outcome, share in exact.items()])
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    return chi_square_tail(statistic, len(cells) - 1), distance, floor
+
+
+def homogeneity(counts: Counter[Tokens], others: Counter[Tokens]) -> tuple[float, float, float]:
+    """As `goodness`, for two samples of the same unknown distribution."""
+    totals = counts.total(), others.total()
+    shares = {o: (counts[o] + others[o]) / sum(totals) for o in {**counts, **others}}
+    distance = 0.5 * sum(abs(counts[o] / totals[0] - others[o] / totals[1]) for o in shares)
+    scale = 1 / totals[0] + 1 / totals[1]
+    floor = 0.5 * sum(math.sqrt(2 * p * (1 - p) * scale / math.pi) for p in shares.values())
+    # A cell counts if both samples expect MIN_EXPECTED draws of it.
+    least = min(totals)
+    cells = merged([(counts[o] + 1j * others[o], least * share) for o, share in shares.items()])
+    statistic = 0.0
+    for seen, expected in cells:
+        for part, total in zip((seen.real, seen.imag), totals, strict=True):
+            mean = expected * total / least
+            statistic += (part - mean) ** 2 / mean
+    return chi_square_tail(statistic, len(cells) - 1), distance, floor
+
+
+def merged(cells: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
+    """The (seen, expected) of outcomes; rare ones are merged until MIN_EXPECTED draws of them are
+    expected."""
+    found, seen, expected = [], 0, 0.0
+    for count, mean in sorted(cells, key=itemgetter(1)):
+        seen, expected = seen + count, expected + mean
+        if expected >= MIN_EXPECTED:
+            found.append((seen, expected))
+            seen, expected = 0, 0.0
+    return found
+
+
+def chi_square_tail(statistic: float, freedom: int) -> float:
+    """The probability that chi-square with `freedom` degrees is at least `statistic`: the
+    regularized incomplete gamma function Q(freedom / 2, statistic / 2), by its recurrence."""
+    half = statistic / 2
+    if freedom < 1 or half <= 0:
+        return 1.0
+    shape, tail = (0.5, math.erfc(math.sqrt(half))) if freedom % 2 else (1.0, math.exp(-half))
+    while shape < freedom / 2:
+        tail += math.exp(shape * math.log(half) - half - math.lgamma(shape + 1))
+        shape += 1
+    return min(tail, 1.0)
+
+
+Property = Callable[[Subject, Plan], Cell]
+PROPERTIES: dict[str, tuple[str, Property]] = {
+    "greedy": ("greedy identity", greedy),
+    "seed": ("same seed", seed),
+    "repeat": ("repeatability", repeat),
+    "batch": ("batch invariance", batch),
+    "sampling": ("sampled distribution", sampling),
+    "end": ("end tokens in drafts", end),
+    "stop": ("stop strings", stop),
+    "schema": ("JSON schema", schema),
+    "penalties": ("penalties", penalties),
+    "context": ("longest context", context),
+}
+"""The title and the test of each property, in the order of the report's columns."""

@@ -1,0 +1,122 @@
+"""Any OpenAI-compatible server as an engine of the audit: one URL with speculative decoding, and
+one of the same model without it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from specdemo.bench.engines import AuditedEngine, Conversation, NotOffered, Request, Tokens
+from specdemo.errors import RequestFailed
+from specdemo.runs.settings import Settings
+
+REFUSED = 400, 404, 422, 501  # status codes of a server that does not have a parameter
+TIMEOUT = 600.0  # seconds
+
+
+class ServerEngine(AuditedEngine):
+    """Asks /v1/chat/completions. Tokens are texts, of the log-probabilities if the server has them,
+    else characters. With `claims_seed` the server promises the same sampled answer for a seed with
+    and without speculation. Without a `baseline` URL only repeatability and batches are judged."""
+
+    name = "server"
+    parallel = 8
+
+    def __init__(self, url: str, baseline: str | None, claims_seed: bool = False):
+        self._urls = (baseline and _base(baseline)), _base(url)
+        self._client = httpx.Client(timeout=TIMEOUT)
+        self.method = self._urls[1].split("://")[-1]
+        offers = {"batch", "sampling", "end", "stop", "schema", "penalties"}
+        self.offers = frozenset(offers | ({"seed"} if claims_seed else set()))
+        self.facts = {"server": url, "baseline": baseline}
+        self._models: dict[str, str] = {}
+        self._logprobs = True
+        self._margins: dict[tuple[Request, bool], list[dict[str, float]]] = {}
+
+    def generate(
+        self, conversation: Conversation, settings: Settings, speculative: bool
+    ) -> Sequence[int | str]:
+        url = self._urls[speculative]
+        if url is None:
+            raise NotOffered("--server-baseline names no server without speculative decoding.")
+        body = _body(conversation, settings) | {"model": self._model(url)}
+        if self._logprobs:
+            try:
+                choice = self._ask(url, body | {"logprobs": True, "top_logprobs": 5})
+            except NotOffered:
+                self._logprobs = False
+        if not self._logprobs:
+            choice = self._ask(url, body)
+        content = (choice.get("logprobs") or {}).get("content")
+        if not content:
+            return tuple(choice["message"]["content"] or "")
+        likeliest = [
+            {top["token"]: top["logprob"] for top in one.get("top_logprobs") or ()}
+            for one in content
+        ]
+        self._margins[(conversation, settings), speculative] = likeliest
+        return tuple(one["token"] for one in content)
+
+    def margins(
+        self, conversation: Conversation, tokens: Tokens, pair: Tokens
+    ) -> tuple[float, float] | None:
+        """Differences of log-probabilities are differences of logits."""
+        found = []
+        for way in (False, True):
+            for ((asked, _), speculative), likeliest in self._margins.items():
+                if asked == conversation and speculative == way and len(likeliest) > len(tokens):
+                    known = likeliest[len(tokens)]
+                    if pair[0] in known and pair[1] in known:
+                        found.append(known[str(pair[0])] - known[str(pair[1])])
+                        break
+        return (found[0], found[1]) if len(found) == 2 else None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _model(self, url: str) -> str:
+        if url not in self._models:
+            self._models[url] = self._reply("GET", f"{url}/models")["data"][0]["id"]
+        return self._models[url]
+
+    def _ask(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
+
+    def _reply(self, method: str, url: str, **options: Any) -> dict[str, Any]:
+        try:
+            reply = self._client.request(method, url, **options)
+            if reply.status_code in REFUSED:
+                raise NotOffered(f"{url} refuses: {reply.text[:200]}")
+            return reply.raise_for_status().json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RequestFailed(f"{url} failed: {error}"[:300]) from error
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1") + "/v1"
+
+
+def _body(conversation: Conversation, settings: Settings) -> dict[str, Any]:
+    """The request in OpenAI's terms; other servers' parameters only where they change something."""
+    turns = [
+        {"role": ("user", "assistant")[turn % 2], "content": text}
+        for turn, text in enumerate(conversation)
+    ]
+    body: dict[str, Any] = {
+        "messages": turns,
+        "max_tokens": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+    }
+    if settings.top_k and settings.temperature:
+        body["top_k"] = settings.top_k
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(settings, name):
+            body[name] = getattr(settings, name)
+    if settings.stop:
+        body["stop"] = list(settings.stop)
+    if settings.json_schema:
+        named = {"name": "answer", "schema": json.loads(settings.json_schema), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    return body
