@@ -34,7 +34,7 @@ class Choices(Request):
     """Asks the target model for its greedy choice at every place of `answer`."""
 
     def work(self, target: Target, draft: object = None) -> Generator[Forward, Reply, list[int]]:
-        prompt, sequence = yield from self._prompt(target.prefixes)
+        prompt, sequence = yield from self._prompt(target)
         chosen = [int(prompt.logits.rows[0].argmax())]
         read = self.answer[:-1]
         with sequence:
