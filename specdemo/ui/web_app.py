@@ -160,7 +160,8 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
     from fastapi.responses import Response, StreamingResponse
 
     running, offer = events.Running(), page.offer
-    reading, threads = Turns(rest=1.0), anyio.CapacityLimiter(2 * MAX_EVENTS)
+    threads, readers = map(anyio.CapacityLimiter, (2 * MAX_EVENTS, MAX_EVENTS))
+    reading = Turns(rest=1.0)
 
     def streamed(work: Callable[..., Generator[str]]) -> Callable[..., Any]:
         async def answer(request: Request) -> Response:
@@ -201,7 +202,7 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
             except BadInput as error:  # the message says so; browsers would log another status
                 return events.message("error", str(error)), 200
 
-        shown = await anyio.to_thread.run_sync(opened, limiter=threads)
+        shown = await anyio.to_thread.run_sync(opened, limiter=readers)
         return Response(*shown, media_type="application/json")
 
     streams = {"/race": events.run, "/drafts": events.drafts, "/benchmark": benchmark.run}
