@@ -80,7 +80,7 @@ def test_json_has_the_fields_of_the_contract_and_no_others_in_rows_and_summary(r
             data["summary"],
             "speedup speedup_by_task worst_prompt_speedup autoregressive_tokens_per_s "
             "speculative_tokens_per_s acceptance_rate tokens_per_round identical prompts "
-            "outside_inference_fraction cpu_seconds_per_token",
+            "outside_inference_fraction cpu_seconds_per_token joules_per_token",
         ),
         (data["summary"]["cpu_seconds_per_token"], "autoregressive speculative"),
         (data["peers"]["fake/speculative"], "tokens_per_s settings identical"),

@@ -1,19 +1,21 @@
 """Records races, on a quiet machine.
 
-`python tools/page_record.py [NAME TARGET]` records a race that the page plays before a question,
-of the embedded pair or of the model TARGET under NAME, into specdemo/ui/static/recorded: the one of
-median speed-up of five, as it was measured. `--predictions` compares predicted and measured
-speed-up on ten prompts of the benchmark, and keeps the runs for the tests, without texts:
-tests/data/predicted_runs.json. `--benchmark` records what the benchmark tab shows before one is
-run, with the commit: specdemo/ui/static/benchmark.json.
+`python tools/page_record.py NAME [--pair PAIR] [--model M --assistant-model A] [--question Q]`
+records a race that the page plays before a question into specdemo/ui/static/recorded/NAME.json: the
+median of several, as they were measured. M and A are files of the pair that are here already; the
+record has the pair's names for them. With `--schema FILE` the answer is JSON. `--predictions`
+compares predicted and measured speed-up on ten prompts of the benchmark, and keeps the runs for the
+tests, without texts: tests/data/predicted_runs.json. `--benchmark` records what the benchmark tab
+shows before one is run, with the commit: specdemo/ui/static/benchmark.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -22,25 +24,54 @@ from specdemo.bench.prompts import read_prompts, spread
 from specdemo.pairs.choice import ModelChoice
 from specdemo.pairs.loading import load_pair
 from specdemo.pairs.registry import chosen_pair, find_pair
+from specdemo.runs.question import Question
+from specdemo.runs.race import verdict
 from specdemo.runs.session import Session
 from specdemo.runs.settings import Settings
-from specdemo.runs.trace import Trace, summarize, to_json
+from specdemo.runs.trace import Trace, as_json, from_json, to_json
 from specdemo.ui import benchmark
 from specdemo.ui.assets import RECORDED
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"
 QUESTION = "What is the water cycle?"
+REPEAT_SECONDS = 60.0  # of races of one question
+DIGITS = 6  # of seconds and probabilities
 PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
 
-def race(target: str = "") -> Trace:
-    """A race of a pair that was just loaded: nothing of the question is in its prefix cache."""
-    choice = ModelChoice(model=target) if target else ModelChoice("embedded")
+def record(options: argparse.Namespace) -> None:
+    pair = find_pair(options.pair)
+    choice = ModelChoice(options.pair)
+    if options.model:
+        own = {"model": options.model, "assistant_model": options.assistant_model}
+        choice = ModelChoice(**own, weight_format=pair.target.export or "int8")
+    schema = options.schema.read_text("utf-8") if options.schema else ""
+    settings = Settings(max_new_tokens=120, json_schema=schema)
     with closing(Session(load_pair(chosen_pair(choice), choice=choice))) as session:
-        for asked in (WARM_UP, QUESTION):
-            *_, trace = session.race(asked, Settings(max_new_tokens=120))
-    return trace
+        list(session.race(WARM_UP, settings))
+        question = Question(options.question, settings, baseline=True, repeat=REPEAT_SECONDS)
+        *_, trace = session.ask(question)
+    if options.model:
+        files = {"target_revision": "", "draft_revision": ""}
+        names = {"target": pair.target.name, "draft": pair.draft and pair.draft.name}
+        trace = replace(trace, pair=replace(trace.pair, name=pair.name, **names, **files))
+    write(trace, RECORDED / f"{options.name}.json")
+
+
+def write(trace: Trace, path: Path) -> None:
+    def short(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: short(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [short(item) for item in value]
+        return round(value, DIGITS) if isinstance(value, float) else value
+
+    text = as_json(short(json.loads(to_json(trace))))
+    path.write_text(text + "\n", encoding="utf-8")
+    result = verdict(from_json(text))
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB, {trace.machine}")
+    print(f"identical: {trace.identical}, {result}")
 
 
 def without_texts(trace: Trace) -> dict:
@@ -93,18 +124,22 @@ def record_benchmark() -> None:
 
 
 def main() -> None:
-    options = {"--predictions": predictions, "--benchmark": record_benchmark}
-    for option, record in options.items():
-        if option in sys.argv:
-            record()
-            return
-    name, target = sys.argv[1:] if len(sys.argv) == 3 else ("1-embedded", "")
-    traces = sorted((race(target) for _ in range(5)), key=lambda trace: summarize(trace).speedup)
-    for trace in traces:
-        print(f"{summarize(trace).speedup:.2f} times, identical: {trace.identical}")
-    kept, path = traces[2], RECORDED / f"{name}.json"
-    path.write_text(to_json(kept) + "\n", encoding="utf-8")
-    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1e3:.0f} kB, {kept.machine}")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", nargs="?", default="1-embedded")
+    parser.add_argument("--pair", default="embedded")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--assistant-model", default="")
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--schema", type=Path)
+    parser.add_argument("--predictions", action="store_true")
+    parser.add_argument("--benchmark", action="store_true")
+    options = parser.parse_args()
+    if options.predictions:
+        predictions()
+    elif options.benchmark:
+        record_benchmark()
+    else:
+        record(options)
 
 
 if __name__ == "__main__":

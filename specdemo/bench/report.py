@@ -39,6 +39,8 @@ PILOT_PROMPTS = 3  # answered by every variant of a peer; the fastest then answe
 WARM_UP_TOKENS = 48  # enough for the adaptive draft length to have seen some rounds
 PACKAGES = "openvino tokenizers numpy".split()
 IF_IMPORTED = "openvino-genai openvino-tokenizers torch transformers".split()
+CORE_HOUR_PRICE = 0.05  # of a processor core, in whatever currency; the page's first value too
+PRICE = f"a million tokens at {CORE_HOUR_PRICE} a core and hour"
 WAYS = ("autoregressive", "speculative")
 
 
@@ -189,6 +191,10 @@ def summary_of(rows: Sequence[dict[str, Any]], figures: Sequence[Summary]) -> di
             "autoregressive": over(total.baseline_cpu_seconds, total.baseline_decoded),
             "speculative": over(total.cpu_seconds, total.decoded),
         },
+        "joules_per_token": {
+            "autoregressive": over(total.baseline_joules, total.baseline_decoded),
+            "speculative": over(total.joules, total.decoded),
+        },
     }
 
 
@@ -197,7 +203,7 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
     data = json.loads(as_json(report))
     summary, details = data["summary"], data["details"]
     cpu, by_task = summary.pop("cpu_seconds_per_token"), summary.pop("speedup_by_task").items()
-    summary |= {f"cpu seconds per token, {way}": cpu[way] for way in WAYS}
+    joules = summary.pop("joules_per_token")
     # First how good our baseline is: a weak one flatters the speed-up.
     ratios = {
         f"autoregressive, relative to {name}": over(
@@ -222,6 +228,15 @@ def tables(report: dict[str, Any]) -> dict[str, Table]:
         "Speed-up by task": [{"": task, "speedup": speedup} for task, speedup in by_task],
         "Time of a token": [
             {"": name, "milliseconds": spent} for name, spent in token_milliseconds(data).items()
+        ],
+        "What else it saves": [
+            {
+                "": way,
+                "processor seconds a token": cpu[way],
+                "joules a token": "not readable here" if joules[way] is None else joules[way],
+                PRICE: over((cpu[way] or 0) * CORE_HOUR_PRICE * 1e6, 3600),
+            }
+            for way in WAYS
         ],
         "Other engines on the same files": [
             {"": name, **peer, "settings": _listed(peer["settings"])}

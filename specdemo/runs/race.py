@@ -170,11 +170,13 @@ def _with_run(trace: Trace, run: AnswerRun, autoregressive: bool) -> Trace:
     if autoregressive:
         tokens = tuple(map(_baseline_token, run.rounds))
         cpu, others = run.request.cpu, run.handle.most_others
-        return replace(trace, baseline=Baseline(tokens, trace.prefill_seconds, cpu, others))
+        baseline = Baseline(tokens, trace.prefill_seconds, cpu, others, run.joules)
+        return replace(trace, baseline=baseline)
     return replace(
         trace,
         rounds=tuple(run.rounds),
         cpu_seconds=run.request.cpu,
+        joules=run.joules,
         outside_seconds=run.outside_seconds,
         shared_with=run.handle.most_others,
     )

@@ -20,6 +20,7 @@ from specdemo.engine.sampling import Sampling
 from specdemo.engine.scheduler import QUEUED, Activity, Handle, Waiting
 from specdemo.errors import BadInput, ModelError
 from specdemo.host import hardware, measured
+from specdemo.host.energy import EnergyMeter
 from specdemo.host.progress import Meter, Progress, Report, watched
 from specdemo.pairs import loading
 from specdemo.pairs.choice import ModelChoice
@@ -38,22 +39,36 @@ ACTIVE_REQUESTS = 16  # requests that run at once by default
 
 
 class AnswerRun:
-    """A submitted request. After its `events`: the `rounds` with texts, up to a stop string."""
+    """A submitted request. After its `events`: the `rounds` with texts, up to a stop string, and
+    the `joules` of the machine's processors during decoding, None where they cannot be read."""
 
     def __init__(self, request: Request, handle: Handle, tokenizer: Tokenizer, stop: Sequence[str]):
         self.request, self.handle, self._tokenizer = request, handle, tokenizer
         self._stops = StopStrings(stop)
         self.rounds: list[Round] = []
+        self.joules: float | None = None
 
     def events(self) -> Generator[Waiting | Round]:
         """Yields the events as they come. Raises the request's error."""
-        with closing(self.handle.events()) as events:
+        with closing(self._metered()) as events:
             yield from self._with_texts(events)
 
     def finish(self) -> None:
         """Wait for the end. Texts are made afterwards: they take time from the models."""
-        for _ in self._with_texts(list(self.handle.events())):
+        for _ in self._with_texts(list(self._metered())):
             pass
+
+    def _metered(self) -> Generator[Waiting | Round]:
+        """The events; the energy counts from the first round, which is the prefill's."""
+        meter = None
+        with closing(self.handle.events()) as events:
+            try:
+                for event in events:
+                    if meter is None and isinstance(event, Round):
+                        meter = EnergyMeter()
+                    yield event
+            finally:
+                self.joules = meter.joules if meter else None
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "context", "cancelled"]:
@@ -231,6 +246,7 @@ class Session(AbstractContextManager["Session"]):
             rounds=tuple(run.rounds),
             finish_reason=run.finish_reason,
             cpu_seconds=request.cpu,
+            joules=run.joules,
             outside_seconds=run.outside_seconds,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             machine=hardware.describe(),

@@ -27,6 +27,7 @@ LARGEST_SPEEDUP = 1000.0
 LARGEST_RATE = 1e6  # tokens a second
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
+Joules = Annotated[float, Field(ge=0, le=1e12)]
 ForwardSeconds = Annotated[float, Field(gt=0, le=3600)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -92,6 +93,7 @@ class Baseline:
     prefill_seconds: Seconds
     cpu_seconds: Seconds
     shared_with: Count = 0
+    joules: Joules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +152,9 @@ class ForwardCosts:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A whole run. `prompt_reused` counts the prompt tokens that were already in the KV cache;
-    `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads) and
-    `outside_seconds` (wall time outside inference) are of decoding, without prefill. At most
+    `prefill_seconds` is the time of the prefill. `cpu_seconds` (of all threads),
+    `outside_seconds` (wall time outside inference) and `joules` (of the machine's processors, None
+    where they cannot be read) are of decoding, without prefill. At most
     `shared_with` other requests ran beside it at once; seconds include their work. `compiling`:
     models were loaded or compiled meanwhile. `watched`: its tokens were shown while it ran, which
     takes time from the models. `identical`: answer and baseline, and those of the `repeats`,
@@ -181,6 +184,7 @@ class Trace:
     compiling: bool = False
     watched: bool = True
     repeats: Annotated[tuple[Repeat, ...], Field(max_length=MOST_RACES)] = ()
+    joules: Joules | None = None
     schema: Literal[1] = 1
 
     @property
@@ -246,6 +250,8 @@ class Summary:
     baseline_decoded: int | None = 0
     baseline_decode_seconds: float | None = 0.0
     baseline_cpu_seconds: float | None = 0.0
+    joules: float | None = 0.0
+    baseline_joules: float | None = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -292,6 +298,8 @@ def summarize(trace: Trace) -> Summary:
         baseline_decoded=len(shown) - 1 if shown else None,
         baseline_decode_seconds=shown[-1].shown_at - shown[0].shown_at if shown else None,
         baseline_cpu_seconds=baseline.cpu_seconds if baseline else None,
+        joules=trace.joules,
+        baseline_joules=baseline.joules if baseline else None,
     )
 
 

@@ -20,7 +20,7 @@ from specdemo.bench.report import head, row_of, summary_of
 from specdemo.runs.question import Question
 from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Summary, Trace, as_json, combined, summarize
-from specdemo.ui.events import Running, asked, message
+from specdemo.ui.events import Running, message, with_session
 from specdemo.ui.offers import Offer
 from specdemo.ui.service import Service, Visitor
 
@@ -49,7 +49,7 @@ class Item:
         """The row of a benchmark's report, with the speed-up of each race."""
         limit = self.settings.max_new_tokens
         row = row_of(self.prompt, self.traces, self.figures)
-        row["speedups"] = [one for one in map(_speedup, self.traces) if one]
+        row["speedups"] = [speedup for speedup in map(_speedup, self.traces) if speedup]
         row["max_new_tokens"] = limit
         return row | ({"id": f"the paper's, {limit} tokens", "paper": limit} if self.paper else {})
 
@@ -58,7 +58,7 @@ def run(
     service: Service, running: Running, offer: Offer, visitor: Visitor, values: Mapping[str, Any]
 ) -> Generator[str]:
     """Yields the messages of a benchmark with the models and settings of the race tab."""
-    return asked(measure, service, running, offer, visitor, values)
+    return with_session(measure, service, running, offer, visitor, values)
 
 
 def measure(session: Any, settings: Settings, stop: Event) -> Iterator[str]:
@@ -131,7 +131,7 @@ def shown(whole: dict[str, Any]) -> dict[str, Any]:
 def recorded() -> dict[str, Any]:
     """What is shown before a benchmark is run."""
     whole = json.loads(RECORDED.read_text("utf-8"))
-    found = shown(whole)
+    parts = shown(whole)
     day = whole["details"]["created"][:10]
-    found["sentence"] = f"Recorded {day}, commit {whole['commit']}: {found['sentence']}"
-    return found
+    parts["sentence"] = f"Recorded {day}, commit {whole['commit']}: {parts['sentence']}"
+    return parts

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from statistics import median
 from threading import Event
 from typing import Any
 
@@ -77,9 +76,8 @@ def message(phase: str, note: str = "", **extra: Any) -> str:
 
 def finished(trace: Trace, phase: str, note: str) -> str:
     """The last message of a run: the whole trace, its verdict and the curve of its costs."""
-    told = {"verdict": verdict(trace), "curve": curve(trace), "model": model_line(trace.pair)}
-    words = message(phase, note, **told)
-    return f'{words[:-1]}, "trace": {to_json(trace)}}}'
+    words = {"verdict": verdict(trace), "curve": curve(trace), "model": model_line(trace.pair)}
+    return f'{message(phase, note, **words)[:-1]}, "trace": {to_json(trace)}}}'
 
 
 def opened(text: str) -> str:
@@ -91,7 +89,7 @@ def opened(text: str) -> str:
 Work = Callable[[LimitedSession, Settings, Event], Iterator[str]]
 
 
-def asked(
+def with_session(
     work: Work,
     service: Service,
     running: Running,
@@ -126,7 +124,7 @@ def run(
         events = session.ask(question)
         yield from _race(events, stop, service)
 
-    return asked(race, service, running, offer, visitor, values)
+    return with_session(race, service, running, offer, visitor, values)
 
 
 def _race(events: Iterator[Any], stop: Event, service: Service) -> Iterator[str]:
@@ -181,29 +179,31 @@ def drafts(
             yield message("drafts", drafts=_drafts(runs))
         yield message("done", f"Measured: {turn} races of the drafts, the median of each is drawn.")
 
-    return asked(race, service, running, offer, visitor, values)
+    return with_session(race, service, running, offer, visitor, values)
 
 
 def _drafts(runs: Mapping[str, list[Trace]]) -> list[dict[str, Any]]:
-    found = []
+    medians = []
     for way, traces in runs.items():
         traces.sort(key=lambda trace: summarize(trace).decode_seconds)
         shown = traces[(len(traces) - 1) // 2]
-        sources = Counter(token.source for one in shown.rounds for token in one.drafted)
+        figures = summarize(shown)
+        sources = Counter(token.source for round_ in shown.rounds for token in round_.drafted)
         own = [SOURCES[source] for source, _ in sources.most_common() if source in SOURCES]
         begin = shown.rounds[0].shown_at
-        found.append(
+        medians.append(
             {
                 "name": DRAFTERS[way] or (own[0] if own else "draft"),
-                "times": [one.shown_at - begin for one in shown.rounds],
-                "tokens": list(accumulate(len(one.tokens) for one in shown.rounds)),
-                "runs": [summarize(one).decode_seconds for one in traces],
+                "times": [round_.shown_at - begin for round_ in shown.rounds],
+                "tokens": list(accumulate(len(round_.tokens) for round_ in shown.rounds)),
+                "runs": [summarize(trace).decode_seconds for trace in traces],
                 "counted": not shown.disturbed,
-                "acceptance_rate": summarize(shown).acceptance_rate,
+                "acceptance_rate": figures.acceptance_rate,
+                "seconds": figures.decode_seconds,
             }
         )
-    alone = median(found[0]["runs"])
-    return [one | {"speedup": over(alone, median(one["runs"]))} for one in found]
+    undrafted = medians[0]["seconds"]
+    return [run | {"speedup": over(undrafted, run["seconds"])} for run in medians]
 
 
 def add_endpoint(service: Service, offer: Offer) -> None:

@@ -29,6 +29,8 @@ THEME = gr.themes.Base(
 ).set(
     button_primary_background_fill="#005a8f",
     button_primary_background_fill_dark="#005a8f",
+    button_primary_background_fill_hover="#00486f",
+    button_primary_background_fill_hover_dark="#00486f",
     button_primary_text_color="white",
     **dict.fromkeys(("body_text_color_subdued", "block_info_text_color"), LIGHT),
     **dict.fromkeys(("body_text_color_subdued_dark", "block_info_text_color_dark"), DARK),
@@ -109,8 +111,8 @@ def _html(name: str, elem_id: str, mount: str = "") -> None:
 
 def _called(name: str, *arguments: Any) -> str:
     """JavaScript for an event: calls the function `name` of main.js, last with the inputs."""
-    given = "".join(f"{json.dumps(one)}, " for one in arguments)
-    return f"(...values) => {{ window.specdemo.page.then((page) => page.{name}({given}values)); }}"
+    first = "".join(f"{json.dumps(argument)}, " for argument in arguments)
+    return f"(...values) => {{ window.specdemo.page.then((page) => page.{name}({first}values)); }}"
 
 
 def _head(assets: Assets) -> str:
@@ -147,7 +149,7 @@ class RaceTab:
             self.run = gr.Button("Run", variant="primary", elem_id="sd-run", **narrow)
             self.stop = gr.Button("Stop", variant="stop", elem_id="sd-stop", **narrow)
         with gr.Row(elem_id="sd-examples"):
-            self._chip = gr.Button("Answer as JSON ✕", size="sm", scale=0, elem_id="sd-json")
+            self._chip = gr.Button("JSON ✕", size="sm", scale=0, elem_id="sd-json")
             self._examples = [gr.Button(text, size="sm", scale=0) for text in EXAMPLES]
         self.inputs = {"question": question}
         line = '<p class="sd-models" role="status">${value}</p>'
@@ -185,8 +187,15 @@ class RaceTab:
                 lengths = ["auto", *map(str, range(1, MAX_DRAFT + 1))]
                 choose("draft_tokens", "Draft length", lengths)
                 put(gr.Slider, "top_p", "Top-p", minimum=0.01, maximum=1, step=0.01)
+                put(gr.Slider, "min_p", "Min-p", minimum=0, maximum=1, step=0.01)
                 put(gr.Number, "top_k", "Top-k", precision=0, minimum=0)
                 put(gr.Number, "seed", "Seed", precision=0, minimum=0)
+            with gr.Row():
+                for kind in ("Presence", "Frequency"):
+                    name = f"{kind.lower()}_penalty"
+                    put(gr.Slider, name, f"{kind} penalty", minimum=-2, maximum=2, step=0.1)
+                label = "Repetition penalty"
+                put(gr.Slider, "repetition_penalty", label, minimum=0.5, maximum=2, step=0.05)
             with gr.Row():
                 choose("coupling", "Acceptance rule")
                 choose("numerics", "Numerics")
@@ -209,7 +218,7 @@ class RaceTab:
         for example, both in zip(self._examples, EXAMPLES.items(), strict=True):
             example.click(None, None, set_by_example, js=f"() => {json.dumps(both)}", **PRIVATE)
         self._chip.click(None, None, schema, js="() => ''", **PRIVATE)
-        labels = {name: one.label for name, one in self.inputs.items()} | {"question": False}
+        labels = {name: item.label for name, item in self.inputs.items()} | {"question": False}
         known = [(name, label, self._defaults[name]) for name, label in labels.items()]
         remember, ask = (_called(name, known) for name in ("settings", "ask"))
         # "multiple": the default drops a change that comes while another one is handled.

@@ -29,9 +29,7 @@ AUTO, OWN = "auto", "own"
 LONGEST_LINK_QUESTION = 2000
 SURVEY_SECONDS = 5.0
 
-OFF_PAGE = (
-    "min_p presence_penalty frequency_penalty repetition_penalty logit_bias ignore_eos stop".split()
-)
+OFF_PAGE = ("logit_bias", "ignore_eos", "stop")
 """Settings of the command line and the API that have no input on the page."""
 
 SETTINGS = tuple(field.name for field in fields(Settings) if field.name not in OFF_PAGE)
@@ -39,7 +37,9 @@ MODELS = tuple(field.name for field in fields(ModelChoice))
 NAMES = ("question", *SETTINGS, *MODELS)
 """The inputs of a run, in the order in which the page passes them; also the names in a link."""
 
-HELP = {one.name: one.metadata["help"] for one in (*fields(Settings), *fields(ModelChoice))}
+HELP = {
+    field.name: field.metadata["help"] for kind in (Settings, ModelChoice) for field in fields(kind)
+}
 KINDS = get_type_hints(Settings) | get_type_hints(ModelChoice)
 
 
@@ -90,9 +90,9 @@ class Offer:
         self.fixed: tuple[str, ...] = (*MODELS, "numerics") if shared else ()
         self.defaults = {**asdict(first), "pair": first.pair or OWN}
         if first.pair == AUTO:
-            found = registry.default_pair()
-            self.first, self.later = replace(first, pair=found.pair.name), found.later
-            print(f"pair {found.why}", file=sys.stderr, flush=True)
+            default = registry.default_pair()
+            self.first, self.later = replace(first, pair=default.pair.name), default.later
+            print(f"pair {default.why}", file=sys.stderr, flush=True)
 
     def resolve(self, chosen: ModelChoice) -> ModelChoice:
         """`chosen`, with AUTO replaced by the pair that it stands for. Raises BadInput for models
@@ -114,7 +114,7 @@ class Offer:
         beside those in memory now. Raises SpecdemoError."""
         from specdemo.pairs.loading import fetch_pair
 
-        models = fetch_pair(_pair(chosen), chosen, lambda one: report(one.line))
+        models = fetch_pair(_pair(chosen), chosen, lambda progress: report(progress.line))
         weights = sum(disk.file_size(model.folder / ir.WEIGHTS) for model in models)
         return hardware.available_bytes() > weights + WORKING_BYTES
 
@@ -131,10 +131,9 @@ class Offer:
     def survey(self) -> list[tuple[str, str]]:
         """`pairs` with a survey, at most SURVEY_SECONDS old: each takes 0.1 s of the processor, and
         every visitor asks."""
-        since, found = self._surveyed
-        if monotonic() - since > SURVEY_SECONDS:
-            self._surveyed = since, found = monotonic(), self.pairs(True)
-        return found
+        if monotonic() - self._surveyed[0] > SURVEY_SECONDS:
+            self._surveyed = monotonic(), self.pairs(True)
+        return self._surveyed[1]
 
     def pairs(self, survey: bool = False) -> list[tuple[str, str]]:
         """(title, name) of each offered pair, for the page's list. `survey` looks at disk and
@@ -144,13 +143,14 @@ class Offer:
         offered += [(f"{pair.title}: {pair.use}", pair.name) for pair in registry.PAIRS]
         offered.append((self.defaults["model"] or "Your own pair (name it below)", OWN))
         if self.fixed:
-            offered = [one for one in offered if one[1] == self.defaults["pair"]]
+            offered = [item for item in offered if item[1] == self.defaults["pair"]]
         facts = {AUTO: f" ({self.first.pair})"} if survey else {}
         for pair in registry.PAIRS if survey else ():
-            memory = f"{size(pair.memory_bytes)} of memory" + " (more than here)" * (not pair.fits)
+            more = "" if pair.fits else " (more than here)"
+            memory = f"{size(pair.memory_bytes)} of memory{more}"
             disk = "on this disk" if pair.is_here() else f"{size(pair.download_bytes)} to download"
-            found = filter(None, (memory, disk, pair.read_expected_speed(), pair.read_facts()))
-            facts[pair.name] = ". " + ", ".join(found)
+            known = filter(None, (memory, disk, pair.read_expected_speed(), pair.read_facts()))
+            facts[pair.name] = ". " + ", ".join(known)
         return [(title + facts.get(name, ""), name) for title, name in offered]
 
 

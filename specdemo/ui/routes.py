@@ -140,7 +140,7 @@ class PageGuard(RequestGuard):
         parts = {"path": r"(?!.*\.\.)[\w./-]+", "file": r"[\w-]{1,40}(\.min)?\.\w{2,4}"}
 
         def pattern(route: str) -> re.Pattern[str]:
-            part = r"\\{(\w+)\\}", lambda found: parts.get(found[1], r"[\w-]{1,64}")
+            part = r"\\{(\w+)\\}", lambda name: parts.get(name[1], r"[\w-]{1,64}")
             return re.compile(re.sub(*part, re.escape(route)), re.ASCII)
 
         self._reads = [pattern(route) for route in READS]
@@ -166,7 +166,7 @@ class PageGuard(RequestGuard):
         elif path.startswith("/gradio_api/call/"):
             event = path.rpartition("/")[2]
             ended = queue.pending_event_ids_session.values()
-            known = event in queue.event_ids_to_events or any(event in one for one in ended)
+            known = event in queue.event_ids_to_events or any(event in ids for ids in ended)
         if not known:
             raise HTTPException(404, "There is no such event; it ended, or it never began.")
 
@@ -175,7 +175,7 @@ class PageGuard(RequestGuard):
         host = Headers(scope=scope).get("x-forwarded-host")
         if host and not self.answers_to(host):
             wanted.remove(b"x-forwarded-host")
-        scope["headers"] = [one for one in scope["headers"] if one[0] in wanted]
+        scope["headers"] = [header for header in scope["headers"] if header[0] in wanted]
         if scope["method"] != "POST":
             if scope["path"] == "/gradio_api/info":
                 # Without `page` everybody gets the server's address in the words of the first one.
@@ -183,22 +183,22 @@ class PageGuard(RequestGuard):
             return b""
         super().validate_request(scope, body)
         try:
-            asked = CALLS[scope["path"]].model_validate_json(body)
+            call = CALLS[scope["path"]].model_validate_json(body)
         except ValidationError as error:
             raise BadInput(sentence(error)) from None
-        if isinstance(asked, Event | PositionalCall):
-            self._require_inputs(asked)
-        return asked.model_dump_json(exclude_unset=True).encode()
+        if isinstance(call, Event | PositionalCall):
+            self._require_inputs(call)
+        return call.model_dump_json(exclude_unset=True).encode()
 
-    def _require_inputs(self, asked: Event | PositionalCall) -> None:
+    def _require_inputs(self, call: Event | PositionalCall) -> None:
         functions = self._blocks.fns
-        if isinstance(asked, Event):
-            function = functions.get(asked.fn_index)
+        if isinstance(call, Event):
+            function = functions.get(call.fn_index)
         else:
             function = next(f for f in functions.values() if f.api_name == "generate")
         if function is None or function.fn is None:
             raise HTTPException(404, "There is no such endpoint; GET /gradio_api/info lists them.")
         least = sum(not block.skip_api for block in function.inputs)
-        if len(asked.data) not in (least, len(function.inputs)):
+        if len(call.data) not in (least, len(function.inputs)):
             message = f"data must be a list of {least} values; GET /gradio_api/info has them."
             raise BadInput(message, "data")

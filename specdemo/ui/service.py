@@ -172,10 +172,10 @@ class State:
     ahead: int = 0
 
 
-def variant(one: ModelChoice, other: ModelChoice) -> bool:
+def variant(pair: ModelChoice, other: ModelChoice) -> bool:
     """Whether both are the same models, on whatever device and with whatever KV cache."""
     free = {"device": "CPU", "draft_device": "CPU", "kv_cache": "auto"}
-    return dataclasses.replace(one, **free) == dataclasses.replace(other, **free)
+    return dataclasses.replace(pair, **free) == dataclasses.replace(other, **free)
 
 
 class Service:
@@ -248,14 +248,15 @@ class Service:
                 old, self.state = [], state
                 if state.kind != "failed":
                     same = [pair for pair in self._loaded if session and variant(pair, state.pair)]
-                    gone = self._loaded.keys() - same[-1:] | {state.pair}
-                    old = [self._loaded.pop(pair)[1] for pair in gone & self._loaded.keys()]
+                    stays = [pair for pair in same[-1:] if pair != state.pair]
+                    leaving = [pair for pair in self._loaded if pair not in stays]
+                    old = [self._loaded.pop(pair)[1] for pair in leaving]
                 if session and state.kind == "ready":
                     self._loaded[state.pair] = state, session
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: not any(self._users[one] for one in old))
-        for one in old:
-            one.close()
+            self._changed.wait_for(lambda: not any(self._users[unused] for unused in old))
+        for unused in old:
+            unused.close()
 
     @property
     def _latest(self) -> tuple[State | None, Session | None]:

@@ -67,7 +67,7 @@ class Sessions(dict):
     def __setitem__(self, session: str, messages: object) -> None:
         if session not in self and len(self) >= MAX_SESSIONS:
             busy = {event.session_hash for event in self._queue.event_ids_to_events.values()}
-            idle = next((one for one in self if one not in busy), None)
+            idle = next((other for other in self if other not in busy), None)
             self.pop(idle, None)
             self._queue.pending_event_ids_session.pop(idle, None)
         super().__setitem__(session, messages)
@@ -144,9 +144,9 @@ def _add_figures(app: FastAPI, service: Service, guard: PageGuard) -> None:
     from fastapi.responses import JSONResponse, Response
 
     async def health(request: Request) -> Response:
-        found = service.health()
-        shown = found if has_key(request, guard.key) else {"status": found["status"]}
-        return JSONResponse(shown, 200 if found["status"] == "ready" else 503)
+        health = service.health()
+        shown = health if has_key(request, guard.key) else {"status": health["status"]}
+        return JSONResponse(shown, 200 if health["status"] == "ready" else 503)
 
     async def figures(request: Request) -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

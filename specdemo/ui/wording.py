@@ -76,31 +76,31 @@ def verdict(trace: Trace, again: bool = False) -> dict[str, Any]:
 
 def _headline(trace: Trace) -> tuple[str, str]:
     """Tone and headline of a comparison. A difference is claimed only where all races agree."""
-    found = races.verdict(trace)
-    if found is None:
+    result = races.verdict(trace)
+    if result is None:
         return "unclear", "Not counted"
-    least, most = found.range
-    alike = found.races == 1 and abs(found.speedup - 1) <= NOTICEABLE
+    least, most = result.range
+    alike = result.races == 1 and abs(result.speedup - 1) <= NOTICEABLE
     if not alike and least > 1:
-        return "faster", f"{found.speedup:.2f} times faster"
+        return "faster", f"{result.speedup:.2f} times faster"
     if not alike and most < 1:
-        return "slower", f"{1 / found.speedup:.2f} times slower"
+        return "slower", f"{1 / result.speedup:.2f} times slower"
     return "unclear", "No clear difference"
 
 
 def _pace(trace: Trace) -> str:
     """Seconds of both runs of the race on show, counted from the first token because both start
     from the same prefill, and the range of the races."""
-    summary, found = summarize(trace), races.verdict(trace)
+    summary, result = summarize(trace), races.verdict(trace)
     seconds, baseline_seconds = summary.decode_seconds, summary.baseline_decode_seconds
     words = f"{_count(summary.tokens, 'token')} in {seconds:.2f} s instead of "
     if summary.decoded != summary.baseline_decoded:
         words += f"{_count(summary.baseline_decoded + 1, 'token')} in "
     saved = round(baseline_seconds, 2) - round(seconds, 2)  # as a reader would subtract
     words += f"{baseline_seconds:.2f} s, {abs(saved):.2f} s {'saved' if saved >= 0 else 'lost'}"
-    if found and found.races > 1:
-        least, most = found.range
-        words += f"; {least:.2f} to {most:.2f} times as fast in {found.races} races"
+    if result and result.races > 1:
+        least, most = result.range
+        words += f"; {least:.2f} to {most:.2f} times as fast in {result.races} races"
     return words
 
 
@@ -111,9 +111,9 @@ def _notes(trace: Trace) -> list[str]:
         notes.append(LOOP)
     if trace.finish_reason in CUTS:
         notes.append(CUTS[trace.finish_reason].format(_count(summary.tokens, "token")))
-    found = races.verdict(trace)
-    if found and found.range[0] <= 1:
-        cost = summary.tokens_per_round / found.speedup
+    result = races.verdict(trace)
+    if result and result.range[0] <= 1:
+        cost = summary.tokens_per_round / result.speedup
         notes.append(
             f"A round yielded {summary.tokens_per_round:.2f} tokens and took as long as "
             f"{cost:.2f} tokens of the baseline."
@@ -134,11 +134,11 @@ def _races(trace: Trace) -> list[dict[str, Any]]:
     summary, counted = summarize(trace), bool(races.verdict(trace))
     others = [
         {
-            "speedup": one.baseline_seconds / one.seconds,
-            "counted": counted and not (one.disturbed or one.watched),
-            "why": _why(one),
+            "speedup": race.baseline_seconds / race.seconds,
+            "counted": counted and not (race.disturbed or race.watched),
+            "why": _why(race),
         }
-        for one in trace.repeats
+        for race in trace.repeats
     ]
     return [{"speedup": summary.speedup, "counted": counted, "why": _why(trace)}, *others]
 
@@ -170,22 +170,27 @@ def _count(number: int, name: str) -> str:
 
 def curve(trace: Trace) -> dict[str, Any] | None:
     """What the page says about the run's cost model, None without one: a `sentence` about checking
-    the median number of `tokens`; the seconds of `one`; the `predicted` speed-up, at the run's
-    acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what `differs`."""
+    the median number of `tokens`; the `token_seconds` of one token; the `predicted` speed-up, at
+    the run's acceptance `rate` and `by_rate` of 0, 1, ... 100 %; the `measured` one, and what
+    `differs`."""
     if trace.costs is None:
         return None
     sizes = sorted(len(round_.drafted) + 1 for round_ in trace.decoding_rounds if round_.drafted)
     tokens = min(max(sizes[len(sizes) // 2] if sizes else 4, 2), len(trace.costs.target))
-    one = token_seconds(trace)
-    ratio = trace.costs.target[tokens - 1] / one
-    predicted, measured, found = predicted_speed(trace), measured_speed(trace), races.verdict(trace)
+    seconds = token_seconds(trace)
+    ratio = trace.costs.target[tokens - 1] / seconds
+    predicted, measured, result = (
+        predicted_speed(trace),
+        measured_speed(trace),
+        races.verdict(trace),
+    )
     speedups = predicted_speedups(trace, [percent / 100 for percent in range(101)])
     return {
         "sentence": f"Checking {tokens} tokens takes {ratio:.1f} times as long as making one.",
         "tokens": tokens,
-        "one": one,
+        "token_seconds": seconds,
         "predicted": predicted and predicted.speedup,
-        "measured": found.speedup if found else measured and measured.speedup,
+        "measured": result.speedup if result else measured and measured.speedup,
         "differs": difference(predicted, measured) if predicted and measured else "",
         "rate": summarize(trace).acceptance_rate,
         "by_rate": [round(speedup, 3) for speedup in speedups],
@@ -200,9 +205,9 @@ def difference(predicted: Speed, measured: Speed) -> str:
     seconds = measured.round_seconds / predicted.round_seconds
     both = measured, predicted
     if abs(math.log(tokens)) >= abs(math.log(seconds)):
-        words, figures = "yielded", [f"{one.tokens_per_round:.2f} tokens" for one in both]
+        words, figures = "yielded", [f"{speed.tokens_per_round:.2f} tokens" for speed in both]
     else:
-        words, figures = "took", [f"{1000 * one.round_seconds:.3g} ms" for one in both]
+        words, figures = "took", [f"{1000 * speed.round_seconds:.3g} ms" for speed in both]
     return f"They differ because a round {words} {figures[0]}, not {figures[1]} as predicted."
 
 
@@ -217,11 +222,11 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
 def model_line(info: PairInfo) -> str:
     """What answers, and what to expect of it, by the number of weights in its name."""
     words = info.target
-    if found := re.search(r"(\d+(?:\.\d+)?)([bm])\b", info.target, re.IGNORECASE):
-        number, unit = found[1], {"b": "billion", "m": "million"}[found[2].lower()]
+    if size := re.search(r"(\d+(?:\.\d+)?)([bm])\b", info.target, re.IGNORECASE):
+        number, unit = size[1], {"b": "billion", "m": "million"}[size[2].lower()]
         words += f", {number} {unit} weights"
         billions = float(number) / (1 if unit == "billion" else 1000)
-        words += next((told for most, told in EXPECTED.items() if billions < most), "")
+        words += next((note for most, note in EXPECTED.items() if billions < most), "")
     draft = info.draft or "n-gram lookup (no draft model)"
     return f"{words}. Drafts by {draft}. Measured here are time and identity, not wisdom"
 

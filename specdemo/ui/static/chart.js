@@ -27,7 +27,7 @@ export const draw = async (node, { data, layout }) => {
     paper_bgcolor: colour("paper"), plot_bgcolor: colour("paper"),
     hoverlabel: { align: "left", bgcolor: colour("paper"), font: { color: colour("ink") } },
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...layout.legend },
-    xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
+    xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, automargin: true, ...layout.yaxis },
   };
   await library.react(node, data, whole, { displayModeBar: false, responsive: true });
 };
@@ -73,14 +73,18 @@ const curve = (name, { x, y }, look, told) => ({
   ...(told ? { text: x.map(told), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
 });
 
+/* Where no curve passes: at the lower right. */
+const BELOW_THE_CURVES = { orientation: "v", x: 1, xanchor: "right", y: 0 };
+
 /* The wall-clock chart: both runs of the race on show, the other counted races as thin lines, and
-   further curves to lay over it: [{ name, x, y }]. */
-export const raceFigure = (run, overlays = []) => {
+   further curves to lay over it: [{ name, x, y }]. `width` is that of the chart in pixels. */
+export const raceFigure = (run, overlays, width) => {
   const [shown, ...others] = curvesOf(run), { spec, base } = shown;
+  const repeated = others.filter((one) => one.counted);
   const fast = colour("fast"), slow = colour("slow");
   const told = (time) => `After ${seconds(time)}: ${reached(spec, time)} tokens with drafts`
     + (base ? `, ${reached(base, time)} without` : "");
-  const thin = others.filter((one) => one.counted).flatMap((one) => [
+  const thin = repeated.flatMap((one) => [
     { ...curve("", one.base, { color: slow, width: 1 }), opacity: .45, showlegend: false },
     { ...curve("", one.spec, { color: fast, width: 1 }), opacity: .45, showlegend: false }]);
   const data = [...thin];
@@ -90,11 +94,11 @@ export const raceFigure = (run, overlays = []) => {
   overlays.forEach(({ name, x, y }, place) => data.push(curve(name, { x, y },
     { color: colours[place % colours.length], width: 2, dash: "dot" },
     (time, at) => `${name}: ${y[at]} tokens after ${seconds(time)}`)));
-  const ends = [spec, base, ...overlays].filter(Boolean).map(({ x }) => x.at(-1) ?? 0);
-  const span = Math.max(...ends), layout = {
+  const drawn = [spec, base, ...overlays, ...repeated.flatMap((one) => [one.spec, one.base])];
+  const span = Math.max(...drawn.filter(Boolean).map(({ x }) => x.at(-1) ?? 0)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
     yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
-    height: 250, hovermode: "x", ...gap(spec, base, span),
+    height: 240, hovermode: "x", ...(width > 600 ? { legend: BELOW_THE_CURVES } : {}), ...gap(spec, base, span),
   };
   return { data, layout, span };
 };
@@ -105,15 +109,18 @@ const gap = (spec, base, span) => {
   if (!base || top !== base.y.at(-1) || Math.abs(to - from) < .01 * span) return {};
   const ink = colour("ink"), text = `<b>${seconds(difference(to, from))} ${to > from ? "saved" : "lost"}</b>`;
   return {
-    shapes: [{ type: "line", x0: from, x1: to, y0: top, y1: top, line: { color: ink, width: 2 } }],
+    shapes: [{ type: "line", x0: from, x1: to, y0: top, y1: top, line: { color: ink, width: 2, dash: "dot" } }],
     annotations: [{ x: Math.max(from, to), y: top, text, showarrow: false, xanchor: "right",
       yanchor: "bottom", yshift: 2, font: { color: ink } }],
   };
 };
 
-/* Where the moment `time` is on the chart, in pixels from its left edge. */
-export const placeOf = (node, time, span) => (
-  MARGIN.l + (node.offsetWidth - MARGIN.l - MARGIN.r) * time / (1.02 * span || 1));
+/* The style of a line over the chart at the moment `time`. */
+export const playheadAt = (node, time, span) => {
+  const { l, t, w, h } = node._fullLayout?._size ?? { l: 0, t: 0, w: 0, h: 0 };
+  const x = l + w * time / (1.02 * span || 1);
+  return { top: `${t}px`, height: `${h}px`, transform: `translateX(${x}px)` };
+};
 
 export const raceRows = (run) => [["race", "run", "seconds", "tokens"],
   ...curvesOf(run).flatMap(({ spec, base }, race) => [["speculative", spec], ["autoregressive", base]]

@@ -34,17 +34,20 @@ const drawTables = (find, { rounds, baseline, summary, prefill_seconds: prefill 
     ["Run", "Prefill", "Drafting", "Target forwards", "Outside inference"], spent));
 };
 
-/* Processor seconds, and money at a price of a core and hour that a visitor can type. */
-const drawSavings = (find, { baseline, summary, cpu_seconds: cpu }) => {
-  const price = find(".sd-price input"), ways = [["speculative", cpu, summary.decoded]];
+/* Processor seconds, joules, and money at a price of a core and hour that a visitor can type. */
+const drawSavings = (find, { baseline, summary, cpu_seconds: cpu, joules }) => {
+  const price = find(".sd-price input"), ways = [["speculative", cpu, joules, summary.decoded]];
   if (baseline) {
-    ways.push(["autoregressive", baseline.cpu_seconds, summary.baseline_decoded]);
+    ways.push(["autoregressive", baseline.cpu_seconds, baseline.joules, summary.baseline_decoded]);
   }
+  const readable = ways.every(([, , energy]) => energy != null);
+  find(".sd-energy").hidden = readable;
   price.oninput = () => {
     const hourly = Math.max(0, Number(price.value) || 0);
     find(".sd-saved").replaceChildren(table(
-      ["Run", "Processor seconds of these tokens", "A million tokens at this price"],
-      ways.map(([name, spent, tokens]) => [name, seconds(spent),
+      ["Run", "Processor seconds", ...(readable ? ["Joules of the processors"] : []), "A million tokens at this price"],
+      ways.map(([name, spent, energy, tokens]) => [name, seconds(spent),
+        ...(readable ? [energy.toFixed(1)] : []),
         tokens ? (spent / tokens * MILLION / HOUR * hourly).toFixed(2) : "-"])));
   };
   price.oninput();
@@ -55,10 +58,10 @@ const drawCosts = (find, { rounds, costs }, curve) => {
   find(".sd-curve").hidden = !curve;
   details.ontoggle = null;
   if (!curve) return;
-  const { sentence, tokens, one, predicted, measured, differs, rate, by_rate: speedups } = curve;
+  const { sentence, tokens, token_seconds: token, predicted, measured, differs, rate, by_rate: speedups } = curve;
   // Drawn when it is looked at: Plotly needs the width.
   details.ontoggle = () => details.open && draw(find(".sd-cost-chart"),
-    costFigure([one, ...costs.target.slice(1)], rounds.slice(1), tokens));
+    costFigure([token, ...costs.target.slice(1)], rounds.slice(1), tokens));
   details.ontoggle();
   say(find(".sd-cost-sentence"), sentence);
   find(".sd-cost-chart").ariaLabel = sentence;

@@ -1,6 +1,6 @@
 /* The race tab: takes the messages of events.py, and shows a race as it runs and as it was. The work
    per message depends on its new items, not on those shown before. */
-import { addExports, draw, placeOf, raceFigure, raceRows } from "./chart.js";
+import { addExports, draw, playheadAt, raceFigure, raceRows } from "./chart.js";
 import { bringIntoView, make, say, seconds } from "./dom.js";
 import { drawEngineering } from "./engineering.js";
 import { Player } from "./player.js";
@@ -112,7 +112,7 @@ export class RaceView {
     if (live) return;
     const head = this.find(".sd-playhead");
     head.hidden = t === Infinity;
-    head.style.transform = `translateX(${placeOf(this.find(".sd-chart"), time, this.span ?? span)}px)`;
+    Object.assign(head.style, playheadAt(this.find(".sd-chart"), time, this.span ?? span));
     const seek = this.find(".sd-seek");
     seek.value = duration ? Math.round(1000 * time / duration) : 1000;
     const place = `${seconds(time)}, round ${spec.shown} of ${spec.events.length}`;
@@ -129,7 +129,7 @@ export class RaceView {
     if (watched) say(document.querySelector(".sd-models"), `Ready: ${model}.`);
     if (verdict.difference != null) {
       for (const { box } of this.runners) {
-        box.querySelectorAll(".sd-tok, .sd-ptok")[verdict.difference]?.classList.add("sd-differs");
+        box.querySelectorAll(".sd-tok, .sd-ptok")[verdict.difference]?.classList.add("sd-parted");
       }
     }
     if (["length", "context"].includes(trace.finish_reason)) {
@@ -162,7 +162,7 @@ export class RaceView {
     cancelIdleCallback?.(this.idle);
     const act = () => {
       if (!this.trace || document.documentElement.classList.contains("sd-running")) return;
-      const { span, ...figure } = raceFigure(this.shownRun, this.overlays);
+      const { span, ...figure } = raceFigure(this.shownRun, this.overlays, this.find(".sd-chart").offsetWidth);
       this.span = span;
       this.find(".sd-plot").dataset.run = this.run;
       draw(this.find(".sd-chart"), figure).catch((error) => say(this.find(".sd-chart"), error.message));

@@ -1,6 +1,6 @@
 /* "Guess, check, keep": one round of the run on show as a picture above the page, and the run as a
    walk of five stations. */
-import { factor, make, milliseconds, say, visible } from "./dom.js";
+import { factor, make, milliseconds, say, seconds, visible } from "./dom.js";
 import { roundWords } from "./player.js";
 
 /* A round that shows most: tokens accepted and one put right, else any with a draft. */
@@ -17,27 +17,37 @@ export const tellingRound = ({ rounds }) => {
 const word = (look, { text }) => make("span", "sd-tok sd-" + look, visible(text.trim() || text));
 
 const cards = {
-  Guess: ({ drafted }) => ["The draft guesses", drafted.map((one) => word("guess", one))],
-  Check: ({ drafted }) => ["The model reads all of it in one step", drafted.map((one, place) => {
+  Guess: ({ drafted }) => ["The draft guesses ahead", drafted.map((one) => word("guess", one))],
+  Check: ({ drafted }) => ["The model checks in one step", drafted.map((one, place) => {
     const first = drafted.findIndex((other) => !other.accepted);
     const look = one.accepted ? "right" : place === first ? "struck" : "guess";
     return word(look, { text: one.text.trim() + (one.accepted ? " ✓" : place === first ? " ✗" : "") });
   })],
-  Keep: ({ drafted, emitted }) => ["What was right stays, and the model adds one", [
+  Keep: ({ drafted, emitted }) => ["The model adds one of its own", [
     ...drafted.filter((one) => one.accepted).map((one) => word("right", one)),
     ...(emitted ? [word(emitted.kind === "correction" ? "wrong" : "own", emitted)] : [])]],
 };
 
-const card = (name, number, round) => {
-  const [told, words] = cards[name](round);
-  return make("li", "sd-step", make("b", "", `${number} ${name}`), make("span", "sd-hint", told),
-    make("span", "sd-words", ...words));
-};
+/* The three cards of a round; number `current` (from 1) is the one that is being told. */
+const cardsOf = (round, current) => Object.entries(cards).map(([name, tell], place) => {
+  const [told, words] = tell(round), item = make("div", "sd-step", make("b", "", `${place + 1} ${name}`),
+    make("span", "sd-hint", told), make("span", "sd-words", ...words));
+  if (place + 1 === current) item.ariaCurrent = "step";
+  return item;
+});
+
+/* Two bars as long as the runs took. */
+const lengths = ({ decode_seconds: spec, baseline_decode_seconds: base }) => (
+  [["Speculative", spec], ["Autoregressive", base]].map(([name, spent]) => {
+    const bar = make("i", "", seconds(spent));
+    bar.style.width = `${100 * spent / Math.max(spec, base)}%`;
+    return make("span", "sd-length", name, bar);
+  }));
 
 export const drawPicture = (trace) => {
   const place = tellingRound(trace), steps = document.querySelector(".sd-header .sd-steps");
   if (place < 0) return;
-  steps.replaceChildren(...Object.keys(cards).map((name, at) => card(name, at + 1, trace.rounds[place])));
+  steps.replaceChildren(...cardsOf(trace.rounds[place]));
 };
 
 const STATIONS = ["One token at a time", "Guess", "Check", "Keep", "What it is worth"];
@@ -59,17 +69,17 @@ const station = (number, { trace, verdict, curve }) => {
     return ["Something small and quick guesses a few tokens ahead: a small model, a head on the target "
       + "model, or n-gram lookup, which takes what followed the same words earlier in the text. In "
       + `round ${place + 1} of this run that took ${milliseconds(round.draft_seconds)}.`,
-    [card("Guess", 1, round)]];
+    cardsOf(round, 1)];
   }
   if (number === 2) {
     return ["The target model reads all guesses in one step, which gives for every position what it would "
       + `have written itself. Here that took ${milliseconds(round.verify_seconds)}. Guesses are accepted `
-      + "up to the first one that differs from the model's own choice.", [card("Check", 2, round)]];
+      + "up to the first one that differs from the model's own choice.", cardsOf(round, 2)];
   }
   if (number === 3) {
     return [`${roundWords(round)} The next round begins there. Keys and values of text that was read are `
       + `kept in a cache, so the ${prompt} tokens of the question were read once; ${dropped} guesses left `
-      + "the cache again, by lowering its length. Nothing is copied.", [card("Keep", 3, round)]];
+      + "the cache again, by lowering its length. Nothing is copied.", cardsOf(round, 3)];
   }
   const paid = curve?.measured ?? summary.speedup;
   return [(paid ? `A round gave ${summary.tokens_per_round.toFixed(2)} tokens and took as long as `
@@ -79,7 +89,7 @@ const station = (number, { trace, verdict, curve }) => {
     + "guess is kept only if it is the model's own choice, and with sampling both runs draw with the same "
     + "noise, fixed by the seed. That a step over several tokens gives the same numbers as several steps "
     + `over one is measured on each machine, and each race compares two independent runs. ${verdict.identity ?? ""}`,
-  []];
+  baseline ? lengths(summary) : []];
 };
 
 export class Walk {
