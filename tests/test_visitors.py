@@ -119,7 +119,7 @@ def test_names_made_up_by_the_thousand_leave_no_memory_behind(clock):
 def test_a_visitor_counts_by_network_and_on_this_machine_by_browser_only(session, address, visitor):
     client = SimpleNamespace(host=address)
     request = SimpleNamespace(session_hash=session, client=client, headers={})
-    assert visitor_of(request) == visitor
+    assert visitor_of(request, request.session_hash) == visitor
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_forty_addresses_of_one_ipv6_network_share_its_limit():
         for number in range(40):
             client = SimpleNamespace(host=f"2001:db8::{number:x}")
             request = SimpleNamespace(session_hash=str(number), client=client)
-            asking.enter_context(gate.request(visitor_of(request)))
+            asking.enter_context(gate.request(visitor_of(request, request.session_hash)))
 
 
 # What a visitor reads

@@ -243,7 +243,7 @@ def add_endpoint(service: Service, offer: Offer) -> None:
             if not isinstance(instruction, str):
                 raise BadInput(f"instruction is {instruction!r:.60}; it must be text.")
             list(service.states(pair, stop))
-            with service.session(pair, visitor_of(request)) as session:
+            with service.session(pair, visitor_of(request, request.session_hash)) as session:
                 events = session.ask(Question(instruction, settings_of(values), stop=stop))
                 yield from _pieces(events, service)
         except Exception as error:

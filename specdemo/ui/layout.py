@@ -16,6 +16,7 @@ from specdemo.ui.arrival import Arrival
 from specdemo.ui.assets import STATIC, Assets
 from specdemo.ui.offers import Offer
 from specdemo.ui.service import LIMITS, Service
+from specdemo.ui.wording import recorded_name
 
 TITLE = "Speculative decoding on OpenVINO, measured as you watch"
 IDEA = "A draft guesses ahead, the model checks it in one step: the same answer, sooner."
@@ -118,12 +119,13 @@ def _called(name: str, *arguments: Any) -> str:
 def _head(assets: Assets) -> str:
     """Loads the scripts while Gradio starts. Gradio's own `css` would put a prefix before every
     selector."""
-    root, names = f"./page/{assets.digest}/", list(assets.races)
+    root = f"./page/{assets.digest}/"
+    recorded = [(name, recorded_name(trace)) for name, trace in assets.races.items()]
     scripts = [name for name in assets.files if name.endswith(".js")]
-    data = {"races": names, "benchmark": benchmark.recorded(), "ways": events.DRAFTERS}
+    data = {"races": recorded, "benchmark": benchmark.recorded(), "ways": events.DRAFTERS}
     page = json.dumps(data).replace("<", "\\u003c")
     links = [f'<link rel="modulepreload" href="{root}{name}">' for name in scripts]
-    links.append(f'<link rel="preload" as="fetch" crossorigin href="{root}{names[0]}">')
+    links.append(f'<link rel="preload" as="fetch" crossorigin href="{root}{recorded[0][0]}">')
     return f"""<meta name="description" content="{IDEA}">
 <link rel="stylesheet" href="{root}style.css">{"".join(links)}
 <script>window.specdemo = {{ known: {page}, page: import("{root}main.js") }};</script>"""

@@ -26,6 +26,7 @@ from specdemo.ui.wording import error_sentence, model_line
 
 if TYPE_CHECKING:
     import gradio
+    from fastapi import Request
 
     from specdemo.runs.session import Session
 
@@ -61,10 +62,11 @@ class Visitor:
     network: str = ""
 
 
-def visitor_of(request: gradio.Request) -> Visitor:
-    """The visitor that sent a request, by the address of the connection or of a trusted proxy."""
+def visitor_of(request: gradio.Request | Request, session: str | None) -> Visitor:
+    """The visitor that sent a request, by the address of the connection or of a trusted proxy, and
+    by the name of a browser session or tab."""
     network = network_of(request.client.host if request.client else "")
-    return Visitor((request.session_hash or "")[:64] or f"network {network or 'here'}", network)
+    return Visitor((session or "")[:64] or f"network {network or 'here'}", network)
 
 
 class Gate:

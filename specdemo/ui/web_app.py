@@ -16,11 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from specdemo.errors import BadInput, Busy, RequestFailed
 from specdemo.host.turns import Turns
-from specdemo.serving.request_guard import has_key, network_of
+from specdemo.serving.request_guard import has_key
 from specdemo.ui import MAX_EVENTS, benchmark, events
 from specdemo.ui.assets import KINDS
 from specdemo.ui.routes import Ask, OpenRun, PageGuard
-from specdemo.ui.service import Visitor
+from specdemo.ui.service import visitor_of
 
 if TYPE_CHECKING:
     import gradio
@@ -210,12 +210,6 @@ def _add_runs(app: FastAPI, page: Page, service: Service) -> None:
         app.add_route(path, streamed(work), methods=["POST"])
     app.add_route("/stop", stop, methods=["POST"])
     app.add_route("/open", open_run, methods=["POST"])
-
-
-def visitor_of(request: Request, tab: str) -> Visitor:
-    """The visitor that sent a request, by the address of the connection or of a trusted proxy, and
-    by the name that the script gave its tab."""
-    return Visitor(tab, network_of(request.client.host if request.client else ""))
 
 
 def public_name(host: str, port: int) -> str:

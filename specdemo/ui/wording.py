@@ -219,6 +219,11 @@ def origin(trace: Trace, when: str = "Recorded") -> str:
     return f"{when}{place}{day}, pair {trace.pair.name}: “{question}”"
 
 
+def recorded_name(trace: Trace) -> str:
+    """A recorded race in the page's list of them."""
+    return f"{trace.pair.target.removesuffix('-Instruct')}: {trace.instruction}"
+
+
 def model_line(info: PairInfo) -> str:
     """What answers, and what to expect of it, by the number of weights in its name."""
     words = info.target

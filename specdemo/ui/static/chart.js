@@ -16,6 +16,11 @@ const plotly = () => (library ??= new Promise((resolve, reject) => {
 
 const MARGIN = { l: 56, r: 16, t: 12, b: 44 };
 
+/* The colours of bench/charts.py, which the page has in two themes. */
+const COLOURS = new Map([["#0072B2", "fast"], ["#64748b", "slow"], ["#9a6700", "amber"]]);
+const themed = (data) => JSON.parse(JSON.stringify(data),
+  (_, value) => (COLOURS.has(value) ? colour(COLOURS.get(value)) : value));
+
 /* Draws a figure, as Plotly's JSON has it, in the colours of the page. */
 export const draw = async (node, { data, layout }) => {
   const library = await plotly(), line = colour("line");
@@ -29,7 +34,7 @@ export const draw = async (node, { data, layout }) => {
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...layout.legend },
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, automargin: true, ...layout.yaxis },
   };
-  await library.react(node, data, whole, { displayModeBar: false, responsive: true });
+  await library.react(node, themed(data), whole, { displayModeBar: false, responsive: true });
 };
 
 /* Connects buttons that give the chart `node` as a picture, or the text of `rows` as CSV. */
@@ -73,6 +78,7 @@ const curve = (name, { x, y }, look, told) => ({
   ...(told ? { text: x.map(told), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
 });
 
+const MOST_ROOM = 1.3;   // for repeats that took longer than the race on show
 /* Where no curve passes: at the lower right. */
 const BELOW_THE_CURVES = { orientation: "v", x: 1, xanchor: "right", y: 0 };
 
@@ -94,8 +100,10 @@ export const raceFigure = (run, overlays, width) => {
   overlays.forEach(({ name, x, y }, place) => data.push(curve(name, { x, y },
     { color: colours[place % colours.length], width: 2, dash: "dot" },
     (time, at) => `${name}: ${y[at]} tokens after ${seconds(time)}`)));
-  const drawn = [spec, base, ...overlays, ...repeated.flatMap((one) => [one.spec, one.base])];
-  const span = Math.max(...drawn.filter(Boolean).map(({ x }) => x.at(-1) ?? 0)), layout = {
+  const last = (curves) => Math.max(...curves.filter(Boolean).map(({ x }) => x.at(-1) ?? 0));
+  const ends = last([spec, base, ...overlays]);
+  const slowest = last([spec, ...repeated.flatMap((one) => [one.spec, one.base])]);
+  const span = Math.max(ends, Math.min(slowest, MOST_ROOM * ends)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
     yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
     height: 240, hovermode: "x", ...(width > 600 ? { legend: BELOW_THE_CURVES } : {}), ...gap(spec, base, span),

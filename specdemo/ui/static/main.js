@@ -30,21 +30,14 @@ const address = () => {
 const showTab = (name) => [...document.querySelectorAll('[role="tab"]')]
   .find((tab) => tab.textContent.trim().toLowerCase() === name?.toLowerCase())?.click();
 
-/* A race that can be shown again: a recorded one, or one of this visit. */
-const addVisit = (label, title, show, curves) => {
-  const button = make("button", "", label), item = make("li", "", button);
-  button.type = "button";
-  button.title = title;
-  button.onclick = show;
-  if (curves) {
-    const lay = make("button", "sd-lay", "+");
-    lay.type = "button";
-    lay.ariaLabel = lay.title = `Lay over the chart: ${title}`;
-    lay.onclick = () => race.overlay(curves);
-    item.append(lay);
-  }
-  race.find(".sd-visit-list").append(item);
-  return item;
+/* A button for the list of this visit's races. */
+const button = (cls, label, title, act) => {
+  const node = make("button", cls, label);
+  node.type = "button";
+  node.title = title;
+  if (cls) node.ariaLabel = title;
+  node.onclick = act;
+  return node;
 };
 
 const addRun = (message) => {
@@ -55,7 +48,10 @@ const addRun = (message) => {
   const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
   const title = `${trace.instruction.slice(0, 200)}: ${told}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
   const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }];
-  visits.push(addVisit(`${name}: ${told}`, title, () => receive({ ...message, phase: "opened" }), curves));
+  visits.push(make("li", "",
+    button("", `${name}: ${told}`, title, () => receive({ ...message, phase: "opened" })),
+    button("sd-lay", "+", `Lay over the chart: ${title}`, () => race.overlay(curves))));
+  race.find(".sd-visit-list").append(visits.at(-1));
   if (visits.length > MOST_VISITS) visits.shift().remove();
 };
 
@@ -65,7 +61,7 @@ const openFirst = async () => {
   const text = packed && await unpack(packed).catch(() => null);
   const message = packed && (text === null ? failure(DAMAGED) : await openRun(text));
   const opened = message && message.phase !== "error";
-  if (!opened && !race.run) receive(await asset(specdemo.known.races[0]));
+  if (!opened && !race.run) receive(await asset(specdemo.known.races[0][0]));
   if (message) receive(message);
   if (!opened) race.motion.start();
 };
@@ -81,13 +77,13 @@ export const mountRace = (element) => {
       if (watched) addRun({ trace: view.trace, verdict: view.verdict, curve: view.curve });
     },
   });
-  for (const name of specdemo.known.races) {
-    const label = name.replace(/^\d+-/, "").replace(".json", "").replaceAll("-", " ");
-    addVisit(`Recorded: ${label}`, `A recorded race, ${label}`, async () => {
-      receive(await asset(name));
-      race.motion.start();
-    });
-  }
+  const recorded = race.find(".sd-recorded");
+  recorded.append(...specdemo.known.races.map(([file, label]) => new Option(label, file)));
+  recorded.onchange = async () => {
+    receive(await asset(recorded.value));
+    recorded.value = "";   // so that the same one can be chosen again
+    race.motion.start();
+  };
   on("short", "click", () => copyLink(race, query, speed(), false));
   on("link", "click", () => copyLink(race, query, speed(), true));
   on("download", "click", () => keepRun(race));

@@ -44,12 +44,6 @@ export class Runner {
   /* Seconds from the first event to number `count`. */
   spent(count) { return count ? this.events[count - 1].time - this.events[0].time : 0; }
 
-  /* How many tokens there were `t` seconds after the first event. */
-  tokensAt(t) {
-    const later = this.events.findIndex((_, number) => this.spent(number + 1) > t + 1e-9);
-    return this.events[later < 0 ? this.events.length - 1 : later - 1]?.tokens ?? 0;
-  }
-
   add(time, nodes, more) {
     this.events.push({ time, nodes, tokens: this.tokens + nodes.length, ...more });
     this.shown = this.events.length;
