@@ -64,12 +64,14 @@ them: a learnt answer would be too quick."""
 
 @dataclass
 class Page:
-    """The page for a service: Gradio's Blocks, the options to mount them with, and the files."""
+    """The page for a service: Gradio's Blocks, the options to mount them with, the files, and what
+    the document's head gets."""
 
     blocks: gr.Blocks
     looks: dict[str, Any]
     assets: Assets
     offer: Offer
+    head: str
     title: str = TITLE
     idea: str = IDEA
 
@@ -98,8 +100,8 @@ def build(
                 _html("walk.html", "sd-walk", "mountWalk")
         tab.connect(blocks)
         events.add_endpoint(service, offer)
-    looks = {"theme": THEME, "head": _head(assets), "footer_links": ["api"]}
-    return Page(blocks, {**looks, "run_history": False, "ssr_mode": False}, assets, offer)
+    looks = {"theme": THEME, "footer_links": ["api"], "run_history": False, "ssr_mode": False}
+    return Page(blocks, looks, assets, offer, _head(assets))
 
 
 def _html(name: str, elem_id: str, mount: str = "") -> None:
@@ -117,8 +119,8 @@ def _called(name: str, *arguments: Any) -> str:
 
 
 def _head(assets: Assets) -> str:
-    """Loads the scripts while Gradio starts. Gradio's own `css` would put a prefix before every
-    selector."""
+    """Loads the scripts and styles while Gradio starts, whose own `head` adds them a second later;
+    its `css` would put a prefix before every selector."""
     root = f"./page/{assets.digest}/"
     recorded = [(name, recorded_name(trace)) for name, trace in assets.races.items()]
     scripts = [name for name in assets.files if name.endswith(".js")]

@@ -41,7 +41,7 @@ STOP_LOOP = """<head><script>{
     window.specdemo?.race && String(draw).includes("performance.now()") ? 0 : frame(draw);
 }</script>"""
 """Gradio 6.31's loading screen leaves a loop running that asks for sixty frames a second, 7 % of a
-core. This ends the loop once the page is there. Gradio adds its own `head` too late for it."""
+core. This ends the loop once the page is there."""
 
 CARD = """<meta property="og:title" content="{title}">
 <meta property="og:description" content="{idea}"><meta property="og:image" content="{image}">
@@ -124,7 +124,7 @@ def _add_page(app: FastAPI, page: Page) -> None:
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
         whole = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", whole)
-        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card, 1))
+        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card + page.head, 1))
 
     def asset(request: Request) -> Response:
         name = request.path_params["file"]
