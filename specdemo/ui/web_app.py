@@ -124,7 +124,11 @@ def _add_page(app: FastAPI, page: Page) -> None:
         image = f"{request.base_url}page/{assets.digest}/card.png"
         card = CARD.format(title=page.title, idea=page.idea, image=html.escape(image))
         whole = re.sub(r'<meta\s+(property="og:|name="twitter:)[^>]*>', "", whole)
-        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card + page.head, 1))
+        # Plotly would put the address into its drawings, which are lost when it changes.
+        whole = re.sub(r'<base href="./"[^>]*>', "", whole)
+        # The styles come after Gradio's, which they change.
+        whole = whole.replace("</head>", page.head + "</head>", 1)
+        return HTMLResponse(whole.replace("<head>", STOP_LOOP + card, 1))
 
     def asset(request: Request) -> Response:
         name = request.path_params["file"]
