@@ -36,7 +36,10 @@ ADVANCE = """seconds => {
 
 def main() -> None:
     looks = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-    with started("app.py", HF_HUB_OFFLINE="1") as server, sync_playwright() as run:
+    with (
+        started("app.py", HF_HUB_OFFLINE="1", SPECDEMO_PAIR="embedded") as server,
+        sync_playwright() as run,
+    ):
         browser = run.chromium.launch(executable_path=shutil.which("chromium"))
         page = browser.new_page(**looks)
         page.goto(f"{server.url}/?speed=steps")

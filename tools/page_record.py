@@ -1,9 +1,9 @@
 """Records races, on a quiet machine.
 
-`python tools/page_record.py NAME [--pair PAIR] [--model M --assistant-model A] [--question Q]`
-records a race that the page plays before a question into specdemo/ui/static/recorded/NAME.json: the
+`python tools/page_record.py [--pair PAIR] [--model M --assistant-model A] [NAME=QUESTION ...]`
+records races that the page plays before a question as specdemo/ui/static/recorded/NAME.json: the
 median of several, as they were measured. M and A are files of the pair that are here already; the
-record has the pair's names for them. With `--schema FILE` the answer is JSON. `--predictions`
+records have the pair's names for them. A NAME that ends in json asks for JSON. `--predictions`
 compares predicted and measured speed-up on ten prompts of the benchmark, and keeps the runs for the
 tests, without texts: tests/data/predicted_runs.json. `--benchmark` records what the benchmark tab
 shows before one is run, with the commit: specdemo/ui/static/benchmark.json.
@@ -31,11 +31,12 @@ from specdemo.runs.settings import Settings
 from specdemo.runs.trace import Trace, as_json, from_json, to_json
 from specdemo.ui import benchmark
 from specdemo.ui.assets import RECORDED
+from specdemo.ui.layout import BOOK
 
 ROOT = Path(__file__).parents[1]
 WARM_UP = "Name three colours of the rainbow"
-QUESTION = "What is the water cycle?"
-REPEAT_SECONDS = 60.0  # of races of one question
+QUESTION = "1-embedded=What is the water cycle?"
+REPEAT_SECONDS = 20.0  # of races of one question
 DIGITS = 6  # of seconds and probabilities
 PREDICTED = ROOT / "tests" / "data" / "predicted_runs.json"
 
@@ -44,19 +45,21 @@ def record(options: argparse.Namespace) -> None:
     pair = find_pair(options.pair)
     choice = ModelChoice(options.pair)
     if options.model:
-        own = {"model": options.model, "assistant_model": options.assistant_model}
-        choice = ModelChoice(**own, weight_format=pair.target.export or "int8")
-    schema = options.schema.read_text("utf-8") if options.schema else ""
-    settings = Settings(max_new_tokens=120, json_schema=schema)
+        choice = ModelChoice("", options.model, options.assistant_model)
     with closing(Session(load_pair(chosen_pair(choice), choice=choice))) as session:
-        list(session.race(WARM_UP, settings))
-        question = Question(options.question, settings, baseline=True, repeat=REPEAT_SECONDS)
-        *_, trace = session.ask(question)
-    if options.model:
-        files = {"target_revision": "", "draft_revision": ""}
-        names = {"target": pair.target.name, "draft": pair.draft and pair.draft.name}
-        trace = replace(trace, pair=replace(trace.pair, name=pair.name, **names, **files))
-    write(trace, RECORDED / f"{options.name}.json")
+        list(session.race(WARM_UP, Settings()))
+        for race in options.races or [QUESTION]:
+            name, instruction = race.split("=", 1)
+            schema = json.dumps(BOOK) if name.endswith("json") else ""
+            settings = Settings(max_new_tokens=120, json_schema=schema)
+            question = Question(instruction, settings, baseline=True, repeat=REPEAT_SECONDS)
+            *_, trace = session.ask(question)
+            if options.model:
+                revisions = {"target_revision": "", "draft_revision": ""}
+                names = {"target": pair.target.name, "draft": pair.draft and pair.draft.name}
+                info = replace(trace.pair, name=pair.name, **names, **revisions)
+                trace = replace(trace, pair=info)
+            write(trace, RECORDED / f"{name}.json")
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -125,12 +128,10 @@ def record_benchmark() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", nargs="?", default="1-embedded")
+    parser.add_argument("races", nargs="*", metavar="NAME=QUESTION")
     parser.add_argument("--pair", default="embedded")
     parser.add_argument("--model", default="")
     parser.add_argument("--assistant-model", default="")
-    parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--schema", type=Path)
     parser.add_argument("--predictions", action="store_true")
     parser.add_argument("--benchmark", action="store_true")
     options = parser.parse_args()
