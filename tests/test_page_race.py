@@ -221,9 +221,9 @@ def test_how_it_works_is_a_walk_of_the_run_and_leads_back_to_it(opened):
     page = opened()
     picture = page.locator(".sd-header .sd-step")
     assert [one.split() for one in picture.all_inner_texts()] == [
-        "1 Guess The draft guesses five sax sven".split(),
-        "2 Check The model reads all of it in one step five ✓ sax ✗ sven".split(),
-        "3 Keep What was right stays, and the model adds one five six".split(),
+        "1 Guess The draft guesses ahead five sax sven".split(),
+        "2 Check The model checks in one step five ✓ sax ✗ sven".split(),
+        "3 Keep The model adds one of its own five six".split(),
     ]
     page.get_by_role("tab", name="How it works").click()
     text = page.locator(".sd-station-text")

@@ -351,7 +351,7 @@ def test_a_benchmark_repeats_its_prompts_until_three_turns_agree(served):
     assert len(rows) == 10 and all(one["speedups"] == pytest.approx([2.0] * 3) for one in rows)
     assert [row["paper"] for row in rows if "paper" in row] == [40, 100]
     clock, dots = last["charts"]
-    assert clock["data"][0]["text"][0].endswith("2.00 times as fast (paper: 1.46)")
+    assert clock["data"][0]["y"][0] == "40 tokens<br>2.00 times as fast<br>(paper: 1.46)"
     assert len(dots["data"][1]["x"]) == 30
 
 

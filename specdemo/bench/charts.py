@@ -47,7 +47,7 @@ def wall_clock(lengths: Sequence[Mapping[str, Any]]) -> Figure:
         "data": bars[::-1],
         "layout": {
             "xaxis": {"title": {"text": "seconds of decoding"}, "range": [0, 1.15 * longest]},
-            "yaxis": {"autorange": "reversed"},
+            "yaxis": {"autorange": "reversed", "automargin": True},
             "barmode": "group",
             "height": 90 + 70 * len(lengths),
             "legend": {"traceorder": "reversed"},
