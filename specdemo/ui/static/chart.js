@@ -106,8 +106,10 @@ export const raceFigure = (run, overlays, width) => {
   const span = Math.max(ends, Math.min(slowest, MOST_ROOM * ends)), layout = {
     xaxis: { title: { text: "seconds" }, range: [0, 1.02 * span || 1] },
     yaxis: { title: { text: "tokens" }, range: [0, 1.15 * Math.max(spec.y.at(-1) ?? 1, base?.y.at(-1) ?? 1)] },
-    height: 240, hovermode: "x", ...(width > 600 ? { legend: BELOW_THE_CURVES } : {}), ...gap(spec, base, span),
+    height: 240, hovermode: "x", ...gap(spec, base, span),
   };
+  if (width > 600) layout.legend = BELOW_THE_CURVES;
+  else layout.height += 20 * overlays.length;   // the legend is above
   return { data, layout, span };
 };
 
