@@ -43,9 +43,12 @@ def main() -> None:
         browser = run.chromium.launch(executable_path=shutil.which("chromium"))
         page = browser.new_page(**looks)
         page.goto(f"{server.url}/?speed=steps")
+        page.set_default_timeout(120_000)
         page.wait_for_function(SETTLED)
+        page.wait_for_selector(".sd-chart .scatterlayer")
+        page.get_by_text("Ready: ").wait_for()
         page.mouse.move(0, 0)
-        page.wait_for_timeout(2000)
+        page.wait_for_timeout(1000)
         page.screenshot(path=IMAGES / "page.png")
         write_card(page.screenshot(clip={"x": 0, "y": 0, "width": 1280, "height": 672}))
         # The slow motion, a frame at a time: taking a picture takes longer than a frame.
