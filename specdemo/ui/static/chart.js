@@ -73,9 +73,9 @@ export const curvesOf = ({ rounds, baseline, repeats = [], verdict }) => {
 
 const reached = ({ x, y }, time) => y[x.findLastIndex((one) => one <= time + 1e-9)] ?? 0;
 
-const curve = (name, { x, y }, look, told) => ({
+const curve = (name, { x, y }, look, hover) => ({
   type: "scatter", mode: "lines", name, x, y, line: look,
-  ...(told ? { text: x.map(told), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
+  ...(hover ? { text: x.map(hover), hovertemplate: "%{text}<extra></extra>" } : { hoverinfo: "skip" }),
 });
 
 const MOST_ROOM = 1.3;   // for repeats that took longer than the race on show
@@ -88,14 +88,14 @@ export const raceFigure = (run, overlays, width) => {
   const [shown, ...others] = curvesOf(run), { spec, base } = shown;
   const repeated = others.filter((one) => one.counted);
   const fast = colour("fast"), slow = colour("slow");
-  const told = (time) => `After ${seconds(time)}: ${reached(spec, time)} tokens with drafts`
+  const hover = (time) => `After ${seconds(time)}: ${reached(spec, time)} tokens with drafts`
     + (base ? `, ${reached(base, time)} without` : "");
   const thin = repeated.flatMap((one) => [
     { ...curve("", one.base, { color: slow, width: 1 }), opacity: .45, showlegend: false },
     { ...curve("", one.spec, { color: fast, width: 1 }), opacity: .45, showlegend: false }]);
   const data = [...thin];
-  if (base) data.push(curve("autoregressive", base, { color: slow, width: 3, dash: "dash" }, told));
-  data.push(curve("speculative", spec, { color: fast, width: 3 }, told));
+  if (base) data.push(curve("autoregressive", base, { color: slow, width: 3, dash: "dash" }, hover));
+  data.push(curve("speculative", spec, { color: fast, width: 3 }, hover));
   const colours = ["right", "wrong", "amber", "ink"].map(colour);
   overlays.forEach(({ name, x, y }, place) => data.push(curve(name, { x, y },
     { color: colours[place % colours.length], width: 2, dash: "dot" },

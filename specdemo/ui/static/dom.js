@@ -34,9 +34,9 @@ export const table = (head, rows) => {
 export const colour = (name) => {
   const probe = document.body.appendChild(make("span"));
   probe.style.color = `var(--sd-${name})`;
-  const found = getComputedStyle(probe).color;
+  const value = getComputedStyle(probe).color;
   probe.remove();
-  return found;
+  return value;
 };
 
 /* Lets a visitor keep `content` as a file. */

@@ -73,9 +73,9 @@ const drawCosts = (find, { rounds, costs }, curve) => {
   const slider = find(".sd-rate-slider");
   slider.value = Math.round(100 * rate);
   slider.oninput = () => {
-    const told = `At ${slider.value} % it would be ${factor(speedups[slider.value])}.`;
-    slider.setAttribute("aria-valuetext", told);
-    say(find(".sd-rate-told"), told);
+    const sentence = `At ${slider.value} % it would be ${factor(speedups[slider.value])}.`;
+    slider.setAttribute("aria-valuetext", sentence);
+    say(find(".sd-rate-told"), sentence);
   };
   slider.oninput();
 };

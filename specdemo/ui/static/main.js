@@ -44,12 +44,12 @@ const addRun = (message) => {
   const { trace, verdict } = message, [shown] = curvesOf({ ...trace, verdict });
   const counted = verdict.races?.filter((one) => one.counted).map((one) => one.speedup) ?? [];
   const ends = [Math.min(...counted), Math.max(...counted)].map((one) => one.toFixed(2));
-  const told = counted.length ? `${trace.summary.speedup.toFixed(2)} times (${ends.join(" to ")})` : verdict.headline;
+  const result = counted.length ? `${trace.summary.speedup.toFixed(2)} times (${ends.join(" to ")})` : verdict.headline;
   const rate = trace.summary.acceptance_rate, name = trace.instruction.slice(0, 28);
-  const title = `${trace.instruction.slice(0, 200)}: ${told}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
+  const title = `${trace.instruction.slice(0, 200)}: ${result}` + (rate == null ? "" : `, ${Math.round(100 * rate)} % accepted`);
   const curves = [{ name, times: shown.spec.x, tokens: shown.spec.y }];
   visits.push(make("li", "",
-    button("", `${name}: ${told}`, title, () => receive({ ...message, phase: "opened" })),
+    button("", `${name}: ${result}`, title, () => receive({ ...message, phase: "opened" })),
     button("sd-lay", "+", `Lay over the chart: ${title}`, () => race.overlay(curves))));
   race.find(".sd-visit-list").append(visits.at(-1));
   if (visits.length > MOST_VISITS) visits.shift().remove();
@@ -123,11 +123,11 @@ export const settings = (inputs, present) => {
   const changed = inputs.map(([name, label, usual], place) => ({ name, label, value: present[place], usual }))
     .filter(({ value, usual }) => String(value ?? "") !== String(usual ?? ""));
   differing = changed.map(({ name, value }) => [name, value]);
-  const told = changed.filter(({ label, name }) => label && name !== "json_schema")
+  const changes = changed.filter(({ label, name }) => label && name !== "json_schema")
     .map(({ label, value }) => `${label.toLowerCase()} ${value}`);
   const button = document.querySelector("#sd-settings button");
   const note = button?.querySelector(".sd-differ") ?? make("span", "sd-differ");
-  note.textContent = told.join(", ");
+  note.textContent = changes.join(", ");
   button?.firstElementChild.after(note);
   document.documentElement.classList.toggle("sd-as-json", !!values().json_schema);
   clearTimeout(settings.timer);

@@ -19,11 +19,11 @@ export const roundWords = ({ drafted, emitted }) => {
     const all = right === 1 ? "it was right" : "all were right";
     return `${guessed}${all}, and the check gave one more: ${gave} for ${STEP}.`;
   }
-  const found = right === 0 ? "none was right" : right === 1 ? "1 was right" : `${right} were right`;
+  const accepted = right === 0 ? "none was right" : right === 1 ? "1 was right" : `${right} were right`;
   const wrong = emitted && drafted[right];
   const word = ({ text }) => quoted(text.trim() || text);
   const instead = wrong ? ` It put ${word(emitted)} for ${word(wrong)}.` : "";
-  return `${guessed}${found}: ${gave} for ${STEP}.${instead}`;
+  return `${guessed}${accepted}: ${gave} for ${STEP}.${instead}`;
 };
 
 export class Player {

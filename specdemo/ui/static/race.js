@@ -198,7 +198,7 @@ const drawDots = (root, races) => {
     line.append(dot);
   });
   const out = races.find(({ counted }) => !counted);
-  const told = races.map(({ speedup }) => speedup?.toFixed(2)).join(", ");
-  root.ariaLabel = `Times as fast, by race: ${told}`;
+  const speedups = races.map(({ speedup }) => speedup?.toFixed(2)).join(", ");
+  root.ariaLabel = `Times as fast, by race: ${speedups}`;
   root.replaceChildren(line, ...(out ? [make("span", "sd-hint", `○ not counted: ${out.why}`)] : []));
 };

@@ -38,8 +38,8 @@ export const stop = () => post("stop", {}).catch(() => {});
 export const openRun = async (run) => {
   if (run.length > LARGEST_RUN) return failure("The run is larger than 2.5 MB.");
   try {
-    const response = await post("open", { run }), told = await response.json();
-    return told.phase ? told : failure(told.error?.message ?? LOST);
+    const response = await post("open", { run }), message = await response.json();
+    return message.phase ? message : failure(message.error?.message ?? LOST);
   } catch {
     return failure(LOST);
   }

@@ -28,10 +28,10 @@ const cards = {
     ...(emitted ? [word(emitted.kind === "correction" ? "wrong" : "own", emitted)] : [])]],
 };
 
-/* The three cards of a round; number `current` (from 1) is the one that is being told. */
-const cardsOf = (round, current) => Object.entries(cards).map(([name, tell], place) => {
-  const [told, words] = tell(round), item = make("div", "sd-step", make("b", "", `${place + 1} ${name}`),
-    make("span", "sd-hint", told), make("span", "sd-words", ...words));
+/* The three cards of a round; number `current` (from 1) is the one that is being explained. */
+const cardsOf = (round, current) => Object.entries(cards).map(([name, describe], place) => {
+  const [caption, words] = describe(round), item = make("div", "sd-step", make("b", "", `${place + 1} ${name}`),
+    make("span", "sd-hint", caption), make("span", "sd-words", ...words));
   if (place + 1 === current) item.ariaCurrent = "step";
   return item;
 });
