@@ -139,6 +139,7 @@ export class Player {
     }
     if (this.view >= this.race.duration) this.view = 0;
     this.since = performance.now();
+    performance.mark("sd-play");   // when a visitor sees the first race
     this.play(true);
     this.race.show(this.view);
   }
