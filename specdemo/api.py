@@ -22,7 +22,7 @@ from specdemo.pairs.registry import chosen_pair
 from specdemo.runs.question import Event, Question, is_batch, read_prompt, trace_of
 from specdemo.runs.race import verdict
 from specdemo.runs.session import ACTIVE_REQUESTS, Session, compiled_session
-from specdemo.runs.settings import Settings
+from specdemo.runs.settings import Coupling, Drafter, Settings
 from specdemo.runs.trace import Trace, summarize
 from specdemo.text.chat import read_messages
 from specdemo.text.stops import StopStrings
@@ -59,8 +59,8 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     json_schema: str | Mapping[str, Any] | type[BaseModel]
     draft_tokens: int | Literal["auto"] | None
-    drafter: Literal["auto", "model", "lookup", "none"]
-    coupling: Literal["shared", "maximal"]
+    drafter: Drafter
+    coupling: Coupling
     numerics: Literal["exact", "fast"]
     presence_penalty: float
     frequency_penalty: float

@@ -21,7 +21,8 @@ def page(report: Mapping[str, Any]) -> str:
     source = Path(__file__).with_name("audit.html.j2").read_text(encoding="utf-8")
     titles = {name: title for name, (title, _) in PROPERTIES.items()}
     found = [(row, failures(row)) for row in report["rows"]]
-    return Template(source, autoescape=True, trim_blocks=True, lstrip_blocks=True).render(
+    template = Template(source, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    html: str = template.render(
         report,
         titles=titles,
         meanings=MEANINGS,
@@ -33,3 +34,4 @@ def page(report: Mapping[str, Any]) -> str:
         failing=[(row, wrong) for row, wrong in found if wrong],
         least=LEAST_P_VALUE,
     )
+    return html

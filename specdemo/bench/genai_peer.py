@@ -153,4 +153,5 @@ def ir_logits(
         }
         names = {port.get_any_name() for port in model.inputs}
         request.infer({name: value for name, value in values.items() if name in names})
-    return request.get_tensor("logits").data[0, -1].copy()
+    logits: np.ndarray = request.get_tensor("logits").data[0, -1].copy()
+    return logits

@@ -119,7 +119,8 @@ class Subject:
         request = conversation, settings
         if request not in self._baselines:
             self._baselines[request] = (*self.engine.generate(*request, False),)
-        return self._baselines[request]
+        tokens: Tokens = self._baselines[request]
+        return tokens
 
     def answer(self, conversation: Conversation, settings: Settings) -> Tokens:
         return (*self.engine.generate(conversation, settings, True),)
@@ -128,10 +129,10 @@ class Subject:
         """Autoregressive draws, whose seeds follow those of the speculative ones."""
         numbers = range(MOST_DRAWS, MOST_DRAWS + draws)
         if "draws" not in self._baselines:
-            drawn = Counter(draw(self.engine, settings, numbers, False))
-            drawn.pop((), None)
-            self._baselines["draws"] = drawn
-        return self._baselines["draws"]
+            self._baselines["draws"] = Counter(draw(self.engine, settings, numbers, False))
+            self._baselines["draws"].pop((), None)
+        drawn: Counter[Tokens] = self._baselines["draws"]
+        return drawn
 
     def compare(
         self, requests: Sequence[Request], wrong: Callable[[str], str] | None = None

@@ -81,14 +81,17 @@ class ServerEngine(AuditedEngine):
         return self._models[url]
 
     def _ask(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._reply("POST", f"{url}/chat/completions", json=body)["choices"][0]
+        reply = self._reply("POST", f"{url}/chat/completions", json=body)
+        choice: dict[str, Any] = reply["choices"][0]
+        return choice
 
     def _reply(self, method: str, url: str, **options: Any) -> dict[str, Any]:
         try:
             reply = self._client.request(method, url, **options)
             if reply.status_code in REFUSED:
                 raise NotOffered(f"{url} refuses: {reply.text[:200]}")
-            return reply.raise_for_status().json()
+            data: dict[str, Any] = reply.raise_for_status().json()
+            return data
         except (httpx.HTTPError, ValueError) as error:
             raise RequestFailed(f"{url} failed: {error}"[:300]) from error
 

@@ -99,8 +99,9 @@ def _module_logits(target: Any, prompt: list[int], tokens: list[int], width: int
     ids = torch.tensor([[*prompt, *tokens]], device=target.device)
     with torch.no_grad():
         before = target(ids[:, :-width], use_cache=True).past_key_values
-        logits = target(ids[:, -width:], past_key_values=before).logits
-    return logits[0, -1].float().cpu().numpy()
+        output = target(ids[:, -width:], past_key_values=before)
+    logits: np.ndarray = output.logits[0, -1].float().cpu().numpy()
+    return logits
 
 
 def _load(loaded: LoadedPair, folder: Path, target: Any, draft: Any) -> Generate:

@@ -13,6 +13,8 @@ from specdemo.options import CONFIG, Real, Whole, option
 MAX_NEW_TOKENS = 4096
 MAX_BIASES = 300
 MAX_LOGPROBS = 20  # likeliest tokens that a request may ask for
+Drafter = Literal["auto", "model", "lookup", "none"]
+Coupling = Literal["shared", "maximal"]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -52,7 +54,7 @@ class Settings:
         metavar="auto|K",
         unset="auto",
     )
-    drafter: Literal["auto", "model", "lookup", "none"] = option(
+    drafter: Drafter = option(
         "auto", "what proposes draft tokens: the draft model, n-gram lookup, or whichever pays"
     )
     temperature: Annotated[Real, Field(ge=0, le=5)] = option(
@@ -94,7 +96,7 @@ class Settings:
     numerics: Literal["exact", "fast"] = option(
         "exact", "exact: the tokens of autoregressive decoding; fast: the plugin's own defaults"
     )
-    coupling: Literal["shared", "maximal"] = option(
+    coupling: Coupling = option(
         "shared",
         "acceptance rule when sampling: shared noise (same seed, same answer as autoregressive "
         "decoding), or the classic rule min(1, q/p), which accepts a little more often",
